@@ -169,11 +169,11 @@ func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, n
 	delivered := func(route string) acceptance {
 		a := acceptance{state: b.Outbox.Outcome(route, op.Latest).State}
 		if a.accepted() {
-			a.since = b.since(e.ID, op, route, now)
+			a.since = b.firstSeen(e.ID, op, route, now)
 		}
 		return a
 	}
-	return r.rule(e, fields, b.approverName(), delivered, b.since(e.ID, op, "", now), now)
+	return r.rule(e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
 }
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves

@@ -65,7 +65,7 @@ func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
 	for claim, op := range map[string]openEvent{
 		"it begins": {Latest: 1}, "it goes on after a restart": {Latest: 2, Waited: &waited{2, map[string]time.Duration{"drain": time.Minute}}},
 	} {
-		if from := b.since(idA, op, "drain", time.Now()); from == from.Round(0) {
+		if from := b.firstSeen(idA, op, "drain", time.Now()); from == from.Round(0) {
 			t.Errorf("%s: it is counted from %v, want a monotonic reading too", claim, from)
 		}
 	}

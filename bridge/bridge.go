@@ -152,7 +152,7 @@ func New(o Options) *Bridge {
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
 	b.deciding.logTo(o.Log)
-	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
+	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
 	b.remember()
 	b.setObserver(imds.Observer{})
 	return b
@@ -169,7 +169,7 @@ func (b *Bridge) takeUp() {
 // remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
 // late.
 func (b *Bridge) remember() {
-	stored := b.Outbox.Stored()
+	stored := b.Outbox.TakeStored()
 	var observer imds.Observer
 	var answer lastAnswer
 	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
@@ -219,7 +219,7 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	before, touched := b.answer, b.touched
 	b.answer = a
 	b.mu.Unlock()
-	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.since(a.At), rebooted) })
+	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.age(a.At), rebooted) })
 	if len(groups) == 0 && a.At.Sub(touched) < touchEvery {
 		return
 	}

@@ -20,9 +20,9 @@ type lastAnswer struct {
 	Incarnation string    `json:"incarnation"`
 }
 
-// since returns the time from the answer to now: the longer one of both clocks, because one may stand still in a
+// age returns the time from the answer to now: the longer one of both clocks, because one may stand still in a
 // freeze.
-func (a lastAnswer) since(now time.Time) time.Duration { return elapsed(a.At, now) }
+func (a lastAnswer) age(now time.Time) time.Duration { return elapsed(a.At, now) }
 
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))

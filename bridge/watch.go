@@ -72,7 +72,7 @@ type watcher struct {
 // poll polls once and handles the result. It returns the time from the start of this poll to the next.
 func (w *watcher) poll(ctx context.Context) time.Duration {
 	limit := answerTimeout
-	if w.last.IsZero() && w.lastAnswer().since(time.Now()) > switchedOff {
+	if w.last.IsZero() && w.lastAnswer().age(time.Now()) > switchedOff {
 		limit = firstAnswerTimeout
 	}
 	if w.reread.Swap(false) {
@@ -178,7 +178,7 @@ func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 		w.reportRecovered(before.At, now)
 	}
 	if p.Class != imds.PollUnchanged {
-		w.document(ctx, p, observation{now: now, before: before.At, away: first || before.since(now) > awayAbove})
+		w.document(ctx, p, observation{now: now, before: before.At, away: first || before.age(now) > awayAbove})
 	}
 }
 

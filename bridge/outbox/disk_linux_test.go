@@ -120,7 +120,7 @@ func TestReadOnlyDiskIsRead(t *testing.T) {
 			}
 			remount(syscall.MS_RDONLY)
 			var loaded atomic.Int32
-			o := open(t, dir, outbox.Options{Notify: outbox.Notify{Loaded: func() { loaded.Add(1) }}})
+			o := open(t, dir, outbox.Options{Callbacks: outbox.Callbacks{Loaded: func() { loaded.Add(1) }}})
 			if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
 				t.Errorf("Durable = %v, want that it can only be read", err)
 			}

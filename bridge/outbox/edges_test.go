@@ -298,12 +298,12 @@ func TestStoredReturnsTheStateOnce(t *testing.T) {
 		}
 		o.Close()
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		was := o.Stored()
+		was := o.TakeStored()
 		if g := was.Groups["A"]; len(was.Groups) != 1 || g.Latest != a.Seq || string(g.State) != "scheduled" ||
 			len(was.Values) != 1 || string(was.Values["x"]) != "1" {
 			t.Errorf("stored are %+v, want the group A and the value x", was)
 		}
-		if was = o.Stored(); was.Groups != nil || was.Values != nil {
+		if was = o.TakeStored(); was.Groups != nil || was.Values != nil {
 			t.Errorf("a second time stored are %+v, want nothing", was)
 		}
 		o.Close()
@@ -376,7 +376,7 @@ func TestDroppedHistoryIsCounted(t *testing.T) {
 		var log lines
 		forgot := map[string]int{}
 		options := outbox.Options{Bounds: bounds, Log: log.logger(),
-			Notify: outbox.Notify{Forgot: func(what string, n int) { forgot[what] += n }}}
+			Callbacks: outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }}}
 		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
 			for i := range 9 {
 				mustAdd(t, o, fmt.Sprint("E", i), "vanished")

@@ -90,7 +90,7 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		dir := notADirectory(t)
 		var loaded atomic.Int32
 		o = open(t, dir, outbox.Options{})
-		o.Notify(outbox.Notify{Loaded: func() { loaded.Add(1) }})
+		o.SetCallbacks(outbox.Callbacks{Loaded: func() { loaded.Add(1) }})
 		q := o.Queue("a")
 		second, _ := add(o, "A", "started", "a")
 		_, _ = add(o, "C", "vanished")
@@ -250,7 +250,7 @@ func TestFailingDiskStopsNothing(t *testing.T) {
 		d := diskOf(nil)
 		var died []string
 		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 5}})
-		o.Notify(outbox.Notify{Dead: func(list []outbox.Delivery) { died = append(died, ids(list)...) }})
+		o.SetCallbacks(outbox.Callbacks{Dead: func(list []outbox.Delivery) { died = append(died, ids(list)...) }})
 		mustAdd(t, o, "", "ON-DISK", "down")
 		d.set(func() { d.fail = errFull })
 		q := o.Queue("a")
@@ -300,7 +300,7 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 		d := diskOf(nil)
 		forgot := map[string]int{}
 		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 10},
-			Notify: outbox.Notify{Forgot: func(what string, n int) { forgot[what] += n }}})
+			Callbacks: outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }}})
 		d.set(func() { d.fail = errFull })
 		open1, _ := add(o, "OPEN", "scheduled")
 		q := o.Queue("a")

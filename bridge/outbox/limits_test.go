@@ -216,7 +216,7 @@ func TestDefaultBounds(t *testing.T) {
 		{"64 MiB of dead letters", mib, 65, true, false, 0, 64},
 	} {
 		lost := 0
-		options := outbox.Options{Notify: outbox.Notify{Forgot: func(_ string, n int) { lost += n }}}
+		options := outbox.Options{Callbacks: outbox.Callbacks{Forgot: func(_ string, n int) { lost += n }}}
 		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
 			a := addition(o, "A", "scheduled")
 			a.Body = append(a.Body, make([]byte, max(0, tt.bytes-len(a.Body)))...)
@@ -255,7 +255,8 @@ func TestDefaultBoundsOfTheFile(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			forgot := 0
 			s := &longHistory{Storage: diskOf(nil), n: tt.n, value: make([]byte, tt.bytes)}
-			o := open(t, t.TempDir(), outbox.Options{Storage: s, Notify: outbox.Notify{Forgot: func(_ string, n int) { forgot += n }}})
+			o := open(t, t.TempDir(), outbox.Options{Storage: s,
+				Callbacks: outbox.Callbacks{Forgot: func(_ string, n int) { forgot += n }}})
 			if err := <-o.Maintain(time.Now()); err != nil || forgot != tt.forgotten {
 				t.Errorf("%s: Maintain dropped %d of %d, want %d: %v", tt.what, forgot, tt.n, tt.forgotten, err)
 			}

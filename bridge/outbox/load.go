@@ -277,7 +277,7 @@ func groupOf(value []byte) (g Group, err error) {
 	return g, err
 }
 
-// releaseLoaded shows readers the deliveries of a file that was read late. It is called after Notify.Loaded has
+// releaseLoaded shows readers the deliveries of a file that was read late. It is called after Callbacks.Loaded has
 // returned.
 func (o *Outbox) releaseLoaded() {
 	o.mu.Lock()
@@ -297,7 +297,7 @@ func (o *Outbox) releaseLoaded() {
 	wake(o.kick)
 }
 
-// TakenUp returns a channel that is closed when Notify.Loaded has returned; nil if it need not be waited for, because
+// TakenUp returns a channel that is closed when Callbacks.Loaded has returned; nil if it need not be waited for, because
 // no file was read later than by Open. Until then Mark knows the file's marks, but the owner may not know its groups.
 func (o *Outbox) TakenUp() <-chan struct{} {
 	o.mu.Lock()

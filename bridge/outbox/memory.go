@@ -20,7 +20,7 @@ type memory struct {
 	values    map[string][]byte
 	mutes     []*delivery.Mute // by Since
 	newMutes  map[string]bool  // ids of the mutes that were set since the start, not loaded from a file
-	fileState Stored           // for the next call of Stored
+	fileState Stored           // for the next call of TakeStored
 	groups    map[string]*group
 	messages  map[uint64]*message
 	routes    map[string]*route
@@ -135,8 +135,8 @@ func (a *ages) Pop() any {
 	return e
 }
 
-// since returns when the oldest delivery became due; zero if none is due by now.
-func (a ages) since(now time.Time) time.Time {
+// oldestDue returns when the oldest delivery became due; zero if none is due by now.
+func (a ages) oldestDue(now time.Time) time.Time {
 	if len(a) == 0 || a[0].Since().After(now) {
 		return time.Time{}
 	}

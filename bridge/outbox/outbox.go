@@ -22,14 +22,14 @@ import (
 
 // Options configure an outbox. The zero value is useful.
 type Options struct {
-	Log     *slog.Logger
-	Storage Storage // nil for a bbolt file, outbox.db in the directory
-	Bounds  Bounds
-	Notify  Notify
+	Log       *slog.Logger
+	Storage   Storage // nil for a bbolt file, outbox.db in the directory
+	Bounds    Bounds
+	Callbacks Callbacks
 }
 
-// Notify holds callbacks for what the outbox does by itself. They are called without a lock. Fields may be nil.
-type Notify struct {
+// Callbacks report what the outbox does by itself. They are called without a lock. Fields may be nil.
+type Callbacks struct {
 	// Dead is called with the dead letters of a change, after it was applied.
 	Dead func([]Delivery)
 	// Forgot is called with the number of records dropped because of size or, for dead letters, age; what is
@@ -40,7 +40,7 @@ type Notify struct {
 	Loaded func()
 }
 
-// Kinds of records for Notify.Forgot.
+// Kinds of records for Callbacks.Forgot.
 const (
 	ForgotDeadLetter = "dead_letter"
 	ForgotHistory    = "history"
@@ -78,7 +78,7 @@ type Outbox struct {
 	journal
 	followers map[chan json.RawMessage]bool
 	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
-	notify    Notify
+	notify    Callbacks
 
 	kick   chan struct{} // wakes the writer
 	loaded chan struct{} // the writer has read a file
@@ -121,14 +121,14 @@ func newOutbox(dir string, options Options) *Outbox {
 	}
 	return &Outbox{
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
-		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Notify,
+		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Callbacks,
 		followers: map[chan json.RawMessage]bool{},
 		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
 		journal: journal{waiting: records{}, tryDone: make(chan struct{})},
 	}
 }
 
-// run runs the writer, and a goroutine that calls Notify.Loaded, because that callback may wait for the writer.
+// run runs the writer, and a goroutine that calls Callbacks.Loaded, because that callback may wait for the writer.
 func (o *Outbox) run() {
 	defer close(o.done)
 	var messenger sync.WaitGroup
@@ -145,20 +145,20 @@ func (o *Outbox) run() {
 	messenger.Wait()
 }
 
-// Notify replaces the callbacks.
-func (o *Outbox) Notify(n Notify) {
+// SetCallbacks replaces the callbacks.
+func (o *Outbox) SetCallbacks(c Callbacks) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.notify = n
+	o.notify = c
 }
 
-func (o *Outbox) callbacks() Notify {
+func (o *Outbox) callbacks() Callbacks {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.notify
 }
 
-func (n Notify) forgot(what string, count int) {
+func (n Callbacks) forgot(what string, count int) {
 	if n.Forgot != nil && count > 0 {
 		n.Forgot(what, count)
 	}
@@ -180,8 +180,8 @@ func (o *Outbox) Value(name string) []byte {
 	return o.values[name]
 }
 
-// Stored returns the owner's state in the file when it was last read; only the first call after that does.
-func (o *Outbox) Stored() Stored {
+// TakeStored returns the state of the owner in the file as it was last read, once: the next call returns nothing.
+func (o *Outbox) TakeStored() Stored {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	was := o.fileState

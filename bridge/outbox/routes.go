@@ -115,7 +115,8 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 		}
 		s := Stats{
 			Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
-			Unreported: len(r.unreported), Gone: r.removed, Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now),
+			Unreported: len(r.unreported), Gone: r.removed,
+			Oldest: r.others.oldestDue(now), OldestOfGroup: r.ofGroups.oldestDue(now),
 		}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
 			s.Oldest = at

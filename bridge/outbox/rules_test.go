@@ -33,7 +33,7 @@ func TestBoundsDropTheOldestOfTheLargestQueue(t *testing.T) {
 	for claim, bounds := range map[string]outbox.Bounds{"deliveries": {Pending: 10}, "bytes": {PendingBytes: 10 * size}} {
 		var died []outbox.Delivery
 		options := outbox.Options{Bounds: bounds,
-			Notify: outbox.Notify{Dead: func(list []outbox.Delivery) { died = append(died, list...) }}}
+			Callbacks: outbox.Callbacks{Dead: func(list []outbox.Delivery) { died = append(died, list...) }}}
 		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 			mustAdd(t, o, "E00", "scheduled", "few")
 			q := o.Queue("many")
@@ -105,7 +105,7 @@ func TestDeadLettersAreBounded(t *testing.T) {
 	size := len(body("E0-scheduled"))
 	for claim, bounds := range map[string]outbox.Bounds{"letters": {Dead: 5}, "bytes": {DeadBytes: 5 * size}} {
 		log, forgot := &lines{}, 0
-		options := outbox.Options{Log: log.logger(), Bounds: bounds, Notify: outbox.Notify{Forgot: func(what string,
+		options := outbox.Options{Log: log.logger(), Bounds: bounds, Callbacks: outbox.Callbacks{Forgot: func(what string,
 			n int) {
 			forgot += n
 		}}}
@@ -277,7 +277,7 @@ func TestChangeWithoutRecipientsIsCompleteAfterARestart(t *testing.T) {
 // History that something still refers to is neither dropped nor counted as dropped.
 func TestReferencedHistoryIsNotCountedAsDropped(t *testing.T) {
 	forgot := 0
-	options := outbox.Options{Bounds: outbox.Bounds{History: 5}, Notify: outbox.Notify{
+	options := outbox.Options{Bounds: outbox.Bounds{History: 5}, Callbacks: outbox.Callbacks{
 		Forgot: func(_ string, n int) { forgot += n },
 	}}
 	inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {

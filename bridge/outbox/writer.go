@@ -90,7 +90,7 @@ type journal struct {
 	waiting        records       // in which the file differs from memory
 	inFlight       records       // those being written
 	bounded        int           // the number of both when boundHistory last ran
-	historyDropped int           // dropped records of history that Notify.Forgot was not yet called with
+	historyDropped int           // dropped records of history that Callbacks.Forgot was not yet called with
 	grown          tally         // by how much the history has grown since Maintain last bounded it
 	try            uint64        // number of the current try or job; endTry ignores earlier ones
 	failing        error         // error of the last try; nil: all is on disk, or soon is
@@ -98,7 +98,7 @@ type journal struct {
 	tryDone        chan struct{} // closed when a try to write has ended
 	jobs           []func(error)
 	timer          *time.Timer   // wakes the writer soon; nil if it need not
-	takingUp       chan struct{} // not nil from reading a file late until Notify.Loaded has returned; then closed
+	takingUp       chan struct{} // not nil from reading a file late until Callbacks.Loaded has returned; then closed
 	closed         bool
 }
 
@@ -294,7 +294,7 @@ func (o *Outbox) flush() error {
 	return err
 }
 
-// notifyLoaded wakes the goroutine that calls Notify.Loaded.
+// notifyLoaded wakes the goroutine that calls Callbacks.Loaded.
 func (o *Outbox) notifyLoaded() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -304,7 +304,7 @@ func (o *Outbox) notifyLoaded() {
 	wake(o.loaded) // no effect if the last call is still to come
 }
 
-// checkTakenUp returns errNotTakenUp until Notify.Loaded has returned. Writing earlier would replace records of the
+// checkTakenUp returns errNotTakenUp until Callbacks.Loaded has returned. Writing earlier would replace records of the
 // file by newer ones that lack its content, and a crash would lose it.
 func (o *Outbox) checkTakenUp() error {
 	o.mu.Lock()
