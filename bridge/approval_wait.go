@@ -20,8 +20,8 @@ type waited struct {
 	For map[string]time.Duration `json:"for"`
 }
 
-// firstSeen returns when the route's acceptance of the event's latest change was first seen, by the monotonic clock, and
-// records it if that is now. Time before a restart counts; time while the program was down does not.
+// firstSeen returns when the route's acceptance of the event's latest change was first seen, by the monotonic clock,
+// and records it if that is now. Time before a restart counts; time while the program was down does not.
 func (b *Bridge) firstSeen(id string, op openEvent, route string, now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()

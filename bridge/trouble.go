@@ -140,7 +140,8 @@ func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 }
 
 // reportDead reports the dead letters that are due, also those of an earlier run: the first one of a route at once,
-// further ones together, while after the last report. It begins with the workers: before, the outbox may be another VM's.
+// further ones together, while after the last report. It begins with the workers: before, the outbox may be another
+// VM's.
 func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 	var due []string
 	stats := b.Outbox.Stats(now)

@@ -48,7 +48,8 @@ func ExampleWorker() {
 	})
 	queue := &list{}
 	for n, id := range []string{"one", "two", "three"} {
-		queue.pending = append(queue.pending, &delivery.Item{Message: &delivery.Message{Seq: uint64(n + 1), ID: id, Group: "g"}})
+		m := delivery.Message{Seq: uint64(n + 1), ID: id, Group: "g"}
+		queue.pending = append(queue.pending, &delivery.Item{Message: &m})
 	}
 	w := delivery.NewWorker(delivery.Config{
 		Route: "hook", Sink: sink, Queue: queue, Log: slog.New(slog.DiscardHandler),

@@ -675,8 +675,8 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 	})
 }
 
-// A dead letter is unreported until its owner says otherwise, also after a restart. One about no group never is, and none
-// that became pending again.
+// A dead letter is unreported until its owner says otherwise, also after a restart. One about no group never is, and
+// none that became pending again.
 func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})

@@ -76,7 +76,8 @@ func (r *Relay) deadLettered(l deadLetter) {
 	r.dead.add(e.Sink, e.Key, e.Reason, e.Item)
 }
 
-// A deadCollector collects dead letters until they are reported. The zero value has none. It is safe for concurrent use.
+// A deadCollector collects dead letters until they are reported. The zero value has none. It is safe for concurrent
+// use.
 type deadCollector struct {
 	mu     sync.Mutex
 	routes map[string]*unreportedDead
