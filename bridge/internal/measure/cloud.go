@@ -156,10 +156,11 @@ func broker(dir string) (*server.Server, error) {
 	return s, nil
 }
 
-// settings writes a settings file with these sinks, each a line of YAML, and a state directory of its own.
+// settings writes a settings file with these sinks, each a line of YAML. The state directory is that of the name, so
+// that the same name changes the settings of a program.
 func (b *bench) settings(name, endpoint, interval string, sinks ...string) (path string, err error) {
 	state := filepath.Join(b.dir, name+"-state")
-	if err := os.Mkdir(state, 0o700); err != nil {
+	if err := os.MkdirAll(state, 0o700); err != nil {
 		return "", err
 	}
 	text := fmt.Sprintf("imds: {endpoint: %q, interval: %s}\nstate: %s\nlisten: \"\"\nsinks:\n", endpoint, interval, state)

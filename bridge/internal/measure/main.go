@@ -1,11 +1,12 @@
 // Measure says what forewarn costs, beside a program that does the least (./bare), both measured in the same run, since
 // figures of different runs, let alone of different machines, can't be compared:
 //
-//	go run ./bridge/internal/measure [-json FILE] [-idle 60s] [-changes 200] [-deliveries 1000,10000] [PART...]
+//	go run ./bridge/internal/measure [-json FILE] [-idle 60s] [-changes 200] [-deliveries 1000,10000,50000] [PART...]
 //
 // The parts are size, idle, start, delay, deliveries, peak and growth; all of them without any. It builds forewarn,
 // emulates Azure, and has its own receivers; nothing is installed, and nothing outside of a temporary directory is
-// written. It runs on Linux. Leave the machine alone meanwhile.
+// written. It runs on Linux. Leave the machine alone meanwhile. figures.json holds a whole run, written with -json, and
+// says when and on what machine it was made.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +32,21 @@ type figure struct {
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit"`
 	Bare  float64 `json:"bare,omitempty"` // the same of the bare program, 0 if there is no such thing
+}
+
+// A record is what -json writes.
+type record struct {
+	Taken   taken    `json:"taken"`
+	Figures []figure `json:"figures"`
+}
+
+// taken is when and where figures were measured.
+type taken struct {
+	Date   string `json:"date"`
+	Go     string `json:"go"`
+	Cores  int    `json:"cores"`
+	CPU    string `json:"cpu"`
+	Kernel string `json:"kernel"`
 }
 
 // A bench is a run of the whole.
@@ -62,13 +79,13 @@ func main() {
 	out := flag.String("json", "", "write the figures to this file too")
 	idle := flag.Duration("idle", time.Minute, "how long programs at rest are looked at")
 	changes := flag.Int("changes", 200, "how many times the delay of a change is measured")
-	deliveries := flag.String("deliveries", "1000,10000", "how many deliveries are pending at once, at most 10000 each")
+	deliveries := flag.String("deliveries", "1000,10000,50000", "how many deliveries are pending, at most 50000 each")
 	flag.Parse()
 	b := &bench{idle: *idle, changes: *changes}
 	for n := range strings.SplitSeq(*deliveries, ",") {
 		count, err := strconv.Atoi(n)
-		if err != nil || count < 1 || count > 10_000 {
-			fmt.Fprintf(os.Stderr, "measure: -deliveries %q: want numbers from 1 to 10000\n", n)
+		if err != nil || count < 1 || count > mostPending {
+			fmt.Fprintf(os.Stderr, "measure: -deliveries %q: want numbers from 1 to %d\n", n, mostPending)
 			os.Exit(2)
 		}
 		b.deliveries = append(b.deliveries, count)
@@ -116,11 +133,36 @@ func run(b *bench, out string, wanted []string) (err error) {
 	if out == "" {
 		return nil
 	}
-	text, err := json.MarshalIndent(b.figures, "", "  ")
+	here, err := machine()
+	if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(record{here, b.figures}, "", "  ")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(out, append(text, '\n'), 0o644)
+}
+
+// machine describes this moment and this machine.
+func machine() (taken, error) {
+	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return taken{}, err
+	}
+	cpus, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return taken{}, err
+	}
+	t := taken{Date: time.Now().UTC().Format(time.DateOnly), Go: runtime.Version(), Cores: runtime.NumCPU(),
+		Kernel: strings.TrimSpace(string(kernel))}
+	for line := range strings.Lines(string(cpus)) {
+		if key, model, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "model name" {
+			t.CPU = strings.TrimSpace(model)
+			break
+		}
+	}
+	return t, nil
 }
 
 func (b *bench) print() {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -54,6 +55,19 @@ func (p *program) ended() bool {
 	default:
 		return false
 	}
+}
+
+// pending is how many deliveries a running forewarn says it has to make.
+func (b *bench) pending(config string) (int, error) {
+	text, err := exec.Command(b.forewarn, "status", "--config", config, "-o", "json").Output()
+	if err != nil {
+		return 0, fmt.Errorf("forewarn status: %w", err)
+	}
+	var status struct {
+		Outbox struct{ Pending int }
+	}
+	err = json.Unmarshal(text, &status)
+	return status.Outbox.Pending, err
 }
 
 // cpu is the time that the program has spent on a CPU.
