@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +21,7 @@ import (
 
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/systemtest"
+	"forewarn/cmd/forewarn/internal/control"
 )
 
 // A document that changes wholesale again and again, reloads meanwhile, and destinations of which two are slow and one
@@ -28,11 +32,9 @@ import (
 func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()
-	events, versions, every := 150, 5, 300*time.Millisecond
-	if long := os.Getenv("FOREWARN_LOAD"); long != "" {
-		if _, err := fmt.Sscanf(long, "%dx%d", &events, &versions); err != nil {
-			t.Fatalf("FOREWARN_LOAD=%s: want EVENTSxDOCUMENTS", long)
-		}
+	every := 300 * time.Millisecond
+	events, versions, long := sizeOfLoad(t, 150, 5)
+	if long {
 		every = time.Second
 	}
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -68,60 +70,20 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 		}
 		settings += fmt.Sprintf("  - {name: %s, bridge: none, only: {vms: all}, timeout: %s, webhook: {url: %q}}\n", name, timeout, url)
 	}
-	if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var log bytes.Buffer
-	fw := forewarn(t, "run", "--config", config)
-	fw.Stderr = &log
-	fw.Env = append(fw.Environ(), "GOMEMLIMIT=384MiB") // as the unit has it
-	if err := fw.Start(); err != nil {
-		t.Fatal(err)
-	}
-	stop := func() { _ = fw.Process.Kill(); _ = fw.Wait() }
-	defer func() { stop() }()
-	peak := peakOf(t, fw.Process.Pid)
-	for deadline := time.Now().Add(3 * patience); documents(azure.Requests()) == 0; { // before it polls, SIGHUP may end it
-		if time.Now().After(deadline) {
-			t.Fatal("it does not poll")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	fw := underLoad(t, azure, config, settings)
 
 	last := map[string]string{} // NotBefore of each event in the last document, as Azure writes it
 	for n := range versions {
-		last = map[string]string{}
-		list := make([]map[string]any, 0, events)
-		begins := time.Now().Add(2*time.Hour + time.Duration(n)*time.Minute).UTC().Format(http.TimeFormat)
-		for i := range events {
-			id := eventID(fmt.Sprint("event ", i))
-			if i%10 == 0 { // some end, and others come
-				id = eventID(fmt.Sprint("event ", i, " of document ", n))
-			}
-			last[id] = begins
-			list = append(list, map[string]any{"EventId": id, "EventStatus": "Scheduled", "EventType": "Reboot",
-				"ResourceType": "VirtualMachine", "Resources": []string{"vm-0"}, "EventSource": "Platform", "NotBefore": begins,
-				"Description": "Host server is undergoing maintenance.", "DurationInSeconds": 9})
-		}
-		document, err := json.Marshal(map[string]any{"DocumentIncarnation": 100 + n, "Events": list})
-		if err != nil {
-			t.Fatal(err)
-		}
+		var document []byte
+		document, last = wholesale(t, events, n)
 		azure.SetDocument(document)
 		time.Sleep(every) // a document stands for so long
-		if runtime.GOOS != "windows" {
-			_ = signalProcess(fw.Process, "HUP")
-		}
+		fw.reload()
 	}
 
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(3*patience + time.Duration(events*versions)*5*time.Millisecond); !ok(); {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: not in time", what)
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
+		fw.until(what, 3*patience+time.Duration(events*versions)*5*time.Millisecond, ok)
 	}
 	for _, name := range []string{"well", "also-well"} {
 		await(name+" hears the last document", func() bool { return heardAll(hooks[name], last) })
@@ -137,20 +99,13 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 		text, _ := os.ReadFile(audit)
 		return bytes.Count(text, []byte("\n")) >= len(hooks["well"].accepted())
 	})
-	if most := peak(); most > 0 {
-		t.Logf("%d events, %d documents: %d MiB of its own at the peak, %d deliveries to a destination that is well", events,
-			versions, most, len(hooks["well"].accepted()))
-		if most > 404 { // the unit allows 512, of which the mapped outbox takes none that must be kept
-			t.Errorf("it had %d MiB of its own, more than fits in what the unit allows", most)
-		}
-	}
-	_ = signalProcess(fw.Process, "TERM")
-	_ = fw.Wait()
-	stop = func() {}
+	t.Logf("%d events, %d documents, %d deliveries to a destination that is well", events, versions,
+		len(hooks["well"].accepted()))
+	log := fw.stop()
 
 	dropped := 0 // dead letters, for want of room
-	for _, m := range regexp.MustCompile(`oldest dead letters dropped.* dropped=(\d+)`).FindAllStringSubmatch(log.String(), -1) {
-		n, _ := strconv.Atoi(m[1])
+	for _, m := range regexp.MustCompile(`oldest dead letters dropped.* dropped=(\d+)`).FindAllSubmatch(log, -1) {
+		n, _ := strconv.Atoi(string(m[1]))
 		dropped += n
 	}
 	letters := forewarn(t, "outbox", "list", "--state", "dead", "--config", config, "-o", "json")
@@ -158,7 +113,7 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := loggedChanges(log.Bytes())
+	want := loggedChanges(log)
 	if len(want) < 2*events {
 		t.Errorf("the log has %d changes, of %d events that all changed more than once", len(want), events)
 	}
@@ -201,6 +156,189 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 			t.Errorf("%s got %d CloudEvents again", name, repeated)
 		}
 	}
+}
+
+// Deliveries that an outage keeps back are made when the destinations are there again, under reloads: all that the log
+// says was found, once under one id, and those of each event in order. FOREWARN_LOAD=5000x5 is the long form: so many
+// events in so many documents, which are 54,000 deliveries.
+func TestWhatAnOutageKeepsBackIsDelivered(t *testing.T) {
+	systemtest.LeftToGate(t)
+	t.Parallel()
+	events, versions, _ := sizeOfLoad(t, 150, 5)
+	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
+	hook, stream := hearing(t), newStream(t)
+	if err := hook.answer("refuse"); err != nil {
+		t.Fatal(err)
+	}
+	stream.stop()
+	dir := t.TempDir()
+	state := filepath.Join(dir, "state")
+	fw := underLoad(t, azure, filepath.Join(dir, "forewarn.yaml"), fmt.Sprintf(`
+imds: {endpoint: %q, interval: 100ms}
+state: %s
+listen: ""
+sinks:
+  - {name: hook, bridge: none, only: {vms: all}, timeout: 1m, webhook: {url: %q}}
+  - {name: stream, bridge: none, only: {vms: all}, timeout: 1m, nats: {url: %q, provision: {stream: FOREWARN}}}
+`, azure.URL, state, hook.url, stream.url))
+
+	over := make(chan struct{})
+	var reloads sync.WaitGroup
+	reloads.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			case <-time.After(time.Second):
+				fw.reload()
+			}
+		}
+	})
+	endReloads := sync.OnceFunc(func() { close(over); reloads.Wait() })
+	defer endReloads()
+
+	client := control.Client{Location: control.Location{State: state}, Log: slog.New(slog.DiscardHandler)}
+	owes := func(n int) func() bool {
+		return func() bool {
+			status, err := client.Status(t.Context())
+			return err == nil && status.Outbox.Pending == n
+		}
+	}
+
+	gone := (events + 9) / 10 // how many events a document ends; as many are new in it
+	pending := 0
+	for n := range versions {
+		document, _ := wholesale(t, events, n)
+		azure.SetDocument(document)
+		if pending += 2 * events; n > 0 {
+			pending += 2 * gone
+		}
+		fw.until(fmt.Sprint("all of document ", n, " is pending"), 3*patience+time.Duration(events)*20*time.Millisecond,
+			owes(pending))
+	}
+	if n := len(hook.seen()); n > 0 {
+		t.Fatalf("the webhook that is away got %d requests", n)
+	}
+
+	began := time.Now()
+	if err := hook.answer("up"); err != nil {
+		t.Fatal(err)
+	}
+	stream.start(t)
+	fw.until("all is delivered", 3*patience+time.Duration(pending)*20*time.Millisecond, owes(0))
+	t.Logf("%d pending deliveries made in %v", pending, time.Since(began).Round(time.Millisecond))
+	endReloads()
+	log := fw.stop()
+
+	want := loggedChanges(log)
+	ids := slices.Compact(slices.Sorted(slices.Values(want)))
+	if len(want) != pending/2 || len(ids) != len(want) {
+		t.Errorf("the log has %d changes with %d ids, want %d", len(want), len(ids), pending/2)
+	}
+	judge(t, "webhook", hook.accepted(), want)
+	judge(t, "stream", stream.ids(t), want)
+	if n := bytes.Count(log, []byte(`msg="settings reloaded"`)); n == 0 && runtime.GOOS != "windows" {
+		t.Error("the settings were never reloaded")
+	} else {
+		t.Logf("%d reloads", n)
+	}
+}
+
+// sizeOfLoad is how many events a document has, and how many documents there are: those given, or FOREWARN_LOAD's.
+func sizeOfLoad(t *testing.T, events, versions int) (int, int, bool) {
+	t.Helper()
+	long := os.Getenv("FOREWARN_LOAD")
+	if long == "" {
+		return events, versions, false
+	}
+	if _, err := fmt.Sscanf(long, "%dx%d", &events, &versions); err != nil {
+		t.Fatalf("FOREWARN_LOAD=%s: want EVENTSxDOCUMENTS", long)
+	}
+	return events, versions, true
+}
+
+// wholesale is the n-th of documents that change wholesale, and the NotBefore of each of its events, as Azure writes it.
+func wholesale(t *testing.T, events, n int) (document []byte, begins map[string]string) {
+	t.Helper()
+	begins = map[string]string{}
+	list := make([]map[string]any, 0, events)
+	notBefore := time.Now().Add(2*time.Hour + time.Duration(n)*time.Minute).UTC().Format(http.TimeFormat)
+	for i := range events {
+		id := eventID(fmt.Sprint("event ", i))
+		if i%10 == 0 { // some end, and others come
+			id = eventID(fmt.Sprint("event ", i, " of document ", n))
+		}
+		begins[id] = notBefore
+		list = append(list, map[string]any{"EventId": id, "EventStatus": "Scheduled", "EventType": "Reboot",
+			"ResourceType": "VirtualMachine", "Resources": []string{"vm-0"}, "EventSource": "Platform", "NotBefore": notBefore,
+			"Description": "Host server is undergoing maintenance.", "DurationInSeconds": 9})
+	}
+	document, err := json.Marshal(map[string]any{"DocumentIncarnation": 100 + n, "Events": list})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return document, begins
+}
+
+// A loaded is a forewarn that runs with the memory of its unit.
+type loaded struct {
+	*exec.Cmd
+	t    *testing.T
+	log  bytes.Buffer // to be read when it has ended
+	peak func() int
+}
+
+// underLoad starts forewarn with these settings, and returns when it polls.
+func underLoad(t *testing.T, azure *imdstest.Running, config, settings string) *loaded {
+	t.Helper()
+	if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fw := &loaded{Cmd: forewarn(t, "run", "--config", config), t: t}
+	fw.Stderr = &fw.log
+	fw.Env = append(fw.Environ(), "GOMEMLIMIT=384MiB") // as the unit has it
+	if err := fw.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = fw.Process.Kill(); _ = fw.Wait() })
+	fw.peak = peakOf(t, fw.Process.Pid)
+	for deadline := time.Now().Add(3 * patience); documents(azure.Requests()) == 0; { // before it polls, SIGHUP may end it
+		if time.Now().After(deadline) {
+			t.Fatal("it does not poll")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fw
+}
+
+// reload has the settings read again, where there is such a signal.
+func (fw *loaded) reload() {
+	if runtime.GOOS != "windows" {
+		_ = signalProcess(fw.Process, "HUP")
+	}
+}
+
+func (fw *loaded) until(what string, patience time.Duration, ok func() bool) {
+	fw.t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			fw.t.Fatalf("%s: not in time", what)
+		}
+	}
+}
+
+// stop ends it as an operator does, fails the test if it had more memory than its unit has for it, and returns its log.
+func (fw *loaded) stop() (log []byte) {
+	fw.t.Helper()
+	if most := fw.peak(); most > 0 {
+		fw.t.Logf("%d MiB of its own at the peak", most)
+		if most > 404 { // the unit allows 512, of which the mapped outbox takes none that must be kept
+			fw.t.Errorf("it had %d MiB of its own, more than fits in what the unit allows", most)
+		}
+	}
+	_ = signalProcess(fw.Process, "TERM")
+	_ = fw.Wait()
+	return fw.log.Bytes()
 }
 
 // loggedChanges returns the ids of the changes that the log says were found, and so were committed.

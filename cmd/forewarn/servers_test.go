@@ -86,29 +86,23 @@ func (s *logServer) ids() []string {
 	return slices.Clone(s.heard)
 }
 
-// A streamServer is a real NATS server with JetStream.
+// A streamServer is a real NATS server with JetStream, which can be away for a while.
 type streamServer struct {
-	url    string
-	server *server.Server
-	js     jetstream.JetStream
+	url     string
+	options server.Options
+	server  *server.Server
+	js      jetstream.JetStream
 }
 
 func newStream(t *testing.T) *streamServer {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	n := &streamServer{server: s}
+	n := &streamServer{options: server.Options{
+		Host: ownHost(), Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
+	}}
+	n.start(t)
 	t.Cleanup(n.stop)
-	if !s.ReadyForConnections(patience) {
-		t.Fatal("the NATS server takes no connections")
-	}
-	n.url = s.ClientURL()
-	conn, err := nats.Connect(n.url)
+	n.url = n.server.ClientURL()
+	conn, err := nats.Connect(n.url, nats.MaxReconnects(-1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +111,22 @@ func newStream(t *testing.T) *streamServer {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// start starts the server, on the port that it had before.
+func (n *streamServer) start(t *testing.T) {
+	t.Helper()
+	options := n.options // a server changes its own
+	s, err := server.NewServer(&options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.server = s
+	s.Start()
+	if !s.ReadyForConnections(patience) {
+		t.Fatal("the NATS server takes no connections")
+	}
+	n.options.Port = s.Addr().(*net.TCPAddr).Port
 }
 
 func (n *streamServer) stop() {
