@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -159,7 +158,7 @@ var (
 
 // Each link in the documents has an existing target: a file of the repository and a heading in it.
 func TestLinksAreValid(t *testing.T) {
-	for _, name := range append(slices.Clone(manuals), "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md") {
+	for _, name := range allDocuments(t) {
 		for _, m := range linkTo.FindAllStringSubmatch(manualText(t, name), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
@@ -179,22 +178,25 @@ func TestLinksAreValid(t *testing.T) {
 	}
 }
 
+// codeIn are the lines of a document's blocks of commands, and its code spans.
+func codeIn(text string) (lines []string) {
+	for _, block := range fenced.FindAllStringSubmatch(text, -1) {
+		if block[1] == "" || block[1] == "console" {
+			lines = append(lines, strings.Split(block[2], "\n")...)
+		}
+	}
+	for _, span := range codeSpan.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		lines = append(lines, span[1])
+	}
+	return lines
+}
+
 // Each command in the documents exists, with its flags.
 func TestEveryCommandInTheDocumentsExists(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^(?:sudo )?(?:\./|\\)?forewarn (.*)$`)
 	n := 0
 	for _, name := range manuals {
-		text := manualText(t, name)
-		var lines []string
-		for _, block := range fenced.FindAllStringSubmatch(text, -1) {
-			if block[1] == "" || block[1] == "console" {
-				lines = append(lines, block[2])
-			}
-		}
-		for _, span := range codeSpan.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
-			lines = append(lines, span[1])
-		}
-		for _, m := range commands.FindAllStringSubmatch(strings.Join(lines, "\n"), -1) {
+		for _, m := range commands.FindAllStringSubmatch(strings.Join(codeIn(manualText(t, name)), "\n"), -1) {
 			line, _, _ := strings.Cut(m[1], " #")
 			line, _, _ = strings.Cut(line, " >")
 			line, _, _ = strings.Cut(line, " 2>")
@@ -221,17 +223,11 @@ func TestEveryCommandInTheDocumentsExists(t *testing.T) {
 // Each message in the table of failures of the operations document is in the source.
 func TestDocumentedMessagesAreInTheSource(t *testing.T) {
 	var source strings.Builder
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-			return err
+	eachFile(t, ".go", func(name string) {
+		if !strings.HasSuffix(name, "_test.go") {
+			source.WriteString(manualText(t, name))
 		}
-		text, err := os.ReadFile(path)
-		source.Write(text)
-		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	rows := 0
 	for _, line := range strings.Split(manual.Section(ownManual, "What failures look like"), "\n") {
 		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
