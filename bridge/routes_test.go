@@ -258,6 +258,28 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 	})
 }
 
+// A sink that does not return when its time is over, though every sink must, holds its successor up for some seconds
+// more, not for ever.
+func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		release := make(chan struct{})
+		old := (&ear{}).all("a")
+		old.Sink = deaf{release}
+		b := s.start(old)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		e := &ear{}
+		b.Reload([]Route{e.all("a")}, nil, SettingsInfo{})
+		pause(old.Terms.Timeout + stopTimeout - time.Second)
+		wantIDs(t, e.ids())
+		pause(3 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+		close(release)
+	})
+}
+
 // A name removed from the settings keeps its backlog for a day, in case it returns.
 func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 	for _, tt := range []struct {

@@ -3,6 +3,7 @@ package bridge
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -614,4 +615,31 @@ func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
 		}
 		b.end()
 	})
+}
+
+// An endpoint that never came to an answer, nor to an error, is reported all the same.
+func TestAnEndpointWithoutAnyAnswerIsReported(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		release := make(chan struct{})
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return endless{release} }
+		admin := &ear{}
+		b := s.start(admin.trouble("admin"))
+		pause(noFirstFor - 2*time.Second)
+		wantIDs(t, admin.types())
+		pause(4 * time.Second)
+		wantIDs(t, admin.types(), "imds.unavailable")
+		if data := tellingOf(t, admin.accepted()[0].Event); data["error"] != "no answer" {
+			t.Errorf("it says %v", data)
+		}
+		close(release)
+		b.end()
+	})
+}
+
+// endless does not return when its request is over, though every transport must.
+type endless struct{ release chan struct{} }
+
+func (e endless) RoundTrip(*http.Request) (*http.Response, error) {
+	<-e.release
+	return nil, errDown
 }

@@ -397,6 +397,29 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 			})
 		})
 	}
+	t.Run("metadata hangs, and something of a past run is pending", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{answer: always(errDown)}
+			b := s.start(e.all("a"))
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(2 * time.Second)
+			s.azure.End(idA) // so no event is open
+			pause(2 * time.Second)
+			b.end()
+			e.say(nil)
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			began := time.Now()
+			b = s.start(e.all("a"))
+			pause(12 * time.Second)
+			h := e.accepted()
+			wantIDs(t, idsOf(h), idA+"-scheduled", idA+"-vanished")
+			if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 10*time.Second {
+				t.Errorf("the first was delivered after %v, want 10 s", h[0].at.Sub(began))
+			}
+			b.end()
+		})
+	})
 	t.Run("the endpoint comes up a minute after the start, and metadata with it", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 70 * time.Second})
@@ -531,6 +554,21 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 		}
 		wantIDs(t, e.types(), "scheduled", "started", "vanished")
 		b.end()
+	})
+	t.Run("of documents without a number it says nothing", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			for _, status := range []string{"Scheduled", "Started"} {
+				s.azure.SetDocument(fmt.Appendf(nil, `{"Events":[{"EventId":%q,"EventType":"Reboot","EventStatus":%q}]}`, idA, status))
+				pause(fullPoll + 5*time.Second)
+			}
+			wantIDs(t, e.types(), "scheduled", "started")
+			if strings.Contains(s.log.String(), sameIncarnation) {
+				t.Error("the log says that a number did not change where there is none")
+			}
+			b.end()
+		})
 	})
 }
 
