@@ -160,14 +160,14 @@ func (l *lane) mutedFrom(late Late) int {
 // arrival returns the time at which the next item becomes due. There must be one.
 func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 
-// newest returns the last item that may be attempted, of a group the last one that nobody replayed if there is one. There
-// must be an item.
+// newest returns the last item that may be attempted, and that nobody replayed if there is such a one. There must be an
+// item.
 func (l *lane) newest() *Item { return l.items[l.newestAt()] }
 
 // newestAt returns the index of newest, -1 if no item may be attempted.
 func (l *lane) newestAt() int {
 	n := l.arrived - 1
-	for l.group != "" && n >= 0 && l.items[n].Replayed { // on a relay it comes after newer ones
+	for n >= 0 && l.items[n].Replayed { // on a relay it comes after newer ones
 		n--
 	}
 	if n < 0 {

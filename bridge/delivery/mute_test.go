@@ -42,12 +42,16 @@ func TestMutedItemsWait(t *testing.T) {
 	p.want(t, "and then", p.try(), second.ID)
 }
 
-// What comes before a muted item of the same event does not wait for it.
+// What comes before a muted item of the same event does not wait for it, and after a failure only as long as always.
 func TestItemBeforeAMutedOneIsAttempted(t *testing.T) {
 	p := newPlan(Terms{})
+	p.random = func() float64 { return 1 }
 	first, second := p.owe("A", scheduled, far), p.owe("A", "started", 0)
 	end := p.mute(second)
-	p.want(t, "the first", p.try(), first.ID)
+	p.want(t, "the first", p.fails(false, 0), first.ID)
+	p.want(t, "right after its failure", p.try())
+	p.later(backoff(1, 1))
+	p.want(t, "the first again", p.try(), first.ID)
 	p.want(t, "the muted one", p.try())
 	end()
 	p.want(t, "at the end", p.try(), second.ID)

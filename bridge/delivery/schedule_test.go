@@ -1176,3 +1176,26 @@ func TestPartlyDeliveredBridgeMessageHoldsUpNoOther(t *testing.T) {
 	p.later(time.Second)
 	p.want(t, "the first, after its wait", p.try(), "-trouble")
 }
+
+// A message about the bridge that was refused by some goes on alone with its failures; the next ones do not wait for it,
+// and once it is delivered nothing fails any more.
+func TestAMessageThatGoesOnAloneTakesItsFailuresAlong(t *testing.T) {
+	p := newPlan(Terms{})
+	partly := *p.owe("", "", 0)
+	p.fails(false, 0)
+	p.owe("", "next", 0)
+	partly.Batch = 7
+	p.put(&partly, p.now)
+	if p.failing != 1 {
+		t.Errorf("%d lanes fail, want 1", p.failing)
+	}
+	p.want(t, "the next one", p.try(), "-next")
+	if p.failing != 1 {
+		t.Errorf("%d lanes fail after the next one was delivered, want 1", p.failing)
+	}
+	p.later(backoff(1, 1))
+	p.want(t, "the one that failed", p.try(), "-")
+	if p.failing != 0 {
+		t.Errorf("%d lanes fail after all was delivered, want none", p.failing)
+	}
+}
