@@ -302,7 +302,7 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 	now := time.Now()
 	a = d.record(a, op, now)
 	_, current, open := b.events.get(e.ID)
-	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(open && current.Approval.unsent()) {
+	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !current.Approval.unsent() {
 		b.deciding.Unlock()
 		return a // the event vanished meanwhile, which has recorded it as moot
 	}
