@@ -73,6 +73,14 @@ var knownStories = []struct {
 		{at(4 * time.Minute), mute{mutePlan{lasts: 20 * time.Minute}}},
 		{at(40 * time.Minute), unlist{reboot.id}},
 	}},
+	{"somebody mutes a clone, which crashes before it knows that it is one", []step{
+		{at(time.Minute), list{event: freeze}},
+		{at(2 * time.Minute), instanceTrouble{"503", 9*time.Minute + 20*time.Second}},
+		{at(2 * time.Minute), restart{off: 20 * time.Second, clone: true}},
+		{at(3 * time.Minute), mute{mutePlan{lasts: 40 * time.Minute}}},
+		{at(4 * time.Minute), restart{crash: true, off: 5 * time.Minute}},
+		{at(10 * time.Minute), list{event: reboot}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},

@@ -215,7 +215,7 @@ func (w *world) workOutMutes() {
 			if n == m.asked.boot {
 				from, sureFrom = m.asked.at, m.answered.at
 			} else {
-				certain = certain && b.vm == w.boots[n-1].vm
+				certain = certain && w.keepsFile(n)
 				if clock.Before(since) {
 					since, early = clock, clock.Add(m.lasts)
 					if b.late == 0 {
@@ -261,4 +261,13 @@ func (w *world) workOutMutes() {
 			certain = certain && sureTo > to && !w.ill(from-10*time.Second, to)
 		}
 	}
+}
+
+// keepsFile reports whether a boot certainly goes on with the file that the one before it wrote. A clone that crashed
+// before it knew which machine it is left its own in that of the other, which the next boot sets aside.
+func (w *world) keepsFile(n int) bool {
+	vm := w.boots[n].vm
+	return vm == w.boots[n-1].vm && (vm == 0 || slices.ContainsFunc(w.boots[:n], func(b *boot) bool {
+		return b.vm == vm && b.learned.seq > 0
+	}))
 }
