@@ -186,7 +186,7 @@ type decider struct {
 }
 
 // logTo makes the decider write its lines to log.
-func (d *decider) logTo(log *slog.Logger) { d.log = slog.New(heldLines{log.Handler(), d}) }
+func (d *decider) logTo(log *slog.Logger) { d.log = slog.New(&heldLines{log.Handler(), d}) }
 
 // Unlock releases the lock, and writes the lines.
 func (d *decider) Unlock() {
@@ -204,18 +204,18 @@ type heldLines struct {
 	d *decider
 }
 
-func (h heldLines) Handle(ctx context.Context, r slog.Record) error {
+func (h *heldLines) Handle(ctx context.Context, r slog.Record) error {
 	r = r.Clone()
 	h.d.lines = append(h.d.lines, func() { _ = h.Handler.Handle(ctx, r) }) // slog ignores the error too
 	return nil
 }
 
-func (h heldLines) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return heldLines{h.Handler.WithAttrs(attrs), h.d}
+func (h *heldLines) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &heldLines{h.Handler.WithAttrs(attrs), h.d}
 }
 
-func (h heldLines) WithGroup(name string) slog.Handler {
-	return heldLines{h.Handler.WithGroup(name), h.d}
+func (h *heldLines) WithGroup(name string) slog.Handler {
+	return &heldLines{h.Handler.WithGroup(name), h.d}
 }
 
 // cloudEvents holds CloudEvents by sequence number; nil for one that can't be read.

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -56,11 +55,8 @@ func (b *Bridge) addDropped(c *commit, dropped []outbox.Delivery, by string) {
 		bySink[d.Route] = append(bySink[d.Route], d)
 	}
 	for sink, list := range bySink {
-		var named []map[string]any
-		for _, d := range list[:min(len(list), ListedDead)] {
-			named = append(named, DescribeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
-		}
-		b.addReport(c, cloudevent.DeliveryDropped,
-			map[string]any{"sink": sink, "by": by, "count": len(list), "deliveries": named}, sink)
+		data := describeAll(sink, list)
+		data["by"] = by
+		b.addReport(c, cloudevent.DeliveryDropped, data, sink)
 	}
 }

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -32,6 +33,16 @@ func DescribeDead(key, reason string, i delivery.Item) map[string]any {
 		one["error"] = i.Error
 	}
 	return one
+}
+
+// describeAll describes deliveries of a sink that were given up or dropped together: how many there are, and the first of
+// them.
+func describeAll(sink string, list []outbox.Delivery) map[string]any {
+	var named []map[string]any
+	for _, d := range list[:min(len(list), ListedDead)] {
+		named = append(named, DescribeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
+	}
+	return map[string]any{"sink": sink, "count": len(list), "deliveries": named}
 }
 
 // gap is a time between two valid answers.
@@ -159,19 +170,15 @@ func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 
 // reportDeadOf reports the unreported dead letters of a route.
 func (b *Bridge) reportDeadOf(route string) {
-	var c commit
-	var named []map[string]any
-	for _, d := range b.Outbox.Unreported(route) {
-		c.Reported = append(c.Reported, outbox.Ref{Route: route, Seq: d.Seq()})
-		if len(named) < ListedDead {
-			named = append(named, DescribeDead(d.Key, d.Reason, d.Item))
-		}
-	}
-	if len(named) == 0 {
+	letters := b.Outbox.Unreported(route)
+	if len(letters) == 0 {
 		return // replayed or dropped meanwhile
 	}
-	now := b.addReport(&c, cloudevent.DeliveryDeadLettered,
-		map[string]any{"sink": route, "count": len(c.Reported), "deliveries": named}, route)
+	var c commit
+	for _, d := range letters {
+		c.Reported = append(c.Reported, outbox.Ref{Route: route, Seq: d.Seq()})
+	}
+	now := b.addReport(&c, cloudevent.DeliveryDeadLettered, describeAll(route, letters), route)
 	_ = b.commit(c, now)() // the outbox logs its errors
 }
 
