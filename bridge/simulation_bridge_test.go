@@ -162,12 +162,15 @@ func (p *process) pending() (n int) {
 func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
 
 // replay makes dead letters owed again; drop gives deliveries up.
-func (p *process) replay(keys []string, to string) error {
+// replay makes dead letters pending. What the disk makes of that is another matter.
+func (p *process) replay(keys []string, to string) {
 	if p.w.variant.strays {
 		to = ""
 	}
-	_, err := p.bridge.Replay(keys, to, "the operator")
-	return err
+	replayed, err := p.bridge.Replay(keys, to, "the operator")
+	if len(replayed) != len(keys) {
+		panic(err)
+	}
 }
 
 func (p *process) drop(keys []string) { p.bridge.Drop(keys, "the operator") }

@@ -81,9 +81,7 @@ func (x replay) operate(p *process) {
 		}
 		p.w.noteHand("replay", e)
 	}
-	if err := p.replay(keys, x.to); err != nil {
-		panic(err)
-	}
+	p.replay(keys, x.to)
 }
 
 func (x replay) String() string {

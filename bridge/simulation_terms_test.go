@@ -16,7 +16,13 @@ func (o *oracle) late(id string, b belief, route string) {
 			continue
 		}
 		c := b.changes[place]
-		if nb := c.event.notBeforeTime(); r.late == "drop" && c.kind == "scheduled" && !nb.IsZero() &&
+		nb := c.event.notBeforeTime()
+		for _, newer := range b.changes[place+1:] { // a lead counts to the present time, also where no update is told
+			if r.lead > 0 && newer.kind == "updated" && !newer.owed(r.name) && newer.at < t.start {
+				nb = newer.event.notBeforeTime()
+			}
+		}
+		if r.late == "drop" && c.kind == "scheduled" && !nb.IsZero() &&
 			t.began.clock.After(nb.Add(time.Second)) && !o.mayBeMuted(r.name, id, c.at, t.start) {
 			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
 		}

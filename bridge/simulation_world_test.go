@@ -374,6 +374,11 @@ func (w *world) end(how restart, image any) {
 	defer w.mu.Unlock()
 	w.boots[len(w.boots)-1].how = how
 	w.image, w.skew, w.armed = image, w.skew+how.step, nil
+	for i := range w.ills { // the next start finds the file that this run waited for
+		if w.late > 0 && w.ills[i].to == w.late+10*time.Second {
+			w.ills[i].to = min(w.ills[i].to, w.now())
+		}
+	}
 	w.true = w.now() + how.off
 	if w.late = 0; how.late > 0 {
 		w.late = w.true + how.late
