@@ -470,6 +470,34 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 	}
 }
 
+// Dead letters in a file that comes late are reported when it is known whose they are, and never by another VM.
+func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
+	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			image := filepath.Join(t.TempDir(), "outbox.db")
+			refuses, admin := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+			b := s.start(refuses.all("a"))
+			pause(1600 * time.Millisecond)
+			s.reboot(idA)
+			pause(600 * time.Millisecond) // it is dead, and to be reported within the second
+			b.snapshot(image)
+			older := filepath.Join(s.dir, "outbox.db")
+			s.vm = vm
+			b, bring := s.lateFile(b, func() {
+				copyFile(t, image, older)
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 8 * time.Second})
+			}, admin.trouble("admin"), (&ear{}).all("a"))
+			pause(4 * time.Second)
+			bring()
+			pause(3500 * time.Millisecond)
+			wantIDs(t, admin.types())
+			pause(time.Minute)
+			wantIDs(t, admin.types(), want...)
+			b.end()
+		})
+	}
+}
+
 // An outbox that comes late and is another VM's is set aside all the same.
 func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

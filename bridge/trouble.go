@@ -35,8 +35,8 @@ func DescribeDead(key, reason string, i delivery.Item) map[string]any {
 	return one
 }
 
-// describeAll describes deliveries of a sink that were given up or dropped together: how many there are, and the first of
-// them.
+// describeAll describes deliveries of a sink that were given up or dropped together: how many there are, and the first
+// of them.
 func describeAll(sink string, list []outbox.Delivery) map[string]any {
 	var named []map[string]any
 	for _, d := range list[:min(len(list), ListedDead)] {

@@ -55,7 +55,7 @@ type Recipient struct {
 	Held bool
 }
 
-// A Ref names a pending delivery.
+// A Ref names a delivery.
 type Ref struct {
 	Route string
 	Seq   uint64
@@ -71,7 +71,7 @@ type Move struct {
 }
 
 // Apply makes the change, and returns when it is on disk. After an error the change is in memory only, until a later
-// write succeeds. Apply ignores deliveries that are no longer pending.
+// write succeeds. Apply ignores deliveries that are no longer there.
 func (o *Outbox) Apply(b Batch) error { return o.Submit(b)() }
 
 // Submit makes the change without waiting for the disk. wait waits for the disk as Apply does.

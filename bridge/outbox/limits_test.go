@@ -45,6 +45,27 @@ func TestDefaultBoundsInBytes(t *testing.T) {
 	})
 }
 
+// Of too many dead letters those go that have been dead for longest, however old their deliveries are: what has just
+// become one stays, to be reported.
+func TestTheLongestDeadLettersGoFirst(t *testing.T) {
+	options := outbox.Options{Bounds: outbox.Bounds{Dead: 2}}
+	inBubble(t, options, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		a, b := o.Queue("a"), o.Queue("b")
+		mustAdd(t, o, "OLD", "scheduled", "b")
+		time.Sleep(time.Hour)
+		for _, group := range []string{"A", "B"} {
+			mustAdd(t, o, group, "scheduled", "a")
+			a.Report(delivery.Report{Now: time.Now(), Dead: a.Changes().Pending, Reason: delivery.ReasonRejected})
+			time.Sleep(time.Hour)
+		}
+		b.Report(delivery.Report{Now: time.Now(), Dead: b.Changes().Pending, Reason: delivery.ReasonExpired})
+		want(t, "dead", deadLetters(o, ""), "OLD-scheduled", "B-scheduled")
+		if list := o.Unreported("b"); len(list) != 1 {
+			t.Errorf("to be reported of b are %v", list)
+		}
+	})
+}
+
 // While the disk fails, new dead letters replace the oldest of those that are only in memory. Those on disk stay, and
 // those that were deleted don't count.
 func TestDeadLettersOnDiskAreKeptWhileTheDiskFails(t *testing.T) {

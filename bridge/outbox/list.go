@@ -126,8 +126,8 @@ func (c *change) replay(d *entry, to string) Delivery {
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
-// records by, the name of the user. also returns a batch that is applied in the same change; nil for none. It is called
-// without a lock, and again if one of the deliveries changes meanwhile.
+// records by, the name of the user. also returns a batch that is applied in the same change, at its Now; nil for none. It
+// is called without a lock, and again if one of the deliveries changes meanwhile.
 func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Batch) ([]Delivery, error) {
 	if o.readOnly {
 		return nil, ErrReadOnly

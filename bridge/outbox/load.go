@@ -297,8 +297,8 @@ func (o *Outbox) releaseLoaded() {
 	wake(o.kick)
 }
 
-// TakenUp returns a channel that is closed when Callbacks.Loaded has returned; nil if it need not be waited for,
-// because no file was read later than by Open. Until then Mark knows the file's marks, but the owner may not know its groups.
+// TakenUp returns a channel that is closed when Callbacks.Loaded has returned; nil if it need not be waited for, because
+// no file was read later than by Open. Until then Mark knows the file's marks, but the owner may not know its groups.
 func (o *Outbox) TakenUp() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -107,8 +107,16 @@ func bySeq(a, b *entry) int {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.route.name, b.route.name))
 }
 
-// byAge orders deliveries by the time at which they became due.
-func byAge(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(a, b)) }
+// since returns when the delivery became due, of a dead letter when it became that.
+func (e *entry) since() time.Time {
+	if e.death != nil {
+		return e.death.at
+	}
+	return e.Since()
+}
+
+// byAge orders deliveries by their since.
+func byAge(a, b *entry) int { return cmp.Or(a.since().Compare(b.since()), bySeq(a, b)) }
 
 func deliveries(entries []*entry) []Delivery {
 	list := make([]Delivery, len(entries))
@@ -118,7 +126,7 @@ func deliveries(entries []*entry) []Delivery {
 	return list
 }
 
-// ages is a heap of deliveries: the first has been due for longest.
+// ages is a heap of deliveries: the first has been due, or a dead letter, for longest.
 type ages []*entry
 
 func (a ages) Len() int { return len(a) }

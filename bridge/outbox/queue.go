@@ -153,11 +153,11 @@ func (o *Outbox) Held() (list [][]Delivery) {
 }
 
 // Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
-// never reported.
+// never reported. There are none until it is known whose a file is that was read late.
 func (o *Outbox) Unreported(route string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if r := o.routes[route]; r != nil {
+	if r := o.routes[route]; r != nil && o.takingUp == nil {
 		return deliveries(slices.SortedFunc(maps.Keys(r.unreported), bySeq))
 	}
 	return nil
