@@ -96,7 +96,7 @@ type Bridge struct {
 
 	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time
-	deciding     decider       // held while changes are derived from open events and committed; taken before mu
+	deciding     loggingMutex  // held while changes are derived from open events and committed; taken before mu
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
 	watchEnded   chan struct{} // closed when the poll loop has ended

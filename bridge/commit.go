@@ -177,45 +177,44 @@ func marshalEvent(ce event.Event) []byte {
 	return slices.Clone(b.Bytes())
 }
 
-// A decider is the lock that is held while changes are derived from open events and committed. It keeps the lines that
-// are logged meanwhile until it is released, because writing them may be slow.
-type decider struct {
+// A loggingMutex keeps the lines that its holder logs until it is released, because writing them may be slow.
+type loggingMutex struct {
 	sync.Mutex
 	log   *slog.Logger // for the holder of the lock only
 	lines []func()
 }
 
-// logTo makes the decider write its lines to log.
-func (d *decider) logTo(log *slog.Logger) { d.log = slog.New(&heldLines{log.Handler(), d}) }
+// logTo makes the mutex write its lines to log.
+func (m *loggingMutex) logTo(log *slog.Logger) { m.log = slog.New(&heldLines{log.Handler(), m}) }
 
 // Unlock releases the lock, and writes the lines.
-func (d *decider) Unlock() {
-	lines := d.lines
-	d.lines = nil
-	d.Mutex.Unlock()
+func (m *loggingMutex) Unlock() {
+	lines := m.lines
+	m.lines = nil
+	m.Mutex.Unlock()
 	for _, write := range lines {
 		write()
 	}
 }
 
-// heldLines is the handler of a decider's log.
+// heldLines is the handler of a loggingMutex's log.
 type heldLines struct {
 	slog.Handler
-	d *decider
+	m *loggingMutex
 }
 
 func (h *heldLines) Handle(ctx context.Context, r slog.Record) error {
 	r = r.Clone()
-	h.d.lines = append(h.d.lines, func() { _ = h.Handler.Handle(ctx, r) }) // slog ignores the error too
+	h.m.lines = append(h.m.lines, func() { _ = h.Handler.Handle(ctx, r) }) // slog ignores the error too
 	return nil
 }
 
 func (h *heldLines) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &heldLines{h.Handler.WithAttrs(attrs), h.d}
+	return &heldLines{h.Handler.WithAttrs(attrs), h.m}
 }
 
 func (h *heldLines) WithGroup(name string) slog.Handler {
-	return &heldLines{h.Handler.WithGroup(name), h.d}
+	return &heldLines{h.Handler.WithGroup(name), h.m}
 }
 
 // cloudEvents holds CloudEvents by sequence number; nil for one that can't be read.

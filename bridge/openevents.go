@@ -227,10 +227,15 @@ func (o *openEvents) undecided() (ids []string) {
 func (o *openEvents) toApprove(rules bool) (ids []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, op := range slices.SortedFunc(maps.Values(o.byID), byFirst) {
+	var events []*openEvent
+	for _, op := range o.byID {
 		if rules || op.Approval.unsent() {
-			ids = append(ids, op.event.ID)
+			events = append(events, op)
 		}
+	}
+	slices.SortFunc(events, byFirst)
+	for _, op := range events {
+		ids = append(ids, op.event.ID)
 	}
 	return ids
 }

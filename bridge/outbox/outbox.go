@@ -78,7 +78,7 @@ type Outbox struct {
 	journal
 	followers map[chan json.RawMessage]bool
 	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
-	notify    Callbacks
+	callbacks Callbacks
 
 	kick   chan struct{} // wakes the writer
 	loaded chan struct{} // the writer has read a file
@@ -121,7 +121,7 @@ func newOutbox(dir string, options Options) *Outbox {
 	}
 	return &Outbox{
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
-		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Callbacks,
+		bounds: options.Bounds.orDefaults(), memory: newMemory(), callbacks: options.Callbacks,
 		followers: map[chan json.RawMessage]bool{},
 		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
 		journal: journal{waiting: records{}, tryDone: make(chan struct{})},
@@ -134,7 +134,7 @@ func (o *Outbox) run() {
 	var messenger sync.WaitGroup
 	messenger.Go(func() {
 		for range o.loaded {
-			if f := o.callbacks().Loaded; f != nil {
+			if f := o.currentCallbacks().Loaded; f != nil {
 				f()
 			}
 			o.releaseLoaded()
@@ -149,18 +149,18 @@ func (o *Outbox) run() {
 func (o *Outbox) SetCallbacks(c Callbacks) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.notify = c
+	o.callbacks = c
 }
 
-func (o *Outbox) callbacks() Callbacks {
+func (o *Outbox) currentCallbacks() Callbacks {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.notify
+	return o.callbacks
 }
 
-func (n Callbacks) forgot(what string, count int) {
-	if n.Forgot != nil && count > 0 {
-		n.Forgot(what, count)
+func (c Callbacks) forgot(what string, count int) {
+	if c.Forgot != nil && count > 0 {
+		c.Forgot(what, count)
 	}
 }
 

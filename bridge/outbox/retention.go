@@ -51,7 +51,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	})
 	if aged > 0 {
 		o.log.Warn("dead letters dropped because of their age", "dropped", aged)
-		o.callbacks().forgot(ForgotDeadLetter, aged)
+		o.currentCallbacks().forgot(ForgotDeadLetter, aged)
 	}
 	return o.addJob(func() error { return o.dropHistory(now) })
 }
@@ -144,7 +144,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	if dropped > 0 {
 		o.log.Warn("oldest history dropped: over its bounds", "records", dropped,
 			"kept", o.bounds.History, "keptBytes", o.bounds.HistoryBytes)
-		o.callbacks().forgot(ForgotHistory, dropped)
+		o.currentCallbacks().forgot(ForgotHistory, dropped)
 	}
 	return o.writeWaiting()
 }

@@ -130,18 +130,18 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 		}
 		forgotten, o.historyDropped = o.historyDropped, 0
 	}
-	kept, notify := o.dead.n, o.notify
+	kept, callbacks := o.dead.n, o.callbacks
 	o.mu.Unlock()
 	if c.deadDropped > 0 {
 		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", c.deadDropped, "kept", kept)
-		notify.forgot(ForgotDeadLetter, c.deadDropped)
+		callbacks.forgot(ForgotDeadLetter, c.deadDropped)
 	}
 	if forgotten > 0 {
 		o.log.Warn("history dropped: the outbox cannot be written", "records", forgotten)
-		notify.forgot(ForgotHistory, forgotten)
+		callbacks.forgot(ForgotHistory, forgotten)
 	}
-	if len(c.newDead) > 0 && notify.Dead != nil {
-		notify.Dead(c.newDead)
+	if len(c.newDead) > 0 && callbacks.Dead != nil {
+		callbacks.Dead(c.newDead)
 	}
 	return n
 }
