@@ -55,6 +55,8 @@ type HistoryDelivery struct {
 	AnswerID string    `json:"answerId,omitempty"`
 	Reason   string    `json:"reason,omitempty"`
 	Error    string    `json:"error,omitempty"`
+	// ReplayedBy is the user who last replayed it as a dead letter.
+	ReplayedBy string `json:"replayedBy,omitempty"`
 }
 
 // A Period selects events by a prefix of the EventId, a VM name, and the time of the last change. Empty fields select
@@ -129,7 +131,7 @@ func (b *HistoryBuilder) addRecord(r outbox.Record) {
 	for _, d := range r.Deliveries {
 		deliveries = append(deliveries, HistoryDelivery{
 			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID,
-			Reason: d.Reason, Error: d.Error,
+			Reason: d.Reason, Error: d.Error, ReplayedBy: d.ReplayedBy,
 		})
 	}
 	b.Add(ce, deliveries)

@@ -23,7 +23,7 @@ func (b *Bridge) Sinks() []string {
 // Replay makes dead letters pending again, for their own route or, unless it is "", for to. by names the user, for the
 // record.
 func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error) {
-	replayed, err := b.Outbox.Replay(keys, to)
+	replayed, err := b.Outbox.Replay(keys, to, by)
 	for _, d := range replayed {
 		b.Log.Info("dead letter replayed", "key", d.Key, "id", d.ID, "by", by)
 	}

@@ -62,7 +62,8 @@ type Item struct {
 	Instead  *Instead `json:"instead,omitempty"`  // set if this route is the fallback
 	FellBack bool     `json:"fellBack,omitempty"` // the fallback has it too
 	// Replayed means that somebody asked for it. It is never late, and takes the place of no item that nobody asked for.
-	Replayed bool `json:"replayed,omitempty"`
+	Replayed   bool   `json:"replayed,omitempty"`
+	ReplayedBy string `json:"replayedBy,omitempty"` // the user who asked for it
 	// Mute holds it back while it is active. One that has ended is the last that the item waited for; nil for none.
 	Mute *Mute `json:"-"`
 }

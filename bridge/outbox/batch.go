@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"cmp"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -129,7 +128,7 @@ func (c *change) apply(b Batch) {
 	}
 	for _, r := range b.Supersede {
 		if e := c.entry(r); e != nil {
-			c.settle(e, StateSuperseded, "", delivery.Answer{}, e.Attempts)
+			c.supersede(e)
 		}
 	}
 	for _, m := range b.Move {
@@ -251,21 +250,20 @@ func (c *change) remove(e *entry) {
 	c.unref(e.message)
 }
 
-// settle ends a pending delivery with an outcome.
-func (c *change) settle(e *entry, how, status string, a delivery.Answer, attempts int) {
-	c.record(e.message, e.route.name, how, status, a, attempts)
+// supersede ends a pending delivery that a newer one replaces.
+func (c *change) supersede(e *entry) {
+	c.record(e.message, e.route.name, &e.Item, Result{State: StateSuperseded, Attempts: e.Attempts})
 	c.remove(e)
 }
 
-// record keeps the outcome of a delivery in the history, unless the message is transient.
-func (c *change) record(m *message, route, how, status string, a delivery.Answer, attempts int) {
+// record keeps the result of a delivery in the history, unless the message is transient.
+func (c *change) record(m *message, route string, i *delivery.Item, r Result) {
 	if m.Transient {
 		return
 	}
-	s := &settlement{ID: m.ID, Group: m.Group, Result: Result{State: how, At: c.now.UTC(), Attempts: attempts,
-		Answer: cmp.Or(a.Status, status), AnswerID: a.ID}}
-	m.setOutcome(route, Outcome{how, s.At})
-	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, s)
+	r.At, r.ReplayedBy = c.now.UTC(), i.ReplayedBy
+	m.setOutcome(route, Outcome{r.State, r.At})
+	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, &settlement{ID: m.ID, Group: m.Group, Result: r})
 }
 
 // giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route, unless it is late or

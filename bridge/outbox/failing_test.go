@@ -625,7 +625,7 @@ func TestOneChangeIsOneTransaction(t *testing.T) {
 		for _, l := range o.List(outbox.Selection{State: outbox.StateDead}) {
 			keys = append(keys, l.Key)
 		}
-		step("500 are replayed", func() error { _, err := o.Replay(keys, ""); return err })
+		step("500 are replayed", func() error { _, err := o.Replay(keys, "", "root"); return err })
 		step("500 are dropped", func() error { _, err := o.Drop(keys, "x", nil); return err })
 		step("a route goes", func() error { _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "b"}}...); return err })
 		step("its backlog is given up", func() error { o.GiveUpOrphans(time.Now().Add(25 * time.Hour)); return nil })

@@ -433,7 +433,7 @@ func TestFirstFormatIsMigrated(t *testing.T) {
 	if got := o.Reserve(time.Time{}); got <= seq(5) {
 		t.Errorf("the sequence number went back to %d", got)
 	}
-	if _, err := o.Replay([]string{"a/0946684803000000"}, ""); err != nil {
+	if _, err := o.Replay([]string{"a/0946684803000000"}, "", "root"); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-o.Maintain(at(6).Add(29 * 24 * time.Hour)); err != nil {

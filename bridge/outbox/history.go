@@ -26,8 +26,10 @@ type Result struct {
 	Attempts int       `json:"attempts"`
 	Answer   string    `json:"status,omitempty"` // what the destination said
 	AnswerID string    `json:"answerId,omitempty"`
-	Reason   string    `json:"-"`
-	Error    string    `json:"-"`
+	// ReplayedBy is the user who last made a dead letter pending again; "" for none.
+	ReplayedBy string `json:"replayedBy,omitempty"`
+	Reason     string `json:"-"`
+	Error      string `json:"-"`
 }
 
 // pageSize is how many records Walk reads at a time.
@@ -134,7 +136,7 @@ func (o *Outbox) recordOf(key string, p page) Record {
 		if e := cmp.Or(route.pending[seq], route.dead[seq]); e != nil {
 			d := e.record()
 			results[name] = Result{Route: name, State: d.State, At: later(d.Tried, d.DeadSince), Attempts: d.Attempts,
-				Reason: d.Reason, Error: d.Error}
+				ReplayedBy: d.ReplayedBy, Reason: d.Reason, Error: d.Error}
 		}
 	}
 	o.mu.Unlock()

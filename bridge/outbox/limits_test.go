@@ -107,12 +107,12 @@ func TestReplayNeedsARouteAndADeadLetter(t *testing.T) {
 			t.Fatal(err)
 		}
 		dead := o.List(outbox.Selection{State: outbox.StateDead})[0].Key
-		if _, err := o.Replay([]string{dead}, "b"); err == nil || !strings.Contains(err.Error(), "no sink b") {
+		if _, err := o.Replay([]string{dead}, "b", "root"); err == nil || !strings.Contains(err.Error(), "no sink b") {
 			t.Errorf("Replay to a route that is gone = %v", err)
 		}
 		alive := mustAdd(t, o, "B", "scheduled", "a")
 		for key, unknown := range map[string]bool{fmt.Sprintf("a/%016d", alive.Seq): false, "a/0000000000000001": true} {
-			if _, err := o.Replay([]string{key}, ""); err == nil || errors.Is(err, outbox.ErrUnknownKey) != unknown {
+			if _, err := o.Replay([]string{key}, "", "root"); err == nil || errors.Is(err, outbox.ErrUnknownKey) != unknown {
 				t.Errorf("Replay(%s) = %v", key, err)
 			}
 		}
@@ -138,12 +138,12 @@ func TestADeadLetterOfARemovedRouteIsReplayedToAnother(t *testing.T) {
 		for _, d := range o.List(outbox.Selection{State: outbox.StateDead}) {
 			keys = append(keys, d.Key)
 		}
-		got, err := o.Replay(keys, "")
+		got, err := o.Replay(keys, "", "root")
 		if err == nil || got != nil || !strings.Contains(err.Error(), "no sink gone; name another with --to") {
 			t.Errorf("Replay = %v, %v; want an error that names the sink and the remedy", got, err)
 		}
 		want(t, "dead", deadLetters(o, ""), "A-scheduled", "A-scheduled")
-		if got, err := o.Replay(keys[1:], "a"); err != nil || len(got) != 1 || got[0].Route != "a" {
+		if got, err := o.Replay(keys[1:], "a", "root"); err != nil || len(got) != 1 || got[0].Route != "a" {
 			t.Errorf("Replay to a = %v, %v", got, err)
 		}
 		want(t, "pending for the removed one", pending(o, "gone"))

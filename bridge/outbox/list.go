@@ -79,8 +79,9 @@ func (m *memory) find(key string) *entry {
 }
 
 // Replay makes dead letters pending again, for their own route or for the route named to. If a key is not that of a
-// dead letter, or a route is not in the settings, nothing is changed.
-func (o *Outbox) Replay(keys []string, to string) (replayed []Delivery, err error) {
+// dead letter, or a route is not in the settings, nothing is changed. The deliveries and the history record by, the name
+// of the user.
+func (o *Outbox) Replay(keys []string, to, by string) (replayed []Delivery, err error) {
 	var wrong error
 	err = o.submit(time.Now(), func(c *change) {
 		var letters []*entry
@@ -91,7 +92,7 @@ func (o *Outbox) Replay(keys []string, to string) (replayed []Delivery, err erro
 			return
 		}
 		for _, d := range letters {
-			replayed = append(replayed, c.replay(d, cmp.Or(to, d.route.name)))
+			replayed = append(replayed, c.replay(d, cmp.Or(to, d.route.name), by))
 		}
 	})()
 	return replayed, cmp.Or(wrong, err)
@@ -113,9 +114,9 @@ func (m *memory) mayReplay(letters []*entry, to string) error {
 }
 
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
-func (c *change) replay(d *entry, to string) Delivery {
+func (c *change) replay(d *entry, to, by string) Delivery {
 	e := &entry{message: d.message, route: c.route(to), Item: delivery.Item{
-		NotBefore: d.NotBefore, Pending: c.now.UTC(), Replayed: true,
+		NotBefore: d.NotBefore, Pending: c.now.UTC(), Replayed: true, ReplayedBy: by,
 	}}
 	if e.route == d.route { // another route starts from the beginning
 		e.Progress, e.Batch, e.Instead, e.FellBack = d.Progress, d.Batch, d.Instead, d.FellBack
@@ -162,7 +163,7 @@ func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Ba
 
 // drop removes a delivery, pending or dead.
 func (c *change) drop(e *entry, by string) {
-	c.record(e.message, e.route.name, StateDropped, "by "+by, delivery.Answer{}, e.Attempts)
+	c.record(e.message, e.route.name, &e.Item, Result{State: StateDropped, Answer: "by " + by, Attempts: e.Attempts})
 	if e.death != nil {
 		c.deleteDead(e)
 	} else {

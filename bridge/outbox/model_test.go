@@ -578,7 +578,7 @@ func (p *player) byHand() {
 		gone, known := p.m.routes[parse(key).route]
 		return gone || !known
 	})
-	replayed, err := p.o.Replay(keys, "")
+	replayed, err := p.o.Replay(keys, "", "root")
 	p.check(err)
 	if len(replayed) != len(keys) {
 		p.t.Errorf("%d of %d were replayed", len(replayed), len(keys))

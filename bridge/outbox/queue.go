@@ -205,7 +205,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 			c.replace(e, next)
 		}
 	})
-	each(rep.Superseded, func(e *entry) { c.settle(e, StateSuperseded, "", delivery.Answer{}, e.Attempts) })
+	each(rep.Superseded, c.supersede)
 	for _, i := range rep.Accepted {
 		c.settleAccepted(r, i, rep)
 	}
@@ -252,7 +252,8 @@ func (c *change) settleAccepted(r *route, i *delivery.Item, rep delivery.Report)
 	if m == nil {
 		m = &message{head: head{Message: *i.Message}}
 	}
-	c.record(m, r.name, StateAccepted, "", rep.Answer, i.Attempts+1)
+	c.record(m, r.name, i, Result{State: StateAccepted, Answer: rep.Answer.Status, AnswerID: rep.Answer.ID,
+		Attempts: i.Attempts + 1})
 	if letter != nil { // it was delivered after all
 		c.deleteDead(letter)
 	}

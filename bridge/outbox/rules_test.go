@@ -196,7 +196,7 @@ func TestReceiptOfALateReplayIsNotKeptForEver(t *testing.T) {
 		if err := <-o.Maintain(time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := o.Replay([]string{o.List(outbox.Selection{})[0].Key}, ""); err != nil {
+		if _, err := o.Replay([]string{o.List(outbox.Selection{})[0].Key}, "", "root"); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Answer: delivery.Answer{Receipt: []byte("r")}})
@@ -601,7 +601,7 @@ func TestRemovedRoutesKeepTheirBacklogForADay(t *testing.T) {
 			t.Errorf("dead are %v", dead)
 		}
 		want(t, "the routes", o.Routes(), "a", "b")
-		if _, err := o.Replay([]string{o.List(outbox.Selection{Route: "b"})[0].Key}, "b"); err == nil {
+		if _, err := o.Replay([]string{o.List(outbox.Selection{Route: "b"})[0].Key}, "b", "root"); err == nil {
 			t.Error("it was replayed to a route that isn't there")
 		}
 		if added, _ := set("a", "b"); !slices.Equal(added, []string{"b"}) {
@@ -628,14 +628,14 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 		list := o.List(outbox.Selection{})
 		alive, dead := list[0].Key, []string{list[1].Key, list[2].Key}
 		for _, keys := range [][]string{{dead[0], "a/1"}, {dead[0], "odd"}, {dead[0], alive}} {
-			if got, err := o.Replay(keys, ""); err == nil || got != nil {
+			if got, err := o.Replay(keys, "", "root"); err == nil || got != nil {
 				t.Errorf("Replay(%v) = %v, %v", keys, got, err)
 			}
 		}
 		if _, err := o.Drop([]string{alive, "a/1"}, "x", nil); !errors.Is(err, outbox.ErrUnknownKey) {
 			t.Errorf("Drop = %v, want ErrUnknownKey", err)
 		}
-		if _, err := o.Replay(dead, "nobody"); err == nil || !strings.Contains(err.Error(), "no sink nobody") {
+		if _, err := o.Replay(dead, "nobody", "root"); err == nil || !strings.Contains(err.Error(), "no sink nobody") {
 			t.Errorf("Replay to nobody = %v", err)
 		}
 		if got := o.List(outbox.Selection{}); len(got) != 3 || got[0].State != outbox.StatePending ||
@@ -643,7 +643,7 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 			t.Errorf("something was done: %v", got)
 		}
 		time.Sleep(time.Hour)
-		got, err := o.Replay([]string{dead[0], dead[0]}, "")
+		got, err := o.Replay([]string{dead[0], dead[0]}, "", "root")
 		if err != nil || len(got) != 1 || got[0].Attempts != 0 || got[0].Error != "" || !got[0].Pending.Equal(time.Now()) ||
 			string(got[0].Progress) != "p" || got[0].Batch != 3 {
 			t.Errorf("Replay = %+v, %v", got, err)
@@ -651,7 +651,7 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 		if i := q.Changes().Pending; len(i) != 1 || i[0].ID != "A-scheduled" || i[0].Attempts != 0 {
 			t.Errorf("the reader hears %+v", i)
 		}
-		got, err = o.Replay(dead[1:], "b")
+		got, err = o.Replay(dead[1:], "b", "root")
 		if err != nil || len(got) != 1 || got[0].Route != "b" || got[0].Progress != nil || got[0].Batch != 0 {
 			t.Errorf("Replay to b = %+v, %v", got, err)
 		}
@@ -673,6 +673,78 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 		}
 		want(t, "dropped", dropped, "a by somebody")
 	})
+}
+
+// Who replayed a delivery stays with it, also after a restart: while it is pending, when it has failed, when it is a dead
+// letter again, and with its result in the history.
+func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {
+	ends := map[string]func(o *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error{
+		outbox.StateAccepted: func(_ *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error {
+			q.Report(delivery.Report{Accepted: i, Durable: true})
+			return nil
+		},
+		outbox.StateSuperseded: func(_ *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error {
+			q.Report(delivery.Report{Superseded: i, Durable: true})
+			return nil
+		},
+		outbox.StateDead: func(_ *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error {
+			q.Report(delivery.Report{Dead: i, Reason: delivery.ReasonRejected, Durable: true})
+			return nil
+		},
+		outbox.StateDropped: func(o *outbox.Outbox, _ delivery.Queue, _ []*delivery.Item) error {
+			_, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "somebody", nil)
+			return err
+		},
+	}
+	for how, end := range ends {
+		dir := t.TempDir()
+		o := open(t, dir, outbox.Options{})
+		reopen := func() {
+			t.Helper()
+			if err := o.Close(); err != nil {
+				t.Fatal(err)
+			}
+			o = open(t, dir, outbox.Options{})
+		}
+		check := func(what string) {
+			t.Helper()
+			var got []string
+			err := o.Walk(0, func(r outbox.Record) error {
+				for _, d := range r.Deliveries {
+					got = append(got, d.State+" "+d.ReplayedBy)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			want(t, how+": "+what, got, what+" alice")
+			for _, d := range o.List(outbox.Selection{}) {
+				if shown, _, err := o.Show(d.Key); err != nil || shown.ReplayedBy != "alice" {
+					t.Errorf("%s: %s: shown is %q, %v; want that alice replayed it", how, what, shown.ReplayedBy, err)
+				}
+			}
+		}
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "scheduled", "a")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+		if _, err := o.Replay([]string{o.List(outbox.Selection{})[0].Key}, "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		check(outbox.StatePending)
+		q.Report(delivery.Report{Failed: q.Changes().Pending, Error: "no", Durable: true})
+		reopen()
+		check(outbox.StatePending)
+		q = o.Queue("a")
+		if err := end(o, q, q.Changes().Pending); err != nil {
+			t.Fatal(err)
+		}
+		reopen()
+		check(how)
+	}
 }
 
 // A dead letter is unreported until its owner says otherwise, also after a restart. One about no group never is, and
@@ -710,7 +782,7 @@ func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 		o = open(t, dir, outbox.Options{})
 		check("after a restart", "B-scheduled", "C-scheduled")
 	}
-	if _, err := o.Replay([]string{o.Unreported("a")[0].Key}, ""); err != nil {
+	if _, err := o.Replay([]string{o.Unreported("a")[0].Key}, "", "root"); err != nil {
 		t.Fatal(err)
 	}
 	check("one is replayed", "C-scheduled")

@@ -289,6 +289,9 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time) string {
 			words += ", " + wording.Printable(s)
 		}
 	}
+	if d.ReplayedBy != "" {
+		words += ", replayed by " + wording.Printable(d.ReplayedBy)
+	}
 	return words
 }
 
@@ -307,6 +310,7 @@ func printHistoryCSV(w io.Writer, histories []bridge.EventHistory) error {
 	rows := [][]string{{
 		"event", "type", "source", "resources", "outcome", "id", "change", "time", "notBefore", "whileAway", "observer",
 		"sink", "state", "at", "attempts", "answer", "answerId", "reason", "error",
+		"replayedBy",
 	}}
 	when := func(t time.Time) string {
 		if t.IsZero() {
@@ -328,7 +332,7 @@ func printHistoryCSV(w io.Writer, histories []bridge.EventHistory) error {
 					attempts = ""
 				}
 				rows = append(rows, append(row[:len(row):len(row)], d.Sink, d.State, when(d.At), attempts,
-					d.Answer, d.AnswerID, d.Reason, d.Error))
+					d.Answer, d.AnswerID, d.Reason, d.Error, d.ReplayedBy))
 			}
 		}
 	}

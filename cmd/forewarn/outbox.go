@@ -124,7 +124,8 @@ func (p *program) outboxReplayCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
-forewarn or, if none runs, changes the outbox's file. Prints the deliveries that are pending again.`,
+forewarn or, if none runs, changes the outbox's file. The history keeps who replayed them. Prints
+the deliveries that are pending again.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args

@@ -135,7 +135,7 @@ func (c *Client) History(
 // Replay makes dead letters pending again, and returns them.
 func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, error) {
 	return c.mutate(ctx, "/outbox/replay", m, func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error) {
-		return o.Replay(keys, m.To)
+		return o.Replay(keys, m.To, m.By)
 	})
 }
 

@@ -112,6 +112,47 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	}
 }
 
+// Who replayed a dead letter is kept, whether a forewarn runs or not.
+func TestWhoReplayedIsKept(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, runs := range []bool{true, false} {
+		at := Location{State: t.TempDir()}
+		c := Client{Location: at, Log: log}
+		box, err := outbox.Open(at.State, outbox.Options{Log: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A"}
+		batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{
+			{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []outbox.Recipient{{Route: "ops"}}}}}
+		if err := box.Apply(batch); err != nil {
+			t.Fatal(err)
+		}
+		q := box.Queue("ops")
+		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+		if runs {
+			l, err := Listen(at, log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
+			server := &http.Server{Handler: Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box)}
+			go server.Serve(l)
+			t.Cleanup(func() { server.Close(); box.Close() })
+		} else if err := box.Close(); err != nil {
+			t.Fatal(err)
+		}
+		replayed, err := c.Replay(t.Context(), Mutation{All: true, By: "root"})
+		if err != nil || len(replayed) != 1 || replayed[0].ReplayedBy != "root" {
+			t.Errorf("runs: %v: replayed are %+v, %v; want one, replayed by root", runs, replayed, err)
+		}
+		shown, err := c.Show(t.Context(), fmt.Sprintf("ops/%d", message.Seq))
+		if err != nil || shown.State != outbox.StatePending || shown.ReplayedBy != "root" {
+			t.Errorf("runs: %v: %s is shown, by %q, %v; want it pending, replayed by root", runs, shown.State, shown.ReplayedBy, err)
+		}
+	}
+}
+
 // A forewarn that does not answer is distinguished from one that does not run.
 func TestStatusOfAHangingForewarn(t *testing.T) {
 	at := Location{State: t.TempDir()}
