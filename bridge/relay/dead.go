@@ -31,7 +31,9 @@ type deadLetter struct {
 	At        time.Time `json:"at"`
 	Pending   time.Time `json:"pending"` // when it became pending
 	Attempts  int       `json:"attempts"`
-	Bytes     int       `json:"bytes"` // of the CloudEvent
+	// ReplayedBy is the user who had replayed the delivery; "" for none.
+	ReplayedBy string `json:"replayedBy,omitempty"`
+	Bytes      int    `json:"bytes"` // of the CloudEvent
 	// CloudEvent is absent if it can't be read, or is too large for one message with the rest. The stream may have it.
 	CloudEvent json.RawMessage `json:"cloudEvent,omitempty"`
 }

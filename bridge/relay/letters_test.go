@@ -127,6 +127,68 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 	})
 }
 
+// Who replayed a delivery stays with it while it is pending and when it is a dead letter again, and in the stream. A name
+// too long for a dead letter is cut.
+func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		began := time.Now()
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Second)
+		check := func(what, state, by string) {
+			t.Helper()
+			list, _, err := r.List(t.Context(), relay.Selection{State: state}, 100)
+			if err != nil || len(list) != 1 || list[0].ReplayedBy != by {
+				t.Fatalf("%s: %s are %d, %v; want one, replayed by %q", what, state, len(list), err, by)
+			}
+			shown, err := r.Show(t.Context(), list[0].Key)
+			if err != nil || shown.State != state || shown.ReplayedBy != by {
+				t.Errorf("%s: shown is %s, by %q, %v; want %s, replayed by %q", what, shown.State, shown.ReplayedBy, err, state, by)
+			}
+		}
+		check("before", "dead", "")
+		hook.say(fails(errRefused))
+		if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "root (ålice)"); err != nil {
+			t.Fatal(err)
+		}
+		pause(10 * time.Second)
+		check("replayed", "pending", "root (ålice)")
+		hook.say(fails(fmt.Errorf("%w: 400", delivery.ErrRejected)))
+		pause(time.Hour)
+		check("it fails again", "dead", "root (ålice)")
+		if _, err := r.Drop(t.Context(), keys(t, r, "hook"), "root"); err != nil {
+			t.Fatal(err)
+		}
+		long := strings.Repeat("b", 1000)
+		p := relay.ReplayRequest{Sink: "hook", Since: began, By: long, Run: "one"}
+		if _, err := r.ReplayPast(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		check("the past is replayed", "dead", long[:200])
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var by []string
+		for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
+			msg, err := stream.GetMsg(t.Context(), seq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name := msg.Header.Get("Forewarn-Replayed-By"); name != "" {
+				by = append(by, name)
+			}
+		}
+		if want := []string{"root%20(%C3%A5lice)", long}; !slices.Equal(by, want) {
+			t.Errorf("the stream says %q replayed, want %q", by, want)
+		}
+		stop()
+	})
+}
+
 // When the newest dead letter is gone, the others are still listed, and the past of a stream whose newest message was
 // deleted is still replayed.
 func TestWhatIsLeftIsReadWhenTheNewestIsGone(t *testing.T) {

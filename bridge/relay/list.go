@@ -186,7 +186,7 @@ func (r *Relay) readDeadLetter(ctx context.Context, sink string, seq uint64) (at
 }
 
 // Replay publishes dead letters again and returns them. Each goes to its own sink, or to the sink that to names. by is
-// who asked for it.
+// who asked for it; the message in the stream has it.
 func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
 	return r.removeEach(ctx, keys, func(at uint64, l deadLetter) error {
 		if l.Sink == noSink {
@@ -210,7 +210,8 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if err != nil {
 			return err
 		}
-		if err := replay(ctx, st.js, sink, ce, fmt.Sprintf("%s-replay-%s-%d-%s", ce.ID(), l.Sink, at, sink)); err != nil {
+		id := fmt.Sprintf("%s-replay-%s-%d-%s", ce.ID(), l.Sink, at, sink)
+		if err := replay(ctx, st.js, sink, ce, by, id); err != nil {
 			return err
 		}
 		r.Log.Info("a dead letter is replayed", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "to", sink, "by", by)
@@ -274,7 +275,7 @@ func (l deadLetter) entry() Entry {
 				Seq: l.Seq, ID: l.ID, Type: l.Type, Group: l.Event, AzureType: l.AzureType,
 				Change: strings.TrimPrefix(imds.CutText(l.Type, 100), cloudevent.EventPrefix),
 			},
-			Pending: l.Pending, Attempts: l.Attempts, Error: l.Error,
+			Pending: l.Pending, Attempts: l.Attempts, Error: l.Error, ReplayedBy: l.ReplayedBy,
 		},
 	}
 }

@@ -20,21 +20,24 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// Headers of a message that a relay publishes for a fallback.
+// Headers of a message that a relay publishes for one sink: of a fallback, and of a replay. The last two are
+// percent-encoded.
 const (
-	headerInstead    = "Forewarn-Instead-Of"  // the sink that could not deliver it
-	headerInsteadWhy = "Forewarn-Instead-Why" // percent-encoded
+	headerInstead    = "Forewarn-Instead-Of" // the sink that could not deliver it
+	headerInsteadWhy = "Forewarn-Instead-Why"
+	headerReplayedBy = "Forewarn-Replayed-By" // the user who asked for it
 )
 
 // A message is a message of the stream that holds a CloudEvent.
 type message struct {
-	seq      uint64
-	stored   time.Time // when the stream took it
-	ce       event.Event
-	change   imds.Change       // zero when it is about a bridge
-	eventID  string            // of the Azure event; "" when it is about a bridge
-	onlySink string            // the only sink that it is for; "" for all
-	instead  *delivery.Instead // set if it is for a fallback
+	seq        uint64
+	stored     time.Time // when the stream took it
+	ce         event.Event
+	change     imds.Change       // zero when it is about a bridge
+	eventID    string            // of the Azure event; "" when it is about a bridge
+	onlySink   string            // the only sink that it is for; "" for all
+	instead    *delivery.Instead // set if it is for a fallback
+	replayedBy string            // the user who asked for it; "" if nobody did
 }
 
 // decode returns the CloudEvent of a message in either mode of the NATS binding. It is structured if the content type
@@ -165,6 +168,10 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 		}
 		m.instead = &delivery.Instead{Sink: of, Why: why}
 	}
+	if m.onlySink != "" {
+		by, _ := attributeValue(header.Get(headerReplayedBy)) // an unreadable name must not hold up a delivery
+		m.replayedBy = imds.Printable(by, 200)
+	}
 	if strings.HasPrefix(m.ce.Type(), cloudevent.EventPrefix) {
 		m.change = bridge.ChangeOf(m.ce)
 		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
@@ -218,7 +225,7 @@ func (m message) item(due time.Time) *delivery.Item {
 			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
 		},
 		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
-		Replayed: m.onlySink != "" && m.instead == nil && m.eventID != "",
+		Replayed: m.onlySink != "" && m.instead == nil && m.eventID != "", ReplayedBy: m.replayedBy,
 	}
 }
 

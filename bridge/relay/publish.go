@@ -15,7 +15,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/cloudevent"
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -114,7 +113,7 @@ func (r *Relay) notifySinks(ctx context.Context, js jetstream.JetStream, ce even
 		if route.Name == except || !route.Terms.Bridge.Hears(ce.Type()) {
 			continue
 		}
-		if err := publishForSink(ctx, js, route.Name, ce, nil, ce.ID()+"-"+route.Name); err != nil {
+		if err := publishForSink(ctx, js, route.Name, ce, nats.Header{}, ce.ID()+"-"+route.Name); err != nil {
 			errs = append(errs, fmt.Errorf("sink %s: %w", route.Name, err))
 		}
 	}
@@ -159,14 +158,9 @@ func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Ev
 	return publish(ctx, js, "forewarn.bridge.relay."+token(r.Name)+"."+token(ce.ID()), ce, id, nats.Header{})
 }
 
-// publishForSink puts a CloudEvent into the stream for one sink only. instead is set if that is a fallback.
-func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event,
-	instead *delivery.Instead, id string) error {
-	header := nats.Header{}
-	if instead != nil {
-		header.Set(headerInstead, instead.Sink)
-		header.Set(headerInsteadWhy, percentEncoded(imds.CutText(instead.Why, 1<<10)))
-	}
+// publishForSink puts a CloudEvent into the stream for one sink only.
+func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, header nats.Header,
+	id string) error {
 	err := publish(ctx, js, sinkPrefix+token(sink)+"."+token(ce.ID()), ce, token(id), header)
 	if errors.Is(err, jetstream.ErrNoStreamResponse) {
 		return fmt.Errorf("no stream takes %s>; forewarn relay --provision adds it: %w", sinkPrefix, err)
@@ -174,11 +168,12 @@ func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce
 	return err
 }
 
-// replay puts a CloudEvent into the stream again for one sink, with the time of the replay as its recordedtime.
-func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, id string) error {
+// replay puts a CloudEvent into the stream again for one sink, with the time of the replay as its recordedtime, and with
+// who asked for it in a header.
+func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, by, id string) error {
 	again := ce.Clone()
 	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
-	return publishForSink(ctx, js, sink, again, nil, id)
+	return publishForSink(ctx, js, sink, again, nats.Header{headerReplayedBy: {percentEncoded(by)}}, id)
 }
 
 // publish puts a CloudEvent into the stream that takes the subject. The stream keeps one of the messages with the same

@@ -173,7 +173,7 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 
 func (x *replayer) replay(ctx context.Context, ce event.Event) error {
 	x.done[ce.ID()] = true
-	if err := replay(ctx, x.js, x.route.Name, ce, ce.ID()+"-replay-"+x.request.Run); err != nil {
+	if err := replay(ctx, x.js, x.route.Name, ce, x.request.By, ce.ID()+"-replay-"+x.request.Run); err != nil {
 		return err
 	}
 	x.part.Replayed = append(x.part.Replayed, ReplayedEvent{ce.ID(), ce.Type(), ce.Subject(), ce.Time()})

@@ -41,7 +41,7 @@ func (q *queue) keepDeadLetter(u *unkept, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{
 		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, Event: i.Group, AzureType: i.AzureType, Reason: r.Reason,
-		Error: why, At: r.Now.UTC(), Pending: i.Pending, Attempts: i.Attempts,
+		Error: why, At: r.Now.UTC(), Pending: i.Pending, Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
 	}
 	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
 	if ofAttempt && !slices.Contains(r.Untried, i) {
@@ -87,8 +87,9 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	if fallback == "" {
 		return nil
 	}
-	instead := &delivery.Instead{Sink: q.route.Name, Why: cmp.Or(why, "no answer")}
-	err := publishForSink(q.ctx, q.js, fallback, ce, instead, ce.ID()+"-instead-"+fallback)
+	header := nats.Header{headerInstead: {q.route.Name},
+		headerInsteadWhy: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
+	err := publishForSink(q.ctx, q.js, fallback, ce, header, ce.ID()+"-instead-"+fallback)
 	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {
 		q.log.Error("a delivery is too large to be handed to the fallback", "id", i.ID, "fallback", fallback, "err", err)
 		return nil
