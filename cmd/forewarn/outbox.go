@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/wording"
 )
+
+var errEmptyKey = errors.New("a key is empty; forewarn outbox list shows the keys")
 
 func (p *program) outboxCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -106,6 +109,9 @@ func (p *program) outboxShowCommand() *cobra.Command {
 		Example: "  forewarn outbox show audit/1795244400000000",
 		Args:    cobra.ExactArgs(1), Annotations: map[string]string{argumentSource: "forewarn outbox list shows the keys"},
 		RunE: func(c *cobra.Command, args []string) error {
+			if args[0] == "" {
+				return exit(exitUsage, errEmptyKey)
+			}
 			running, _, err := p.running()
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
@@ -166,6 +172,8 @@ func (p *program) mutate(
 	switch {
 	case m.All == (len(m.Keys) > 0):
 		return exit(exitUsage, errors.New("expected either keys, which forewarn outbox list shows, or --all"))
+	case slices.Contains(m.Keys, ""):
+		return exit(exitUsage, errEmptyKey)
 	case m.Sink != "" && !m.All:
 		return exit(exitUsage, errors.New("--sink works only with --all; a key names its sink"))
 	}
