@@ -65,6 +65,34 @@ func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 	})
 }
 
+// A sink may be blocked long before that matters to anybody, because it refuses heartbeats. Once it refuses something
+// about an Azure event too, the others are told at once, or at the next probe if the event is far off.
+func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) {
+	for notice, within := range map[time.Duration]time.Duration{10 * time.Minute: 5 * time.Second, 24 * time.Hour: time.Minute + 5*time.Second} {
+		bubble(t, func(t *testing.T, s *stage) {
+			admin, down := &ear{}, &ear{answer: always(errRefused)}
+			b := s.start(admin.trouble("admin"), down.all("down").with(func(x *Terms) { x.Heartbeat = 10 * time.Minute }))
+			pause(time.Hour)
+			if st := b.Status(); st.Sinks[1].State != SinkIsBlocked {
+				t.Fatalf("the sink is %s, want it blocked by heartbeats", st.Sinks[1].State)
+			}
+			wantIDs(t, admin.types())
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(notice)})
+			pause(within)
+			if got := strings.Join(admin.types(), " "); got != "sink.blocked" {
+				t.Fatalf("%v before an event and %v after its announcement, told %q, want sink.blocked", notice, within, got)
+			}
+			if data := tellingOf(t, admin.accepted()[0].Event); data["pending"] != 2.0 || !strings.Contains(fmt.Sprint(data["error"]), "401") {
+				t.Errorf("it says %v", data)
+			}
+			down.say(nil)
+			pause(2 * time.Minute)
+			wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
+			b.end()
+		})
+	}
+}
+
 // The sink concerned does not hear of itself as somebody's fallback either: its trouble waits for who is to hear it.
 func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

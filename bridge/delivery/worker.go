@@ -30,7 +30,8 @@ type Config struct {
 	Log     *slog.Logger
 	Meter   Meter          // nil to count nothing
 	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
-	// Trouble is called when the route becomes blocked, with the reason, and with nil whenever it accepts.
+	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
+	// something be pending that makes this worth telling. It is called with nil whenever the route accepts.
 	Trouble func(why error)
 }
 
@@ -339,7 +340,7 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 	}
 	old := w.expired(r, now)
 	wish, _ := errors.AsType[*RetryAfter](r.err)
-	blocked, shared := w.planRetry(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)
+	became, shared := w.planRetry(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)
 	if shared {
 		w.failures++
 	}
@@ -353,8 +354,10 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 	}
 	w.report(report)
 	w.logFailure(r, report.Next)
-	if blocked {
+	if became {
 		w.Log.Error("sink blocked; deliveries are kept, but somebody must act", "err", r.err)
+	}
+	if w.blocked {
 		w.Trouble(r.err)
 	}
 }

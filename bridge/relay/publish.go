@@ -18,7 +18,7 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route
+// reportTrouble is called by a Worker while its route is blocked, with the reason, and with nil when the route
 // accepts again. The other routes that want to know get a CloudEvent, unless they got it when another relay served the
 // route. A route that a reload removed is no trouble of this relay any more.
 func (r *Relay) reportTrouble(q *queue, why error) {
