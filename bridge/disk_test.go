@@ -30,6 +30,7 @@ type disk struct {
 	mu      sync.Mutex
 	err     error         // of every write
 	gate    chan struct{} // that every write waits for; nil for nothing
+	reads   chan struct{} // that every read of one value waits for; nil for nothing
 	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
 
@@ -74,6 +75,12 @@ func (d *disk) older(bucket string, value []byte) []byte {
 }
 
 func (d *disk) Read(bucket, key string) ([]byte, error) {
+	d.mu.Lock()
+	gate := d.reads
+	d.mu.Unlock()
+	if gate != nil {
+		<-gate
+	}
 	value, err := d.Storage.Read(bucket, key)
 	return d.older(bucket, value), err
 }
@@ -119,6 +126,16 @@ func (d *disk) block() (release func()) {
 	gate := make(chan struct{})
 	d.gate = gate
 	return func() { close(gate) }
+}
+
+// hang makes every write, and every read of one value, hang until release is called.
+func (d *disk) hang() (release func()) {
+	writes := d.block()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gate := make(chan struct{})
+	d.reads = gate
+	return func() { close(gate); writes() }
 }
 
 var errFull = errors.New("no space left on device")
@@ -800,4 +817,30 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 		}
 		b.end()
 	})
+}
+
+// While the disk hangs in reads too, a change that is in memory is told by a sink that waits for an old delivery's.
+func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
+	for _, timeout := range []time.Duration{0, 10 * time.Second} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{answer: always(errDown)}
+			b := s.start(e.all("a").with(func(x *Terms) { x.Timeout = timeout }))
+			pause(1500 * time.Millisecond)
+			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
+			pause(time.Minute)
+			release := s.disk.hang()
+			e.say(nil)
+			pause(10 * time.Minute) // longer than any backoff
+			wantIDs(t, e.ids())
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(10 * time.Minute)})
+			pause(12 * time.Second)
+			wantIDs(t, e.ids(), idA+"-scheduled")
+			release()
+			pause(10 * time.Minute)
+			if ids := e.ids(); len(ids) < 2 || ids[1] != idB+"-scheduled" {
+				t.Errorf("once the disk is back, %q were accepted, want the old one too", ids)
+			}
+			b.end()
+		})
+	}
 }
