@@ -66,7 +66,6 @@ type Move struct {
 	Due       time.Time
 	NotBefore time.Time
 	Held      bool
-	Restart   bool // its age counts from Batch.Now
 }
 
 // Apply makes the change, and returns when it is on disk. After an error the change is in memory only, until a later
@@ -171,9 +170,6 @@ func (c *change) move(m Move) {
 	}
 	next := e.copy()
 	next.Due, next.NotBefore, next.held = m.Due.UTC(), m.NotBefore, m.Held
-	if m.Restart {
-		next.Pending = c.now.UTC()
-	}
 	c.replace(e, next)
 }
 
@@ -221,16 +217,15 @@ func (c *change) unref(m *message) {
 }
 
 // addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable.
-func (c *change) addPending(e *entry) bool {
+func (c *change) addPending(e *entry) {
 	if e.route.pending[e.message.Seq] != nil {
-		return false
+		return
 	}
 	e.Message, e.change = &e.message.Message, c.number
 	e.Mute = delivery.MuteOf(c.mutes, e.route.name, &e.Item)
 	c.put(e)
 	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, e.key(), e)
-	return true
 }
 
 // replace replaces e by next.

@@ -23,6 +23,7 @@ type disk struct {
 	failIn  int           // the n-th write from now on fails; it is applied if lose is set, which ends then
 	hang    chan struct{} // writes wait until it is closed
 	takes   time.Duration // each write
+	walks   time.Duration // each record of a walk takes
 	aside   []string      // why it was set aside
 	opens   int           // how often it was asked to open
 
@@ -128,10 +129,11 @@ func (d *disk) Read(bucket, key string) ([]byte, error) {
 
 func (d *disk) Walk(bucket, from string, f func(key string, value []byte) error) error {
 	d.mu.Lock()
-	b := maps.Clone(d.data[bucket])
+	b, walks := maps.Clone(d.data[bucket]), d.walks
 	d.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(b)) {
 		if key >= from {
+			time.Sleep(walks)
 			if err := f(key, b[key]); err != nil {
 				return err
 			}

@@ -635,3 +635,73 @@ func TestOneChangeIsOneTransaction(t *testing.T) {
 		o.Close()
 	})
 }
+
+// A disk that is slow, so that what is pending counts as in memory only for a while, makes nobody give up anything.
+func TestASlowDiskGivesNothingUp(t *testing.T) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{InMemory: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		d.set(func() { d.takes = 8 * time.Second })
+		batch := outbox.Batch{Now: time.Now()}
+		for i := range 20 {
+			batch.Add = append(batch.Add, addition(o, fmt.Sprint("E", i), "scheduled", "a"))
+		}
+		if err := o.Apply(batch); err == nil {
+			t.Error("the disk counts as quick")
+		}
+		_, _ = add(o, "LATER", "scheduled", "a")
+		time.Sleep(time.Minute)
+		if n, err := len(pending(o, "a")), o.Durable(); n != 21 || err != nil {
+			t.Errorf("%d are pending, want 21; Durable = %v", n, err)
+		}
+		want(t, "dead", deadLetters(o, "a"))
+	})
+}
+
+// Maintenance may take as long as it needs while the disk answers: nobody takes that for a disk that fails.
+func TestLongMaintenanceIsNoFailure(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		for i := range 10 {
+			mustAdd(t, o, fmt.Sprint("E", i), "scheduled", "a")
+		}
+		d.set(func() { d.walks = time.Second })
+		done := o.Maintain(time.Now())
+		for range 9 {
+			time.Sleep(time.Second)
+			if err := o.Durable(); err != nil {
+				t.Errorf("Durable = %v", err)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What is pending for a route that was removed while the file could not be read becomes dead letters after a day.
+func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}, outbox.Route{Name: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "scheduled", "a", "b")
+		o.Close()
+		s := &misreading{Storage: d}
+		s.set(0, errIO)
+		o = open(t, t.TempDir(), outbox.Options{Storage: s})
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err == nil {
+			t.Error("the file can be read at once")
+		}
+		time.Sleep(time.Minute)
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+		if o.Stats(time.Now())["a"].Gone.IsZero() {
+			t.Error("it counts as in the settings")
+		}
+		time.Sleep(25 * time.Hour)
+		o.GiveUpOrphans(time.Now())
+		want(t, "pending after a day", pending(o, "a"))
+		want(t, "dead after a day", deadLetters(o, "a"), "A-scheduled")
+		want(t, "pending for the other", pending(o, "b"), "A-scheduled")
+		o.Close()
+	})
+}

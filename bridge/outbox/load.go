@@ -234,6 +234,10 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	if o.waiting[last] != nil {
 		o.waiting[last] = []byte(seqKey(o.last))
 	}
+	if o.settings != nil { // routes of the file that are not among them were removed while it could not be read
+		c := change{memory: &o.memory, now: time.Now(), writes: o.waiting}
+		c.setRoutes(o.settings)
+	}
 	o.assignMutes(0)
 	if o.started && o.takingUp == nil {
 		o.takingUp = make(chan struct{})

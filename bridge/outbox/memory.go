@@ -24,6 +24,7 @@ type memory struct {
 	groups    map[string]*group
 	messages  map[uint64]*message
 	routes    map[string]*route
+	settings  []Route // the last Batch.Routes; nil: none yet
 
 	held    map[*entry]bool
 	recent  []*entry // includes all deliveries that are not on disk

@@ -71,7 +71,7 @@ type Outbox struct {
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
 	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
 
-	patience *time.Timer // expires when the current transaction takes too long; only the writer uses it
+	patience *time.Timer // expires when the disk gives no sign of life for too long; only the writer uses it
 
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory

@@ -34,6 +34,7 @@ func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
 }
 
 func (c *change) setRoutes(routes []Route) {
+	c.settings = routes
 	configured := map[string]bool{}
 	for _, s := range routes {
 		r := c.route(s.Name)

@@ -117,7 +117,8 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
 	f(c)
-	c.enforceBounds(o.bounds, o.failing != nil)
+	// What a slow disk is about to store is only late, and not lost before a crash.
+	c.enforceBounds(o.bounds, o.failing != nil && !errors.Is(o.failing, errSlowDisk))
 	for _, body := range c.added {
 		o.publish(body)
 	}
@@ -243,9 +244,9 @@ func (o *Outbox) writer() {
 		o.jobs = nil
 		o.mu.Unlock()
 		for _, do := range jobs {
-			timer := o.watchDisk()
+			o.patience = o.watchDisk()
 			do(err)
-			if !timer.Stop() {
+			if !o.patience.Stop() {
 				wake(o.kick) // the next write ends that failure
 			}
 		}
