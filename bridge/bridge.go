@@ -75,7 +75,8 @@ type Bridge struct {
 	learned          bool // instance metadata has named the observer in this run
 	whyUnnamed       nameless
 	answer           lastAnswer // the last valid one, of this run or an earlier one
-	touched          time.Time  // when answer was last written to the outbox
+	handled          lastAnswer // the last one whose changes are committed; only the poll loop uses it
+	touched          time.Time  // when it was last written to the outbox
 	routes           []Route
 	rules            []Rule
 	rulings          map[string]string       // by EventId: why it is not approved
@@ -83,6 +84,7 @@ type Bridge struct {
 	byHand           map[string]int          // by EventId: the number of approvals by hand under way
 	workers          map[string]*routeWorker // by route, also of removed routes until they have ended
 	delivering       bool                    // workers have been started
+	settings         int                     // how often Reload has replaced the routes
 	stopping         bool                    // no more workers are started
 	imds             imdsState
 	lastHeartbeat    map[string]beat         // by route
@@ -119,11 +121,12 @@ type imdsState struct {
 // routeWorker is the worker of a route, with functions to end it. They may be called repeatedly.
 type routeWorker struct {
 	*delivery.Worker
-	kind  string // of its route
-	stop  func() // lets it end because the program stops
-	leave func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
-	cut   func() // aborts it
-	done  chan struct{}
+	kind     string // of its route
+	settings int    // the number of the settings with its route
+	stop     func() // lets it end because the program stops
+	leave    func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
+	cut      func() // aborts it
+	done     chan struct{}
 }
 
 // New returns a Bridge. It starts nothing before Run.
@@ -210,23 +213,42 @@ func (b *Bridge) lastAnswer() lastAnswer {
 	return b.answer
 }
 
-// noteAnswer records a valid answer, and the gap since the last one with the open events. An answer without a gap is
-// written to the outbox once a minute.
+// noteAnswer records a valid answer, and the gap since the last one with the open events.
 func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	b.mu.Lock()
-	before, touched := b.answer, b.touched
+	before := b.answer
 	b.answer = a
 	b.mu.Unlock()
 	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.age(a.At), rebooted) })
-	if len(groups) == 0 && a.At.Sub(touched) < touchEvery {
-		return
+	if len(groups) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: a.At, Groups: groups})
 	}
+}
+
+// keepAnswer writes the last answer to the outbox, once a minute and after a gap. It is called when all that follows
+// from the answer is committed: a crash before then must not hide the gap.
+func (b *Bridge) keepAnswer() {
 	b.mu.Lock()
-	b.touched = a.At
+	a, gap := b.answer, b.answer.At.Sub(b.handled.At) > gapAbove
+	due := gap || a.At.Sub(b.touched) >= touchEvery
+	if b.handled = a; due {
+		b.touched = a.At
+	}
 	b.mu.Unlock()
-	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)}, Groups: groups})
+	if due {
+		b.storeAnswer(a, nil)
+	}
+}
+
+// storeAnswer writes an answer, unless there was none, and open events to the outbox.
+func (b *Bridge) storeAnswer(a lastAnswer, groups map[string]*outbox.Group) {
+	batch := outbox.Batch{Now: time.Now(), Groups: groups}
+	if !a.At.IsZero() {
+		batch.Values = map[string][]byte{valueAnswer: imds.CompactJSON(a)}
+	}
+	b.Outbox.Submit(batch)
 }
 
 // jitter returns a random duration between d/2 and d.
@@ -244,7 +266,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	routes := b.routes
 	b.mu.Unlock()
 	b.setRoutes(routes, now, func() {})
-	b.endMutes(now)
+	b.endMutes()
 	b.holdAgain(now)
 	close(b.routed)
 
@@ -273,11 +295,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	}
 	b.mu.Unlock()
 	b.running.wait()
-	if a := b.lastAnswer(); !a.At.IsZero() {
-		waits := b.events.note(func(op *openEvent) bool { return op.Waited != nil })
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)},
-			Groups: waits})
-	}
+	b.storeAnswer(b.handled, b.events.note(func(op *openEvent) bool { return op.Waited != nil }))
 	return b.Outbox.Close()
 }
 
@@ -306,14 +324,17 @@ func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.routes, b.rules, b.Settings = routes, rules, s
+		b.settings++
 	})
 	_ = wait() // the outbox logs its errors
-	b.endMutes(time.Now())
+	b.endMutes()
 	b.reread.Store(true)
 
 	b.mu.Lock()
 	for _, c := range b.workers {
-		c.leave()
+		if c.settings != b.settings { // startWorkers may have been faster
+			c.leave()
+		}
 	}
 	if b.delivering && !b.stopping {
 		for _, r := range routes {
@@ -348,23 +369,26 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 	}
 }
 
-// startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. The
-// caller holds mu.
+// startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It
+// does nothing if the route has one. The caller holds mu.
 func (b *Bridge) startWorker(r Route) {
+	var before chan struct{}
+	if was := b.workers[r.Name]; was != nil {
+		if was.settings == b.settings {
+			return
+		}
+		before = was.done
+	}
 	ctx, end := b.running.begin(context.Background())
 	ctx, cut := context.WithCancel(ctx)
 	stop, leave := make(chan struct{}), make(chan struct{})
-	var before chan struct{}
-	if was := b.workers[r.Name]; was != nil {
-		before = was.done
-	}
 	c := &routeWorker{
 		Worker: delivery.NewWorker(delivery.Config{
 			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Before: before,
 			Secrets: r.Secrets, Log: b.Log, Meter: b.Meter, Random: b.Random,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
 		}),
-		kind: r.Kind, done: make(chan struct{}), cut: cut,
+		kind: r.Kind, settings: b.settings, done: make(chan struct{}), cut: cut,
 		stop: sync.OnceFunc(func() { close(stop) }),
 		leave: sync.OnceFunc(func() {
 			close(leave)

@@ -547,3 +547,39 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 		b.end()
 	})
 }
+
+// A reload while nobody knows yet which VM this is uses each sink once, also if the wait for that ends before the reload
+// does.
+func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start((&ear{answer: always(errDown)}).all("a"))
+		s.reboot(idA)
+		pause(3 * time.Second)
+		b.end()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		b = s.start(e.all("a"))
+		pause(nameForBacklog - time.Second)
+		release := s.disk.block()
+		var closed atomic.Int32
+		again := e.all("a")
+		again.Sink = closing{again.Sink, &closed}
+		reloaded := make(chan struct{})
+		go func() {
+			b.Reload([]Route{again, (&ear{}).all("b")}, nil, SettingsInfo{})
+			close(reloaded)
+		}()
+		pause(3 * time.Second)
+		release()
+		<-reloaded
+		pause(time.Minute)
+		if n := closed.Load(); n != 0 {
+			t.Errorf("the sink was closed %d times while it is in use", n)
+		}
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+		if n := closed.Load(); n != 1 {
+			t.Errorf("the sink was closed %d times, want once", n)
+		}
+	})
+}

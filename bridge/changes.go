@@ -310,7 +310,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 // decideHeld evaluates the filters that waited for the observer's name, once it is known or the wait is over.
 func (b *Bridge) decideHeld(now time.Time) {
 	b.mu.Lock()
-	self, routes, over := b.observer.Name, b.routes, b.unnamed(now)
+	self, over := b.observer.Name, b.unnamed(now)
 	b.mu.Unlock()
 	if self == "" && !over || len(b.Outbox.Held())+len(b.events.undecided()) == 0 {
 		return
@@ -329,10 +329,10 @@ func (b *Bridge) decideHeld(now time.Time) {
 	}
 	b.decide(need, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
-		for _, held := range b.Outbox.Held() {
-			b.decideHeldGroup(&c, held, read, routes, self, now)
-		}
 		s := b.changeContext(observation{now: now})
+		for _, held := range b.Outbox.Held() {
+			b.decideHeldGroup(&c, held, read, s.routes, s.observer.Name, now)
+		}
 		for _, id := range b.events.undecided() {
 			if c.open[id] == nil {
 				_, op, _ := b.events.get(id)

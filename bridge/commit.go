@@ -69,7 +69,7 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		if !again {
 			a.Seq = b.Outbox.Reserve(now)
 		}
-		if !imds.ChangeKind(a.Change).OfAzure() {
+		if a.Group == "" || !imds.ChangeKind(a.Change).OfAzure() {
 			continue
 		}
 		if op := c.open[a.Group]; op != nil {

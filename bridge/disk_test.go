@@ -33,6 +33,7 @@ type disk struct {
 	reads   chan struct{} // that every read of one value waits for; nil for nothing
 	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
+	wrote   func()        // is called after each write; nil for nothing
 
 	compactions int
 }
@@ -109,7 +110,11 @@ func (d *disk) Write(writes []outbox.Write) error {
 	}
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	return d.Storage.Write(writes)
+	err = d.Storage.Write(writes)
+	if d.wrote != nil {
+		d.wrote()
+	}
+	return err
 }
 
 // fail makes every write fail, until it is called with nil.
@@ -843,4 +848,58 @@ func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 			b.end()
 		})
 	}
+}
+
+// Whenever it crashes after a start, the next start still knows how long nobody had watched before: an answer counts once
+// what follows from it is on disk.
+func TestACrashAfterAStartHidesNoGap(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		all := func(e *ear) Route { return e.all("a").with(func(x *Terms) { x.Bridge = LevelAll }) }
+		b := s.start(all(&ear{}))
+		s.reboot(idA)
+		pause(3 * time.Second)
+		b.end()
+		stopped := time.Now()
+		pause(time.Hour)
+		s.azure.Start(idA)
+		file, images := filepath.Join(s.dir, "outbox.db"), []string{}
+		s.wrote = func() {
+			images = append(images, filepath.Join(t.TempDir(), "image"))
+			copyFile(t, file, images[len(images)-1])
+		}
+		b = s.start(all(&ear{answer: always(errDown)}))
+		pause(5 * time.Second)
+		s.wrote = nil
+		b.end()
+		for n, image := range images {
+			copyFile(t, image, file)
+			pause(time.Minute)
+			e := &ear{}
+			b = s.start(all(e))
+			pause(5 * time.Second)
+			b.end()
+			known := 0
+			for _, h := range e.accepted() {
+				var data struct {
+					NotEarlierThan time.Time
+					Gap            struct{ From time.Time }
+				}
+				if err := json.Unmarshal(h.Event.Data(), &data); err != nil {
+					t.Fatal(err)
+				}
+				if from := data.Gap.From; !from.IsZero() && !from.After(stopped) {
+					known++
+				}
+				if from := data.NotEarlierThan; !from.IsZero() && !from.After(stopped) {
+					known++
+				}
+			}
+			if known < 2 {
+				t.Errorf("after write %d of %d: heard %v, without that nobody had watched since %v", n+1, len(images), e.types(), stopped)
+			}
+		}
+		if len(images) < 3 {
+			t.Errorf("there were %d writes, which leaves something out", len(images))
+		}
+	})
 }

@@ -151,14 +151,14 @@ func (b *Bridge) Unmute(ids []string, every bool, by string) (ended []delivery.M
 }
 
 // endMutes ends the mutes whose time is over, or whose sink is gone.
-func (b *Bridge) endMutes(now time.Time) {
+func (b *Bridge) endMutes() {
 	_ = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { // never fails
 		b.mu.Lock()
 		routes := b.routes
 		b.mu.Unlock()
 		return DueMutes(all, func(sink string) bool {
 			return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
-		}, now, 0), nil
+		}, time.Now(), 0), nil // not earlier: one may have begun just now
 	})
 }
 

@@ -41,6 +41,7 @@ type stage struct {
 	proxy  func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
 
 	logged func(words string) // what is to happen when these are logged, nil for nothing
+	wrote  func()             // what is to happen after each write of the next outbox, nil for nothing
 }
 
 func newStage(t *testing.T) *stage {
@@ -112,7 +113,7 @@ func (s *stage) start(routes ...Route) *running {
 	if s.disk != nil {
 		step = s.disk.step
 	}
-	s.disk = &disk{Storage: outbox.File(s.dir, s.logger()), step: step}
+	s.disk = &disk{Storage: outbox.File(s.dir, s.logger()), step: step, wrote: s.wrote}
 	box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk, Bounds: s.bounds})
 	if err != nil {
 		s.t.Fatal(err)

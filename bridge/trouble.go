@@ -186,7 +186,7 @@ func (b *Bridge) reportDeadOf(route string) {
 func (b *Bridge) housekeep() {
 	b.recordTurn(&b.lastHousekeeping)
 	now := time.Now()
-	b.endMutes(now)
+	b.endMutes()
 	b.decideHeld(now)
 	b.reportSilent(now)
 	b.remind(now)

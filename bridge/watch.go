@@ -180,6 +180,9 @@ func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 	if p.Class != imds.PollUnchanged {
 		w.document(ctx, p, observation{now: now, before: before.At, away: first || before.age(now) > awayAbove})
 	}
+	if ctx.Err() == nil { // else the document may not be committed
+		w.keepAnswer()
+	}
 }
 
 // document handles the document of a valid answer.
