@@ -280,7 +280,7 @@ func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) boo
 		}
 		return []uint64{op.Latest}
 	}
-	b.decide(need, func(read cloudEvents) {
+	b.withCloudEvents(need, func(read cloudEvents) {
 		if _, op, ok := b.events.get(id); ok && change(&op, read[op.Latest]) {
 			wait = b.commit(commit{open: map[string]*openEvent{id: &op}}, time.Now())
 		}

@@ -273,7 +273,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 		}
 		return b.events.latest()
 	}
-	b.decide(need, func(read cloudEvents) {
+	b.withCloudEvents(need, func(read cloudEvents) {
 		use()
 		added, back := b.Outbox.NewRoutes(configured)
 		missed := func(r Route, seq uint64) bool {
@@ -327,7 +327,7 @@ func (b *Bridge) decideHeld(now time.Time) {
 		}
 		return seqs
 	}
-	b.decide(need, func(read cloudEvents) {
+	b.withCloudEvents(need, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
 		s := b.changeContext(observation{now: now})
 		for _, held := range b.Outbox.Held() {
@@ -388,16 +388,14 @@ func (b *Bridge) decideHeldGroup(
 		d.Held, d.Due = time.Time{}, leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
 	}
 	for n, d := range decided {
-		newer := presentState(e, open)
+		by := successor{kind: presentState(e, open), notBefore: e.NotBefore}
 		if last := decided[len(decided)-1]; n < len(decided)-1 {
-			newer = about(imds.Event{}, imds.ChangeKind(last.Change))
-			newer.To = []outbox.Recipient{{Route: route, Due: last.Due}}
+			by = successor{kind: imds.ChangeKind(last.Change), comes: true, due: last.Due}
 		}
-		superseded, moved := overtaken([]outbox.Delivery{d}, newer, now)
-		if len(superseded)+len(moved) == 0 {
-			moved = []outbox.Move{{Ref: outbox.Ref{Route: route, Seq: d.Seq()}, NotBefore: d.NotBefore, Due: d.Due}}
+		if !c.overtake(d, by, now) {
+			ref := outbox.Ref{Route: route, Seq: d.Seq()}
+			c.Move = append(c.Move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: d.Due})
 		}
-		c.Supersede, c.Move = append(c.Supersede, superseded...), append(c.Move, moved...)
 	}
 	op := c.open[id]
 	switch {
@@ -427,15 +425,15 @@ func (s changeContext) decideUnheld(op *openEvent, ce *event.Event) {
 	}
 }
 
-// presentState returns a message for the present state of an event, which overtakes older ones.
-func presentState(e imds.Event, open bool) outbox.Addition {
+// presentState returns the kind of change that an event has come to.
+func presentState(e imds.Event, open bool) imds.ChangeKind {
 	switch {
 	case !open:
-		return about(e, imds.Vanished)
+		return imds.Vanished
 	case e.Status == imds.StatusStarted:
-		return about(e, imds.Started)
+		return imds.Started
 	}
-	return about(e, imds.Updated)
+	return imds.Updated
 }
 
 // firstAccepted returns the index of the first change that the route's filter accepts; len(changes) if there is none. A

@@ -75,9 +75,17 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		if op := c.open[a.Group]; op != nil {
 			op.Latest = a.Seq
 		}
-		if !again {
-			superseded, moved := overtaken(b.Outbox.Pending(a.Group), *a, now)
-			c.Supersede, c.Move = append(c.Supersede, superseded...), append(c.Move, moved...)
+		if again {
+			continue
+		}
+		for _, d := range b.Outbox.Pending(a.Group) {
+			by := successor{kind: imds.ChangeKind(a.Change), notBefore: a.NotBefore}
+			for _, to := range a.To {
+				if to.Route == d.Route && !to.Held {
+					by.comes, by.due = true, to.Due
+				}
+			}
+			c.overtake(d, by, now)
 		}
 	}
 	c.Now, c.Groups = now, b.events.set(c.open)
@@ -112,31 +120,35 @@ func recipients(a outbox.Addition) string {
 	return strings.Join(names, ",")
 }
 
-// overtaken decides about the pending deliveries of an event when a newer change a comes. A reminder, and a delivery that
-// waits for its lead, are superseded if their route gets a too, or if the event started or ended; otherwise a reminder
-// of another time is superseded, as one of the new time will come, and the due time of what waits moves with NotBefore.
-// A scheduled or updated that is being retried is superseded if a waits for a lead, because its NotBefore is no longer
-// true.
-func overtaken(
-	pending []outbox.Delivery, a outbox.Addition, now time.Time,
-) (superseded []outbox.Ref, moved []outbox.Move) {
-	for _, d := range pending {
-		waits := d.Due.After(now) && d.Held.IsZero()
-		ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
-		i := slices.IndexFunc(a.To, func(to outbox.Recipient) bool { return to.Route == d.Route && !to.Held })
-		again := i >= 0 // the route gets the change too
-		over := again || a.Change == string(imds.Started) || a.Change == string(imds.Vanished)
-		reminder := d.Change == string(imds.Reminder)
-		ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
-		switch {
-		case over && (waits || reminder), reminder && !d.NotBefore.Equal(a.NotBefore),
-			again && ahead && !a.To[i].Due.IsZero():
-			superseded = append(superseded, ref)
-		case waits:
-			moved = append(moved, outbox.Move{Ref: ref, NotBefore: a.NotBefore, Due: d.Due.Add(a.NotBefore.Sub(d.NotBefore))})
-		}
+// A successor is a newer change of an event, as a route with an older one pending sees it.
+type successor struct {
+	kind      imds.ChangeKind
+	notBefore time.Time
+	comes     bool      // the route gets it too
+	due       time.Time // when, if later than at once
+}
+
+// overtake decides about a pending delivery when a newer change of its event comes, and reports whether it did. A
+// reminder, and a delivery that waits for its lead, are superseded if their route gets the change too, or if the event
+// started or ended; otherwise a reminder of another time is superseded, as one of the new time will come, and the due
+// time of what waits moves with NotBefore. A scheduled or updated that is being retried is superseded if the newer change
+// waits for a lead, because its NotBefore is no longer true.
+func (c *commit) overtake(d outbox.Delivery, by successor, now time.Time) bool {
+	waits := d.Due.After(now) && d.Held.IsZero()
+	ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
+	over := by.comes || by.kind == imds.Started || by.kind == imds.Vanished
+	reminder := d.Change == string(imds.Reminder)
+	ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
+	switch {
+	case over && (waits || reminder), reminder && !d.NotBefore.Equal(by.notBefore), by.comes && ahead && !by.due.IsZero():
+		c.Supersede = append(c.Supersede, ref)
+	case waits:
+		due := d.Due.Add(by.notBefore.Sub(d.NotBefore))
+		c.Move = append(c.Move, outbox.Move{Ref: ref, NotBefore: by.notBefore, Due: due})
+	default:
+		return false
 	}
-	return superseded, moved
+	return true
 }
 
 // staleDeliveries returns the pending deliveries from before the start that are out of date, because the file with them
@@ -220,10 +232,10 @@ func (h *heldLines) WithGroup(name string) slog.Handler {
 // cloudEvents holds CloudEvents by sequence number; nil for one that can't be read.
 type cloudEvents map[uint64]*event.Event
 
-// decide calls f with deciding held, and with the CloudEvents whose sequence numbers need returns. It reads them
+// withCloudEvents calls f with deciding held, and with the CloudEvents whose sequence numbers need returns. It reads them
 // without the lock, so that a disk that hangs does not block the poll loop. It calls need with deciding held, maybe
 // several times.
-func (b *Bridge) decide(need func() []uint64, f func(read cloudEvents)) {
+func (b *Bridge) withCloudEvents(need func() []uint64, f func(read cloudEvents)) {
 	read := cloudEvents{}
 	for {
 		b.deciding.Lock()
