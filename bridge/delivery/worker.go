@@ -102,6 +102,11 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 		var wake time.Time
 		if leaving = leaving || closed(leave); leaving {
 			leave, w.standby = nil, true
+			if before != nil && !w.Alone { // nothing is under way; it may wait long, and not with all that is pending
+				w.schedule, w.Queue = nil, nil
+				<-before
+				return
+			}
 		}
 		if !leaving || w.Alone {
 			w.update(now)

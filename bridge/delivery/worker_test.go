@@ -8,12 +8,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"forewarn/bridge/delivery"
 )
@@ -355,8 +357,8 @@ func TestUnreadDeliveryIsNoAttempt(t *testing.T) {
 	})
 }
 
-// While the storage hangs in a read, what is in memory is delivered, also by a sink that makes one attempt at a time, and
-// if both would be in one batch. What hangs is delivered once it can be read.
+// While the storage hangs in a read, what is in memory is delivered, also by a sink that makes one attempt at a time,
+// and if both would be in one batch. What hangs is delivered once it can be read.
 func TestHungReadDelaysNoOtherDelivery(t *testing.T) {
 	for claim, terms := range map[string]delivery.Terms{"with a timeout": {Timeout: time.Minute}, "without one": {}, "in a batch": {Batch: 10},
 		"in a digest": {Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}} {
@@ -391,7 +393,8 @@ func TestHungReadDelaysNoOtherDelivery(t *testing.T) {
 	}
 }
 
-// Reads that hang don't pile up, however much is pending and however long it lasts. What is new is attempted all the same.
+// Reads that hang don't pile up, however much is pending and however long it lasts. What is new is attempted all the
+// same.
 func TestHungReadsAreBounded(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		const backlog = 400
@@ -724,6 +727,37 @@ func TestWorkerBeginsWhenTheOneBeforeHasEnded(t *testing.T) {
 		close(before)
 		pause(time.Second)
 		want(t, "afterwards", r.made(), "E1-scheduled")
+	})
+}
+
+// A worker that must leave before it could begin waits for the one before, but holds nothing of what is pending: each
+// reload during a long attempt leaves one behind.
+func TestWorkerThatLeavesBeforeItBeganHoldsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, before, leave, done := newMemory(), make(chan struct{}), make(chan struct{}), make(chan struct{})
+		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: m, Before: before,
+			Log: slog.New(slog.DiscardHandler)})
+		go func() {
+			defer close(done)
+			w.Run(t.Context(), nil, leave)
+		}()
+		m.add(wave()[0])
+		pause(time.Second)
+		item := weak.Make(m.pending[1])
+		close(leave)
+		pause(time.Second)
+		m.remove(1) // so that only the worker may have it
+		runtime.GC()
+		if i := item.Value(); i != nil {
+			t.Errorf("%s is still in memory", i.ID)
+		}
+		select {
+		case <-done:
+			t.Error("it has ended, and the one before it has not")
+		default:
+		}
+		close(before)
+		<-done
 	})
 }
 
