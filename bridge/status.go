@@ -182,7 +182,7 @@ func (b *Bridge) Status() Status {
 	}
 	soon := false
 	for _, e := range events {
-		soon = soon || e.Status != imds.StatusStarted && e.NotBefore.Sub(now) < soonNotice
+		soon = soon || e.Status != imds.StatusStarted && e.NotBefore.Sub(now) < delivery.UrgentNotice
 		approved, refused := states[e.ID].approval()
 		s.Events = append(s.Events, EventStatus{
 			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
@@ -243,13 +243,10 @@ func (i imdsState) reasons() []string {
 	return []string{}
 }
 
-// soonNotice is the notice below which a sink's first refusal counts as blocked.
-const soonNotice = 15 * time.Minute
-
 // Refusal returns the reason why a blocked sink makes the bridge not ready while an event is due soon.
 func (k SinkStatus) Refusal() string {
 	return fmt.Sprintf("the sink %s refuses its deliveries: %s; an event is due within %d minutes",
-		k.Name, strings.TrimPrefix(k.LastError, delivery.ErrBlocked.Error()+": "), soonNotice/time.Minute)
+		k.Name, strings.TrimPrefix(k.LastError, delivery.ErrBlocked.Error()+": "), delivery.UrgentNotice/time.Minute)
 }
 
 // sinkStatus returns the status of one route. With soon, its first refusal counts as blocked. The caller holds mu.

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	soonNotice = 2 * time.Minute // an event with less notice waits for no digest
-	maxDigest  = 500             // largest number of lanes in a digest
+	digestNotice = 2 * time.Minute // an event with less notice waits for no digest
+	maxDigest    = 500             // largest number of lanes in a digest
 )
 
 // arrivals holds the recent arrivals of one wave.

@@ -51,7 +51,7 @@ func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != ap
 // urgent reports whether a new delivery is attempted ahead of the schedule.
 func (i *Item) urgent(now time.Time) bool {
 	begins := i.begins()
-	return i.Group != "" && (begins.IsZero() || begins.Sub(now) < urgentNotice)
+	return i.Group != "" && (begins.IsZero() || begins.Sub(now) < UrgentNotice)
 }
 
 // begins returns the start of the event; zero if it has started or the time is unknown. The end of an event that
@@ -65,7 +65,7 @@ func (i *Item) begins() time.Time {
 
 // soon reports whether the event has not started and starts soon, or at an unknown time.
 func (i *Item) soon(now time.Time) bool {
-	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
+	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < digestNotice
 }
 
 // laneKey returns the key of the item's lane. A message about the bridge that is partly delivered has a lane of its own:

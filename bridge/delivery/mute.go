@@ -12,7 +12,7 @@ type Mute struct {
 	ID    string    `json:"id"`
 	Sink  string    `json:"sink,omitempty"`  // the name of a route; "" for all
 	VM    string    `json:"vm,omitempty"`    // a pattern that all VMs of a message match; "" for any
-	Types []string  `json:"types,omitempty"` // Azure types; nil for all messages but those of PassMutes
+	Types []string  `json:"types,omitempty"` // Azure types; nil for all but those of passMutes
 	Since time.Time `json:"since"`
 	Until time.Time `json:"until"`
 	Why   string    `json:"why"`
@@ -23,8 +23,8 @@ type Mute struct {
 	Last    uint64    `json:"last,omitempty"`    // the last sequence number when it ended
 }
 
-// PassMutes lists the Azure types that a Mute holds back only if it names them: later it is too late to act.
-var PassMutes = []string{"Preempt", "Terminate"}
+// passMutes lists the Azure types that a Mute holds back only if it names them: later it is too late to act.
+var passMutes = []string{"Preempt", "Terminate"}
 
 // Active reports whether m holds back what it covers. A nil Mute does not.
 func (m *Mute) Active() bool { return m != nil && m.Ended.IsZero() }
@@ -35,7 +35,7 @@ func (m *Mute) Covers(route string, msg *Message) bool {
 	switch {
 	case m.Sink != "" && m.Sink != route, msg.Transient:
 		return false
-	case len(m.Types) > 0 && !hasFold(m.Types, msg.AzureType), len(m.Types) == 0 && hasFold(PassMutes, msg.AzureType):
+	case len(m.Types) > 0 && !hasFold(m.Types, msg.AzureType), len(m.Types) == 0 && hasFold(passMutes, msg.AzureType):
 		return false
 	}
 	return m.VM == "" || len(msg.VMs) > 0 && !slices.ContainsFunc(msg.VMs, func(vm string) bool {

@@ -9,9 +9,11 @@ import (
 	"time"
 )
 
+// UrgentNotice is the notice below which an event is urgent.
+const UrgentNotice = 15 * time.Minute
+
 // The rules of the schedule.
 const (
-	urgentNotice  = 15 * time.Minute // an event with less notice is urgent
 	urgentEvery   = 5 * time.Second  // shortest time between attempts ahead of the schedule
 	blockedAfter  = 3                // blocked answers …
 	blockedOver   = 30 * time.Second // … over at least this
@@ -34,6 +36,7 @@ func backoff(failures int, random float64) time.Duration {
 // A schedule decides which pending deliveries of a route are attempted, and when. Callers pass it the time, and it
 // calls neither a sink nor a queue. place puts each lane into the heaps, so that no method needs to look at every item.
 type schedule struct {
+	destination
 	terms          Terms
 	random         func() float64     // for jitter
 	lanes          map[string]*lane   // by laneKey
@@ -50,19 +53,49 @@ type schedule struct {
 	underWay      []attempt
 	retryOnAccept map[*lane]bool // lanes that failed, and are tried again when the route accepts
 	failing       int            // number of lanes whose last attempt failed
+	standby       bool           // the route's previous worker has not ended
+	stopping      bool           // only first attempts are made from now on
+	lastUrgent    time.Time      // the last attempt ahead of the schedule
+	oneByOne      int            // deliveries to make one by one, because a batch of them was rejected or can't be read
+}
+
+// A destination is what its answers tell about the destination of a route.
+type destination struct {
 	// Keys of lanes that failed since the last acceptance, also of those with nothing pending now; at most downAfter.
 	failed        map[string]bool
-	standby       bool      // the route's previous worker has not ended
-	stopping      bool      // only first attempts are made from now on
 	retryAfterEnd time.Time // the latest end of a Retry-After
 	refusals      int       // blocked answers since the last acceptance
 	refused       time.Time // the first of them
 	blocked       bool
 	probe         time.Time // the next one, while blocked or down
 	failedProbes  int       // probes that failed while down
-	lastUrgent    time.Time // the last attempt ahead of the schedule
-	oneByOne      int       // deliveries to make one by one, because a batch of them was rejected
 }
+
+// accepted notes an acceptance. A Retry-After may have come since that attempt began.
+func (d *destination) accepted() {
+	d.refusals, d.blocked, d.failedProbes = 0, false, 0
+	clear(d.failed)
+}
+
+// refuse notes a blocked answer, and reports whether the route becomes blocked by it.
+func (d *destination) refuse(now time.Time) (became bool) {
+	if d.refusals++; d.refusals == 1 {
+		d.refused = now
+	}
+	if d.blocked || d.refusals < blockedAfter || now.Sub(d.refused) < blockedOver {
+		return false
+	}
+	d.blocked, d.probe = true, now.Add(probeEvery)
+	return true
+}
+
+// down reports whether deliveries about so many events failed, and none was accepted, that the destination is to blame
+// and not an event. Without this rule each event would keep its own times, and a destination that comes back would get
+// thousands of attempts a second.
+func (d *destination) down() bool { return len(d.failed) >= downAfter }
+
+// probing reports whether the route is only probed: one attempt at a time, at the time probe, with the lanes in turn.
+func (d *destination) probing() bool { return d.blocked || d.down() }
 
 // An attempt is one call of Deliver: a batch, and with LateLatest the older items that it replaces.
 type attempt struct {
@@ -77,12 +110,10 @@ type attempt struct {
 func (a attempt) all() []*Item { return slices.Concat(a.superseded, a.batch) }
 
 func newSchedule(t Terms) *schedule {
-	if t.Late != LateLatest {
-		t.Digest = Digest{}
-	}
 	s := &schedule{
-		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]arrivals{},
-		partialBatches: map[uint64][]*lane{}, retryOnAccept: map[*lane]bool{}, failed: map[string]bool{},
+		destination: destination{failed: map[string]bool{}}, terms: t, random: rand.Float64,
+		lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]arrivals{},
+		partialBatches: map[uint64][]*lane{}, retryOnAccept: map[*lane]bool{},
 	}
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
 	s.arriving = laneHeap{
@@ -245,14 +276,6 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	s.underWay = append(s.underWay, a)
 	return a, time.Time{}
 }
-
-// down reports whether deliveries about so many events failed, and none was accepted, that the destination is to blame
-// and not an event. Without this rule each event would keep its own times, and a destination that comes back would get
-// thousands of attempts a second.
-func (s *schedule) down() bool { return len(s.failed) >= downAfter }
-
-// probing reports whether the route is only probed: one attempt at a time, at the time probe, with the lanes in turn.
-func (s *schedule) probing() bool { return s.blocked || s.down() }
 
 // full reports whether no further attempt may begin until one ends.
 func (s *schedule) full() bool {
@@ -432,8 +455,7 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 // accept notes that the destination accepted the batch, so the backoff of the route starts again. Lanes that failed are
 // tried again; if one fails again after that, only that lane waits.
 func (s *schedule) accept(a attempt, now time.Time) {
-	s.refusals, s.blocked, s.failedProbes = 0, false, 0 // a Retry-After may have come since the attempt began
-	clear(s.failed)
+	s.accepted()
 	for _, l := range a.lanes {
 		s.resetFailures(l)
 		l.next, l.alone = now, false
@@ -468,15 +490,7 @@ func (s *schedule) planRetry(
 	if wish != nil {
 		s.retryAfterEnd = later(s.retryAfterEnd, now.Add(min(wish.After, maxRetryAfter)))
 	}
-	if blocked && shared {
-		if s.refusals++; s.refusals == 1 {
-			s.refused = now
-		}
-		if !s.blocked && s.refusals >= blockedAfter && now.Sub(s.refused) >= blockedOver {
-			s.blocked, became = true, true
-			s.probe = now.Add(probeEvery)
-		}
-	}
+	became = blocked && shared && s.refuse(now)
 	if s.down() && !s.probe.After(now) {
 		s.failedProbes++
 		s.probe = now.Add(backoff(s.failedProbes, s.random()))
@@ -510,8 +524,8 @@ func (s *schedule) resetFailures(l *lane) {
 
 // restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
-	s.refusals, s.blocked, s.failedProbes, s.retryAfterEnd = 0, false, 0, time.Time{}
-	clear(s.failed)
+	s.accepted()
+	s.retryAfterEnd = time.Time{}
 	for _, l := range s.lanes {
 		s.resetFailures(l)
 		l.next, l.alone = now, false

@@ -70,6 +70,9 @@ func NewWorker(c Config) *Worker {
 	if c.Trouble == nil {
 		c.Trouble = func(error) {}
 	}
+	if c.Terms.Late != LateLatest {
+		c.Terms.Digest = Digest{}
+	}
 	c.Log = c.Log.With("sink", c.Route)
 	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets},
 		reads: map[uint64]time.Time{}}

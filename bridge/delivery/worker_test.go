@@ -215,6 +215,17 @@ func TestHalfDeliveredBatchIsNoLargerThanItsSinkTakes(t *testing.T) {
 	})
 }
 
+// A route that delivers every change, in order, combines nothing and waits for no others.
+func TestDigestNeedsLateLatest(t *testing.T) {
+	for _, late := range []delivery.Late{"", delivery.LateSend, delivery.LateDrop} {
+		bubble(t, delivery.Terms{Late: late, Digest: digest.Digest}, func(t *testing.T, r *route) {
+			r.add(wave()...)
+			pause(time.Second)
+			want(t, string(late), r.made(), "E1-scheduled", "E2-scheduled", "E3-scheduled")
+		})
+	}
+}
+
 // A rejected batch is split if it made no progress. One with progress is not, because some recipients have it already.
 func TestRejectedBatchIsSplitUnlessItMadeProgress(t *testing.T) {
 	reject := func(batch []delivery.Delivery) (delivery.Answer, error) {
