@@ -23,9 +23,8 @@ type memory struct {
 	receipts map[string][]byte
 	asked    int // calls of Changes
 	lost     map[uint64]bool
-	unread   error                    // when not nil, nothing can be read for now
-	hangs    map[uint64]chan struct{} // reads of these items hang until it is closed
-	hanging  int                      // how many do now
+	unread   error  // when not nil, it can't be read for now …
+	only     uint64 // … but for all except this item, unless 0
 
 	accepted, superseded, dead, fellBack []*delivery.Item
 	reports                              []delivery.Report
@@ -103,47 +102,23 @@ func (m *memory) looks() int {
 func (m *memory) Read(i *delivery.Item) (event.Event, []byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if hang := m.hangs[i.Seq]; hang != nil {
-		m.hanging++
-		m.mu.Unlock()
-		<-hang
-		m.mu.Lock()
-		m.hanging--
-	}
 	ce := event.New()
 	ce.SetID(i.ID)
 	ce.SetType(i.Type)
 	switch {
 	case m.lost[i.Seq]:
 		return ce, nil, fmt.Errorf("%w: %d", delivery.ErrLost, i.Seq)
-	case m.unread != nil:
+	case m.unread != nil && (m.only == 0 || m.only == i.Seq):
 		return ce, nil, m.unread
 	}
 	return ce, m.receipts[i.Group], nil
 }
 
-// hangReads makes reads of the items with these numbers hang until release is called.
-func (m *memory) hangReads(seqs ...uint64) (release func()) {
+// misread makes reads fail: of the item with this number, of all with 0, and none with a nil error.
+func (m *memory) misread(seq uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	released := make(chan struct{})
-	m.hangs = map[uint64]chan struct{}{}
-	for _, seq := range seqs {
-		m.hangs[seq] = released
-	}
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.hangs = nil
-		close(released)
-	}
-}
-
-// hung returns how many reads hang.
-func (m *memory) hung() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.hanging
+	m.only, m.unread = seq, err
 }
 
 func (m *memory) Report(r delivery.Report) {

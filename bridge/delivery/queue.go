@@ -17,7 +17,7 @@ type Queue interface {
 	// Changes returns what has changed since the last call. The first call returns all pending deliveries.
 	Changes() Changes
 	// Read returns the CloudEvent of an item and the latest receipt for its group. The error wraps ErrLost if the
-	// CloudEvent can never be read again. If the storage hangs, it may too: a Worker waits five seconds for a batch.
+	// CloudEvent can never be read again. It must not wait for long.
 	Read(i *Item) (ce event.Event, receipt []byte, err error)
 	// Report applies the results of an attempt, or of waiting, as one change of state. It ignores items that are no
 	// longer pending, except accepted ones. It may return before the report is durable, but keeps a Worker at most 32

@@ -14,10 +14,8 @@ import (
 )
 
 const (
-	readPatience = 5 * time.Second // how long an attempt waits for its CloudEvents
-	maxReads     = 256             // that hang, until only new items are read
-	cutPatience  = time.Second     // how long a canceled attempt may take to return
-	maxSleep     = time.Minute     // so that a step of the clock, by which items become due, is noticed
+	cutPatience = time.Second // how long a canceled attempt may take to return
+	maxSleep    = time.Minute // so that a step of the clock, by which items become due, is noticed
 )
 
 // A Config configures a Worker.
@@ -49,7 +47,6 @@ type Worker struct {
 
 	mu    sync.Mutex
 	state State
-	reads map[uint64]time.Time // when each Read under way began, by Seq
 }
 
 // A State is the state of a route.
@@ -74,8 +71,7 @@ func NewWorker(c Config) *Worker {
 		c.Terms.Digest = Digest{}
 	}
 	c.Log = c.Log.With("sink", c.Route)
-	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets},
-		reads: map[uint64]time.Time{}}
+	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
 	w.standby = c.Before != nil
 	if c.Random != nil {
 		w.random = c.Random
@@ -223,14 +219,10 @@ type result struct {
 	took   time.Duration
 }
 
-var (
-	// errNoAnswer is the cause of an attempt that timed out.
-	errNoAnswer = errors.New("no answer")
-	// errUnread is the error of an attempt whose CloudEvents could not be read in time.
-	errUnread = fmt.Errorf("cannot read the CloudEvent: %w from the storage", errNoAnswer)
-)
+// errNoAnswer is the cause of an attempt that timed out.
+var errNoAnswer = errors.New("no answer")
 
-// deliver makes the attempt. It runs in its own goroutine, and uses only immutable fields of the worker, and reads.
+// deliver makes the attempt. It runs in its own goroutine, and uses only immutable fields of the worker.
 func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	r = result{attempt: a}
 	if w.Terms.Timeout > 0 {
@@ -239,10 +231,28 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			fmt.Errorf("%w within %s", errNoAnswer, Readable(w.Terms.Timeout)))
 		defer cancel()
 	}
-	defer func() { r.took = time.Since(a.began) }()
-	defer w.recovered(&r.err)
-	var batch []Delivery
-	if batch, r.lost, r.err = w.read(ctx, a.batch); r.err != nil {
+	defer func() {
+		r.took = time.Since(a.began)
+		if p := recover(); p != nil {
+			r.err = fmt.Errorf("the sink panicked: %v", p)
+			w.Log.Error("sink panicked; this is a bug in forewarn", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	batch := make([]Delivery, len(a.batch))
+	for n, i := range a.batch {
+		ce, receipt, err := w.Queue.Read(i)
+		if err != nil {
+			if r.err = err; errors.Is(err, ErrLost) {
+				r.lost = append(r.lost, i)
+			}
+			continue
+		}
+		batch[n] = Delivery{
+			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt, Progress: i.Progress,
+			Instead: i.Instead, Mute: i.Mute,
+		}
+	}
+	if r.err != nil {
 		r.unsent = true
 		return r
 	}
@@ -254,90 +264,6 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 		r.err = fmt.Errorf("%w (%w)", cause, r.err)
 	}
 	return r
-}
-
-// recovered makes an error of a panic. It must be deferred.
-func (w *Worker) recovered(err *error) {
-	if p := recover(); p != nil {
-		*err = fmt.Errorf("the sink panicked: %v", p)
-		w.Log.Error("sink panicked; this is a bug in forewarn", "panic", p, "stack", string(debug.Stack()))
-	}
-}
-
-// read reads the CloudEvents of the items, and returns those whose CloudEvents are gone beside an error. If the storage
-// hangs, it leaves the read behind: the sink may have something to deliver that is in memory.
-func (w *Worker) read(ctx context.Context, items []*Item) (batch []Delivery, lost []*Item, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readPatience)
-	defer cancel()
-	type reading struct {
-		batch []Delivery
-		lost  []*Item
-		err   error
-	}
-	done := make(chan reading, 1)
-	go func() {
-		var r reading
-		defer func() { done <- r }()
-		defer w.recovered(&r.err)
-		for _, i := range items {
-			d, err := w.readOne(i)
-			if ctx.Err() != nil || errors.Is(err, errUnread) {
-				r.err = errUnread
-				return
-			}
-			if err != nil {
-				r.err = err
-			}
-			if errors.Is(err, ErrLost) {
-				r.lost = append(r.lost, i)
-			}
-			r.batch = append(r.batch, d)
-		}
-	}()
-	select {
-	case r := <-done:
-		return r.batch, r.lost, r.err
-	case <-ctx.Done():
-		return nil, nil, errUnread
-	}
-}
-
-// readOne reads the CloudEvent of one item, unless an earlier read of it hangs.
-func (w *Worker) readOne(i *Item) (Delivery, error) {
-	if !w.beginRead(i) {
-		return Delivery{}, errUnread
-	}
-	defer func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.reads, i.Seq)
-	}()
-	ce, receipt, err := w.Queue.Read(i)
-	return Delivery{
-		Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt, Progress: i.Progress,
-		Instead: i.Instead, Mute: i.Mute,
-	}, err
-}
-
-// beginRead notes that the item is being read, and reports whether it may be. With too many reads under way, it may be
-// only if it became pending since the first of them began: then the storage that hangs has it in memory.
-func (w *Worker) beginRead(i *Item) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.reads) >= maxReads {
-		var first time.Time
-		for _, began := range w.reads {
-			first = earlier(first, began)
-		}
-		if !i.Pending.After(first) {
-			return false
-		}
-	}
-	if _, hangs := w.reads[i.Seq]; hangs {
-		return false
-	}
-	w.reads[i.Seq] = time.Now()
-	return true
 }
 
 // addMissed adds to each delivery the older changes that it replaces.
@@ -417,7 +343,7 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 	r.own = r.unsent || r.answer.Progress != nil // the destination is not to blame, or works
 	if r.unsent {
 		w.planRetry(r.attempt, nil, false, nil, now)
-		if len(r.batch) > 1 && errors.Is(r.err, errUnread) {
+		if len(r.batch) > 1 {
 			w.oneByOne = 1 // so that those that can be read get through
 		}
 		w.logFailure(r, w.nextAttempt(r.lanes[0]))

@@ -331,14 +331,12 @@ func TestUndeliveredItemsFallBackOnce(t *testing.T) {
 func TestOnlyLostItemsBecomeDeadLetters(t *testing.T) {
 	bubble(t, delivery.Terms{Batch: 10}, func(t *testing.T, r *route) {
 		r.lost[2] = true
-		r.unread = errors.New("input/output error")
+		r.misread(0, errors.New("input/output error"))
 		r.add(change(1, "E1", "scheduled", time.Hour), change(2, "E2", "scheduled", time.Hour), change(3, "E3", "scheduled", time.Hour))
 		pause(time.Minute)
 		want(t, "dead", r.ids(&r.dead), "E2-scheduled")
 		want(t, "calls while nothing can be read", r.made())
-		r.memory.mu.Lock()
-		r.unread = nil
-		r.memory.mu.Unlock()
+		r.misread(0, nil)
 		pause(10 * time.Minute) // longer than any backoff
 		accepted := r.ids(&r.accepted)
 		slices.Sort(accepted)
@@ -349,15 +347,15 @@ func TestOnlyLostItemsBecomeDeadLetters(t *testing.T) {
 // A delivery that could not be read was not attempted: it does not expire for that, and keeps its number of attempts.
 func TestUnreadDeliveryIsNoAttempt(t *testing.T) {
 	bubble(t, delivery.Terms{MaxAge: time.Hour}, func(t *testing.T, r *route) {
-		r.unread = errors.New("input/output error")
+		r.misread(0, errors.New("input/output error"))
 		old := change(1, "E1", "scheduled", 24*time.Hour)
 		old.Pending = time.Now().Add(-2 * time.Hour)
 		r.add(old)
 		pause(time.Minute)
 		want(t, "calls", r.made())
 		want(t, "dead", r.ids(&r.dead))
+		r.misread(0, nil)
 		r.memory.mu.Lock()
-		r.unread = nil
 		attempts := r.pending[1].Attempts
 		r.memory.mu.Unlock()
 		if attempts != 0 {
@@ -368,86 +366,27 @@ func TestUnreadDeliveryIsNoAttempt(t *testing.T) {
 	})
 }
 
-// While the storage hangs in a read, what is in memory is delivered, also by a sink that makes one attempt at a time,
-// and if both would be in one batch. What hangs is delivered once it can be read.
-func TestHungReadDelaysNoOtherDelivery(t *testing.T) {
-	for claim, terms := range map[string]delivery.Terms{"with a timeout": {Timeout: time.Minute}, "without one": {}, "in a batch": {Batch: 10},
+// One delivery that can't be read for now delays no other of its batch or digest for long, and is delivered later.
+func TestAnUnreadDeliveryDelaysNoOther(t *testing.T) {
+	for claim, terms := range map[string]delivery.Terms{"in a batch": {Batch: 10},
 		"in a digest": {Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, terms, func(t *testing.T, r *route) {
-				release := r.hangReads(1, 2, 3)
+				r.misread(2, errors.New("input/output error"))
 				r.add(wave()...)
-				pause(time.Minute)
-				want(t, "calls while nothing can be read", r.made())
-				if st := r.worker.State(); !st.Failing || !strings.Contains(st.Error, "cannot read the CloudEvent: no answer from the storage") {
-					t.Errorf("the state is %s", text(st))
-				}
 				r.add(change(4, "E4", "scheduled", time.Minute))
-				pause(30 * time.Second)
-				want(t, "calls while the old ones can't be read", r.made(), "E4-scheduled")
-				pause(time.Hour)
-				if n := r.hung(); n != 3 {
-					t.Errorf("%d reads hang, want one of each delivery", n)
-				}
-				release()
-				pause(10 * time.Minute) // longer than any backoff
+				pause(2 * time.Minute)
 				accepted := r.ids(&r.accepted)
 				slices.Sort(accepted)
-				want(t, "accepted", accepted, "E1-scheduled", "E2-scheduled", "E3-scheduled", "E4-scheduled")
-				for _, i := range r.accepted {
-					if i.Attempts > 0 {
-						t.Errorf("%s was accepted at attempt %d, want 1", i.ID, i.Attempts+1)
-					}
+				want(t, "accepted while one can't be read", accepted, "E1-scheduled", "E3-scheduled", "E4-scheduled")
+				r.misread(0, nil)
+				pause(10 * time.Minute) // longer than any backoff
+				if n := len(r.ids(&r.accepted)); n != 4 {
+					t.Errorf("%d are accepted once all can be read, want 4", n)
 				}
 			})
 		})
 	}
-}
-
-// Reads that hang don't pile up, however much is pending and however long it lasts. What is new is attempted all the
-// same.
-func TestHungReadsAreBounded(t *testing.T) {
-	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
-		const backlog = 400
-		var seqs []uint64
-		var items []delivery.Item
-		for n := range uint64(backlog) {
-			seqs, items = append(seqs, n+1), append(items, change(n+1, fmt.Sprint("E", n), "scheduled", 24*time.Hour))
-		}
-		release := r.hangReads(seqs...)
-		r.add(items...)
-		pause(5 * time.Hour)
-		if n := r.hung(); n > 256 {
-			t.Errorf("%d reads hang, want at most 256", n)
-		}
-		r.say(fails(errDown))
-		r.add(change(backlog+1, "new", "scheduled", time.Minute))
-		pause(time.Minute)
-		if calls := r.made(); len(calls) < 3 || slices.ContainsFunc(calls, func(id string) bool { return id != "new-scheduled" }) {
-			t.Errorf("attempted %q, want what is new several times", calls)
-		}
-		r.say(nil)
-		release()
-		pause(10 * time.Minute)
-		if n := len(r.ids(&r.accepted)); n != backlog+1 {
-			t.Errorf("%d are accepted in the end, want %d", n, backlog+1)
-		}
-	})
-}
-
-// A stop does not wait for a read that hangs.
-func TestStopDoesNotWaitForAHungRead(t *testing.T) {
-	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
-		release := r.hangReads(1)
-		r.add(wave()[0])
-		pause(0)
-		began := time.Now()
-		r.stop()
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("the stop took %v, want at most 5 s", took)
-		}
-		release()
-	})
 }
 
 // A worker never sleeps for more than a minute while something is pending: the clock may be stepped to its time.

@@ -22,6 +22,8 @@ type disk struct {
 	lose    bool          // writes are applied and fail
 	failIn  int           // the n-th write from now on fails; it is applied if lose is set, which ends then
 	hang    chan struct{} // writes wait until it is closed
+	misses  chan struct{} // reads too
+	missing int           // reads that wait
 	takes   time.Duration // each write
 	walks   time.Duration // each record of a walk takes
 	aside   []string      // why it was set aside
@@ -124,6 +126,13 @@ func (d *disk) Write(writes []outbox.Write) error {
 func (d *disk) Read(bucket, key string) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if misses := d.misses; misses != nil {
+		d.missing++
+		d.mu.Unlock()
+		<-misses
+		d.mu.Lock()
+		d.missing--
+	}
 	return slices.Clone(d.data[bucket][key]), nil
 }
 

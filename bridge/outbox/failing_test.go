@@ -705,3 +705,36 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 		o.Close()
 	})
 }
+
+// A disk that hangs in a read is waited for once, and reads don't pile up. What is in memory can be read meanwhile.
+func TestAReadThatHangsIsWaitedForOnce(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		old := mustAdd(t, o, "OLD", "scheduled", "a")
+		hang := make(chan struct{})
+		d.set(func() { d.misses, d.hang = hang, hang })
+		began := time.Now()
+		for range 100 {
+			if _, err := o.Body(old.Seq); err == nil || errors.Is(err, delivery.ErrLost) {
+				t.Fatalf("Body = %v, want that the disk is slow", err)
+			}
+		}
+		if waited := time.Since(began); waited > 5*time.Second {
+			t.Errorf("100 reads took %v, want 5s", waited)
+		}
+		fresh, _ := add(o, "NEW", "scheduled", "a")
+		if _, err := o.Body(fresh.Seq); err != nil {
+			t.Errorf("what is in memory: %v", err)
+		}
+		d.mu.Lock()
+		if d.missing != 1 {
+			t.Errorf("%d reads hang, want 1", d.missing)
+		}
+		d.mu.Unlock()
+		d.set(func() { d.misses, d.hang = nil, nil })
+		close(hang)
+		time.Sleep(time.Second)
+		if _, err := o.Body(old.Seq); err != nil {
+			t.Errorf("once the disk is back: %v", err)
+		}
+	})
+}

@@ -77,6 +77,7 @@ type Outbox struct {
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
+	hanging   int    // reads of the storage that take too long
 	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
 	callbacks Callbacks
 

@@ -115,7 +115,7 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 	case foreign:
 		return nil, fmt.Errorf("%w: CloudEvent %d was another VM's", delivery.ErrLost, seq)
 	}
-	body, err := o.storage.Read(bucketEvents, seqKey(seq))
+	body, err := o.readBody(seq)
 	switch {
 	case err != nil:
 		return nil, o.noteDamage(err)
@@ -123,6 +123,40 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s has no CloudEvent %d", delivery.ErrLost, o.path, seq)
 	}
 	return body, nil
+}
+
+// readBody reads a CloudEvent from the storage. It waits no longer than diskPatience, and while a read that took longer
+// goes on it asks for no other: what is in memory must get through.
+func (o *Outbox) readBody(seq uint64) ([]byte, error) {
+	o.mu.Lock()
+	hanging := o.hanging
+	o.mu.Unlock()
+	if hanging > 0 {
+		return nil, errSlowDisk
+	}
+	var body []byte
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		body, err = o.storage.Read(bucketEvents, seqKey(seq))
+	}()
+	hang := func(n int) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.hanging += n
+	}
+	select {
+	case <-done:
+		return body, err
+	case <-time.After(diskPatience):
+		hang(1)
+		go func() {
+			<-done
+			hang(-1)
+		}()
+		return nil, errSlowDisk
+	}
 }
 
 // Pending returns the pending deliveries about a group, of all routes, in order.
