@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,39 +37,39 @@ var endpointTroubles = []string{
 // An answer is one request for the document, and what came back.
 type answer struct {
 	fact
-	asked       int // when it was asked, in the order of all facts
-	askedAt     time.Duration
-	conditional bool // only the poll loop asks so
-	asker       asker
-	what        string // document, unchanged, empty, failed
-	events      map[string]azureEvent
-	partial     bool          // it held an entry that cannot be told from others
-	version     int           // of what Azure lists
-	turned      time.Duration // when the poll loop came round; 0 if it was not its own, or nobody knows
+	asked   int // when it was asked, in the order of all facts
+	askedAt time.Duration
+	polled  bool   // by the poll loop, and not by an approval that has another look
+	what    string // document, unchanged, empty, failed
+	events  map[string]azureEvent
+	partial bool          // it held an entry that cannot be told from others
+	version int           // of what Azure lists
+	turned  time.Duration // when the poll loop came round; 0 if it did not, or did not ask
 }
 
-// An asker is who asked for the document.
-type asker int
+// looks reports whether the request that is being made is an approval's look at the document, and not the poll loop's.
+func looks() bool {
+	callers := make([]uintptr, 100)
+	frames := runtime.CallersFrames(callers[:runtime.Callers(2, callers)])
+	for {
+		f, more := frames.Next()
+		switch {
+		case strings.HasSuffix(f.Function, "/imds.(*Client).Document"):
+			return true
+		case strings.HasSuffix(f.Function, "/imds.(*Client).PollUnless"):
+			return false
+		case !more:
+			panic("nobody asks")
+		}
+	}
+}
 
-const (
-	perhaps asker = iota // the poll loop, or an approval that has another look
-	poller
-	approver
-)
-
-// turned is called when the poll loop has come round, so that one of the answers since the last time was its own.
+// turned is called when the poll loop has come round.
 func (w *world) turned() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	own := w.round
-	if i := slices.IndexFunc(own, func(a *answer) bool { return a.conditional }); i >= 0 {
-		own = own[i : i+1]
-	}
-	if len(own) == 1 {
-		for _, a := range w.round {
-			a.asker = approver
-		}
-		own[0].asker, own[0].turned = poller, w.now()
+	for _, a := range w.round {
+		a.turned = w.now()
 	}
 	w.round = nil
 }
@@ -90,7 +91,7 @@ func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 		return e.start(req)
 	}
 	w.mu.Lock()
-	a := &answer{asked: w.next(), askedAt: w.now(), conditional: req.Header.Get("If-None-Match") != "", what: "failed"}
+	a := &answer{asked: w.next(), askedAt: w.now(), polled: !looks(), what: "failed"}
 	how := ""
 	if w.endpoint.end > w.now() {
 		how = w.endpoint.how

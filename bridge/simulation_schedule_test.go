@@ -67,9 +67,9 @@ func (o *oracle) nameless(c change) time.Duration {
 
 // polls: nothing that goes wrong elsewhere keeps the program from polling.
 func (o *oracle) polls() {
-	polls := slices.DeleteFunc(slices.Clone(o.answers), func(a *answer) bool { return a.asker == approver })
+	polls := slices.DeleteFunc(slices.Clone(o.answers), func(a *answer) bool { return !a.polled })
 	for i, a := range polls {
-		if i == 0 || a.boot != polls[i-1].boot || a.asker == perhaps || polls[i-1].asker == perhaps {
+		if i == 0 || a.boot != polls[i-1].boot {
 			continue
 		}
 		was := polls[i-1]

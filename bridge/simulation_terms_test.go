@@ -185,7 +185,8 @@ func (o *oracle) reminders(id string, b belief, route string) {
 			switch c := b.changes[current]; {
 			case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
 				o.add("reminders", "%s was told %s after %s", route, t.id, c.id)
-			case c.owed(route) && t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in && !o.mayBeForgotten(c, t):
+			case c.owed(route) && t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in && !o.mayBeForgotten(c, t) &&
+				!o.hand("", route, c.id): // a dead letter that was replayed to another sink was never told to this one
 				o.add("reminders", "%s was told %s just after %s", route, t.id, c.id)
 			}
 		}

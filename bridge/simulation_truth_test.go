@@ -130,7 +130,7 @@ func truthOf(w *world) map[string][]belief {
 	for i, a := range w.answers {
 		f := a.fact
 		valid := a.what == "document" || a.what == "empty" && i > 0 && w.answers[i-1].what == "empty"
-		if learned := w.boots[a.boot].learned; valid && a.asker == poller && !first[a.boot] {
+		if learned := w.boots[a.boot].learned; valid && a.polled && !first[a.boot] {
 			if first[a.boot] = true; learned.seq > a.seq && learned.at <= a.turned {
 				f = learned // it waited for the name
 			}
@@ -259,16 +259,16 @@ func (t *truth) each(by func(belief) belief) {
 
 // answer takes in what the endpoint served.
 func (t *truth) answer(a *answer) {
-	if a.asker == approver {
+	if !a.polled {
 		return
 	}
 	empty := t.empty
 	t.empty = a.what == "empty"
 	listed := a.events
 	t.away = nil
-	unsure := a.asker == perhaps
+	unsure := a.turned == 0 // the program ended just then
 	counts := a.what == "document" || a.what == "empty" && empty
-	if t.valid < 0 && a.asker == poller && counts && a.turned-a.at > t.w.plan.interval {
+	if t.valid < 0 && counts && a.turned-a.at > t.w.plan.interval {
 		if !t.w.ill(a.at, a.turned) {
 			return // waiting for the name took long, so it is asked again
 		}
@@ -276,10 +276,10 @@ func (t *truth) answer(a *answer) {
 	}
 	if valid := a.what == "document" || a.what == "unchanged" || a.what == "empty" && empty; valid {
 		away := t.valid < 0 || a.at-t.valid > time.Minute
-		if a.asker == poller && !t.doubt {
+		if !unsure && !t.doubt {
 			t.away = &away
 		}
-		t.valid, t.doubt = a.at, a.asker != poller || unsure // or was too old when it was looked at
+		t.valid, t.doubt = a.at, unsure // or was too old when it was looked at
 	}
 	switch {
 	case a.what == "empty" && empty:
@@ -602,7 +602,7 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 		return true
 	}
 	for _, next := range t.w.answers { // the poll loop asks again when it has committed the last answer
-		if next.boot != a.boot || next.asked < a.seq || next.asker != poller {
+		if next.boot != a.boot || next.asked < a.seq || !next.polled {
 			continue
 		}
 		if !t.w.ill(a.at, next.at) {

@@ -176,7 +176,7 @@ type world struct {
 	boots    []*boot
 	setups   []setup
 	answers  []*answer
-	round    []*answer // since the poll loop last came round
+	round    []*answer // to the poll loop since it last came round
 	posts    []*post
 	attempts []*attempt
 	writes   []written
@@ -222,7 +222,10 @@ func (w *world) answered(a *answer) {
 		return
 	}
 	a.fact = w.fact()
-	w.answers, w.round = append(w.answers, a), append(w.round, a)
+	w.answers = append(w.answers, a)
+	if a.polled {
+		w.round = append(w.round, a)
+	}
 }
 
 // setRoutes sets up the routes of these names, or all.
