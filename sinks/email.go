@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
 	gomail "github.com/wneessen/go-mail"
 
 	"forewarn/bridge/delivery"
@@ -300,7 +301,7 @@ func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	msg.SetMessageIDWithValue(id)
 	if isAzure(batch) && len(batch) == 1 {
 		// All mails about an Azure event refer to one id, so that their order does not matter. No mail has it.
-		thread := "<" + token(ce.Subject()) + "." + m.scope() + ">"
+		thread := "<" + token(ce.Subject()) + "." + m.scope("") + ">"
 		msg.SetGenHeader("In-Reply-To", thread)
 		msg.SetGenHeader("References", thread)
 		msg.SetGenHeader("X-Forewarn-Event", token(ce.Subject()))
@@ -356,14 +357,16 @@ func boundPart(s string) string {
 	return strings.ToValidUTF8(s[:maxMailPart], "") + "\n…\n"
 }
 
-// messageID returns the Message-ID, which depends only on the sink and on the ids of the batch's CloudEvents, in any
-// order: on a later attempt it may be another one.
+// messageID returns the Message-ID, which depends only on the sink and on the ids of the batch's CloudEvents and who made
+// them, in any order: on a later attempt it may be another one. What two VMs say of one event are two messages.
 func (m *email) messageID(batch []delivery.Delivery) string {
-	id := token(batch[0].Event.ID())
+	first := batch[0].Event
+	id, maker := token(first.ID()), "\x00"+makerOf(first)
 	if len(batch) > 1 {
+		maker = ""
 		ids := make([]string, len(batch))
 		for i, d := range batch {
-			ids[i] = d.Event.ID()
+			ids[i] = makerOf(d.Event) + "\x00" + d.Event.ID()
 		}
 		slices.Sort(ids)
 		h := sha256.New()
@@ -372,12 +375,18 @@ func (m *email) messageID(batch []delivery.Delivery) string {
 		}
 		id = "group-" + hex.EncodeToString(h.Sum(nil)[:12])
 	}
-	return id + "." + m.scope()
+	return id + "." + m.scope(maker)
 }
 
-// scope returns the part of a Message-ID that differs between sinks.
-func (m *email) scope() string {
-	sum := sha256.Sum256([]byte(m.Name + "\x00" + m.from.Address))
+// makerOf names who made a CloudEvent: cloudevents_source may be the same on all VMs.
+func makerOf(ce event.Event) string {
+	observer, _ := ce.Extensions()["observer"].(string)
+	return ce.Source() + "\x00" + observer
+}
+
+// scope returns the part of a Message-ID that differs between sinks, and between makers.
+func (m *email) scope(maker string) string {
+	sum := sha256.Sum256([]byte(m.Name + "\x00" + m.from.Address + maker))
 	return hex.EncodeToString(sum[:4]) + "@" + m.domain()
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -138,6 +139,32 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 	}
 	if len(ids) != 4 {
 		t.Errorf("%d different Message-IDs, want 4", len(ids))
+	}
+}
+
+// Two VMs that an event hits say different things of it, also with the same settings. Their mails are two, in one thread,
+// because mail servers drop the second of two with the same Message-ID.
+func TestTwoVMsMailsAboutAnEventAreTwo(t *testing.T) {
+	b := &mailbox{}
+	s := mustOpen(t, "email", plainMail(t, b)+"to: [ops@example.com]\n", testHost(t))
+	for _, vm := range []string{"vm-0", "vm-1"} {
+		d := deliveries(t)[0]
+		d.Event = d.Event.Clone()
+		d.Event.SetExtension("observer", vm)
+		for range 2 {
+			if _, err := s.Deliver(t.Context(), []delivery.Delivery{d}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ids, threads := map[string]int{}, map[string]int{}
+	for _, m := range b.all() {
+		l := readMail(t, m.raw)
+		ids[l.Get("Message-ID")]++
+		threads[l.Get("References")]++
+	}
+	if len(ids) != 2 || len(threads) != 1 || slices.Max(slices.Collect(maps.Values(ids))) != 2 {
+		t.Errorf("the Message-IDs are %v and the threads %v, want two mails, each twice, of one thread", ids, threads)
 	}
 }
 

@@ -20,7 +20,7 @@ var MessageDocs = map[string]string{
 	"now":        "when the message is made, RFC 3339; it differs from time when the message is late",
 	"zone":       "the setting timezone, such as Europe/Berlin",
 	"left":       "seconds from now to aznotbefore, 0 when begun or unknown",
-	"age":        "seconds from time to now",
+	"age":        "seconds from time to now, or from when the message was due with a lead",
 	"attempt":    "1 for the first attempt to send it",
 	"muted":      "who muted the sink, if the message waited for the end of a mute; else empty",
 	"missed":     "older changes that this message stands for, oldest first, each with change and time",
@@ -71,13 +71,16 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	for i, m := range d.Missed {
 		missed[i] = map[string]any{"change": m.Change, "time": m.Time.UTC().Format(time.RFC3339)}
 	}
+	if !d.NotBefore.IsZero() && f["azeventstatus"] != "Started" { // it may have moved while the message waited for its lead
+		f["aznotbefore"] = d.NotBefore.UTC().Format(time.RFC3339)
+	}
 	left := 0.0
 	notBefore, _ := f["aznotbefore"].(string)
 	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != "Started" {
 		left = max(0, at.Sub(now).Seconds())
 	}
 	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
-	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
+	f["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.Due)).Seconds())
 	f["attempt"], f["missed"], f["muted"] = d.Attempt, missed, ""
 	if d.Mute != nil {
 		f["muted"] = d.Mute.By

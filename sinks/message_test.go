@@ -40,6 +40,25 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
+// A message that waited for its lead says the time that the event has now, and is late only since it was due.
+func TestAMessageWithALeadSaysThePresentTime(t *testing.T) {
+	d := situations()["scheduled"].batch[0]
+	seen := d.Event.Time()
+	d.NotBefore, d.Due = seen.Add(100*time.Hour), seen.Add(99*time.Hour)
+	for after, age := range map[time.Duration]float64{0: 0, 3 * time.Minute: 180} {
+		f := messageFields(d, nil, d.Due.Add(after))
+		left := (time.Hour - after).Seconds()
+		if f["aznotbefore"] != d.NotBefore.Format(time.RFC3339) || f["left"] != left || f["age"] != age {
+			t.Errorf("%v after it was due: %v, %v s left, %v s late; want %v, %v, %v", after, f["aznotbefore"], f["left"], f["age"],
+				d.NotBefore, left, age)
+		}
+	}
+	d.NotBefore, d.Due = time.Time{}, time.Time{}
+	if f := messageFields(d, nil, seen.Add(time.Hour)); f["age"] != 3600.0 || f["aznotbefore"] == nil {
+		t.Errorf("without a lead: %v s late, not before %v", f["age"], f["aznotbefore"])
+	}
+}
+
 // The texts for people can say every sample; the blocks are JSON.
 func TestDefaultTextsSayEverySample(t *testing.T) {
 	systemtest.LeftToGate(t)

@@ -248,8 +248,8 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			continue
 		}
 		batch[n] = Delivery{
-			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt, Progress: i.Progress,
-			Instead: i.Instead, Mute: i.Mute,
+			Event: ce, NotBefore: i.NotBefore, Due: i.Due, Attempt: i.Attempts + 1, Receipt: receipt,
+			Progress: i.Progress, Instead: i.Instead, Mute: i.Mute,
 		}
 	}
 	if r.err != nil {

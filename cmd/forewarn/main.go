@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -140,6 +141,7 @@ type program struct {
 	logFormat string
 	logLevel  string
 	turns     sinks.SlackTurns // shared across reloads
+	sinkOut   io.Writer        // where a sink that writes to standard output writes; nil for there
 
 	ownerChecked bool   // dropRoot has run
 	actsAs       *owner // the user that root switched to; nil for none
@@ -226,7 +228,7 @@ func (p *program) loader(log *slog.Logger) settings.Loader {
 	return settings.Loader{
 		Kinds: sinks.Kinds, Defaults: p.defaults,
 		Host: sinks.Host{
-			Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log,
+			Hostname: host, Getenv: p.getenv, Stdout: cmp.Or(p.sinkOut, p.out), Proxy: http.ProxyFromEnvironment, Log: log,
 			Agent: "forewarn/" + programVersion(), Dial: p.dial, SlackTurns: &p.turns,
 		},
 	}

@@ -279,17 +279,21 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 			continue
 		}
 		defer resp.Body.Close()
-		switch resp.StatusCode {
-		case http.StatusOK:
+		if resp.StatusCode == http.StatusOK {
 			return read(resp.Body)
+		}
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		switch resp.StatusCode {
 		case http.StatusNotFound:
+			if bytes.HasPrefix(text, []byte("404 ")) { // net/http's own words
+				return errors.New("the running forewarn is older than this command and doesn't know it; restart it")
+			}
 			return ErrUnknownKey
 		case http.StatusMisdirectedRequest:
 			refused = fmt.Errorf("the forewarn on %s watches a VM and is not a relay; "+
 				"name the socket of the relay with the key control of its settings", socket)
 			continue
 		}
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
 		return errors.New(strings.TrimSpace(string(text)))
 	}
 	if refused != nil {

@@ -210,3 +210,20 @@ func TestClientWaitsForReplaysAndDrops(t *testing.T) {
 		t.Errorf("a status that takes long: %v, want %v", err, ErrSilent)
 	}
 }
+
+// A command that the running forewarn is too old for is told that, and not that a delivery is missing.
+func TestAnOlderForewarnIsNamedAsTheReason(t *testing.T) {
+	at := Location{State: t.TempDir()}
+	l, err := Listen(at, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.NewServeMux()}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+	c := Client{Location: at}
+	_, err = c.Unmute(t.Context(), UnmuteRequest{})
+	if err == nil || errors.Is(err, ErrUnknownKey) || !strings.Contains(err.Error(), "older than this command") {
+		t.Errorf("unmute: %v, want that the running forewarn is older", err)
+	}
+}
