@@ -305,12 +305,13 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// caughtUp reports whether everything is taken in that both streams held, unless it is older than fleetPeriod.
-func (f *fleet) caughtUp(audit, beats *jetstream.StreamInfo) bool {
+// caughtUp reports whether everything is taken in that the stream held, unless it is older than fleetPeriod, and the
+// heartbeats up to a sequence number of theirs.
+func (f *fleet) caughtUp(audit *jetstream.StreamInfo, lastHeartbeat uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	old := audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetPeriod
-	return (old || f.lastRead >= audit.State.LastSeq) && (beats.State.Msgs == 0 || f.lastHeartbeat >= beats.State.LastSeq)
+	return (old || f.lastRead >= audit.State.LastSeq) && f.lastHeartbeat >= lastHeartbeat
 }
 
 // observed returns all VMs, with what explains their silence at this time.

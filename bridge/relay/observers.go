@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
@@ -263,15 +265,16 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, all []*observer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	beats, err := st.js.Stream(ctx, st.heartbeats)
-	if err != nil {
+	// The stream of heartbeats may have other messages after the last one.
+	last, err := getOne(ctx, st.js, st.heartbeats, `{"last_by_subj":"`+heartbeatsSubject+`"}`)
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
 		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
 	}
 	audit, err := st.stream.Info(ctx)
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
-	for !r.fleet.caughtUp(audit, beats.CachedInfo()) {
+	for !r.fleet.caughtUp(audit, last.seq) {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			return now, nil, errors.New("the streams are not read to their end yet")
 		}

@@ -212,23 +212,29 @@ func (x *sequence) take(r rawMessage) error {
 	return x.f(r)
 }
 
-// getMessage reads one message of a stream. It asks the stream's leader: another server may lag behind, and adds headers
-// to those of the message, in which a publisher may have set the same. The error wraps jetstream.ErrMsgNotFound if the
-// stream does not have it.
+// getMessage reads one message of a stream.
 func getMessage(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (rawMessage, error) {
+	return getOne(ctx, js, stream, fmt.Sprintf(`{"seq":%d}`, seq))
+}
+
+// getOne reads one message: which is what JetStream's API gets. It asks the stream's leader: another server may lag
+// behind, and adds headers to those of the message, in which a publisher may have set the same. The error wraps
+// jetstream.ErrMsgNotFound if the stream does not have it.
+func getOne(ctx context.Context, js jetstream.JetStream, stream, which string) (rawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	api := "$JS.API."
 	if domain := js.Options().Domain; domain != "" {
 		api = "$JS." + domain + ".API."
 	}
-	reply, err := js.Conn().RequestWithContext(ctx, api+"STREAM.MSG.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
+	reply, err := js.Conn().RequestWithContext(ctx, api+"STREAM.MSG.GET."+stream, []byte(which))
 	if err != nil {
 		return rawMessage{}, err
 	}
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message struct {
+			Seq     uint64    `json:"seq"`
 			Subject string    `json:"subject"`
 			Header  []byte    `json:"hdrs"`
 			Data    []byte    `json:"data"`
@@ -245,7 +251,7 @@ func getMessage(ctx context.Context, js jetstream.JetStream, stream string, seq 
 		return rawMessage{}, answer.Error
 	}
 	m := answer.Message
-	r := rawMessage{seq: seq, stored: m.Time.UTC(), subject: m.Subject, data: m.Data}
+	r := rawMessage{seq: m.Seq, stored: m.Time.UTC(), subject: m.Subject, data: m.Data}
 	if len(m.Header) > 0 {
 		r.header, err = nats.DecodeHeadersMsg(m.Header)
 	}
