@@ -250,6 +250,51 @@ func TestAReminderOutlivesAChangeThatItsSinkIsNotToldOfOnARelay(t *testing.T) {
 	}
 }
 
+// A reminder that is accepted after its event began counts as accepted, and what comes next gets its receipt.
+func TestAnOvertakenReminderThatIsAcceptedKeepsItsReceiptOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		chat := newRecorder()
+		var receipts []string
+		chat.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			receipts = append(receipts, string(batch[0].Receipt))
+			time.Sleep(5 * time.Second)
+			return delivery.Answer{Receipt: []byte("thread-1")}, nil
+		}
+		r := route("chat", chat)
+		r.Filter.Only.Changes = []string{"reminder", "started"}
+		st, stop := s.run(r)
+		a := eventNo(1).in(time.Hour)
+		reminder, err := changeSaid(imds.Change{Kind: imds.Reminder, Event: a.event(imds.StatusScheduled), Lead: time.Hour},
+			"vm-1")(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.publish(reminder)
+		pause(time.Second)
+		started := a.say(t, imds.Started, "vm-1")
+		s.publish(started)
+		pause(time.Minute)
+		wantIDs(t, "told", chat.all(), reminder, started)
+		if want := []string{"", "thread-1"}; !slices.Equal(receipts, want) {
+			t.Errorf("the receipts are %q, want %q", receipts, want)
+		}
+		histories, _ := st.Histories(bridge.Period{})
+		if len(histories) != 1 {
+			t.Fatalf("the history has %d events, want 1", len(histories))
+		}
+		for _, c := range histories[0].Changes {
+			if len(c.Deliveries) != 1 || c.Deliveries[0].State != "accepted" || c.Deliveries[0].Attempts != 1 {
+				t.Errorf("of %s the history says %+v, want accepted after 1 attempt", c.ID, c.Deliveries)
+			}
+		}
+		stop()
+		_, stop = s.run(r)
+		pause(time.Minute)
+		wantIDs(t, "after a restart", chat.all(), reminder, started)
+		stop()
+	})
+}
+
 // A change that a filter refused stays refused when a relay reads it again, after one that the filter let pass.
 func TestARefusedChangeStaysRefusedWhenItIsReadAgain(t *testing.T) {
 	systemtest.Alone(t)

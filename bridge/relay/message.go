@@ -200,14 +200,18 @@ func (m message) checkLengths() error {
 // one, so that the sink gets it once. A message for one sink only, such as a replay, has its own. The id is in it as a
 // token, so that a record of many stays small.
 func (m message) deliveryID() string {
-	id := token(m.ce.ID())
+	return deliveryID(m.ce.ID(), m.seq, m.onlySink != "", m.instead != nil)
+}
+
+func deliveryID(ce string, seq uint64, onlySink, instead bool) string {
+	id := token(ce)
 	switch {
-	case m.onlySink == "":
-		return id
-	case m.instead != nil:
+	case instead:
 		return id + " instead"
+	case onlySink:
+		return id + " " + strconv.FormatUint(seq, 10)
 	}
-	return id + " " + strconv.FormatUint(m.seq, 10)
+	return id
 }
 
 // recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.

@@ -98,13 +98,16 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 }
 
 // apply applies a report to the records, and returns the groups that changed. It ignores deliveries that are no longer
-// pending.
+// pending, except those that were superseded while they were attempted.
 func (q *queue) apply(r delivery.Report) (changed []*group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	each := func(items []*delivery.Item, f func(*pendingItem)) {
 		for _, i := range items {
 			e := q.pending[i.Seq]
+			if e == nil && slices.Contains(r.Accepted, i) {
+				e = q.superseded(i)
+			}
 			if e == nil {
 				continue
 			}
@@ -142,6 +145,16 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 		q.lastAccepted = r.Now.UTC()
 	}
 	return changed
+}
+
+// superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
+func (q *queue) superseded(i *delivery.Item) *pendingItem {
+	g := q.groups[recordKey(q.route.Name, i.Group)]
+	id := deliveryID(i.ID, i.Seq, i.Replayed, i.Instead != nil)
+	if g == nil || g.rec.Settled[id].How != resultSuperseded {
+		return nil
+	}
+	return &pendingItem{item: i, id: id, group: g}
 }
 
 // afterFailure returns an item as it is after the failed attempt of a report.
