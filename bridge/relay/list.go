@@ -231,7 +231,10 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 			named = append(named, bridge.DescribeDead(e.Key, "dropped", e.Item))
 		}
 		ctx := context.WithoutCancel(ctx) // what is dropped is on record, also when the command has been interrupted
-		r.announce(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named}, "")
+		data := map[string]any{"by": by, "count": len(dropped), "deliveries": named}
+		if err := r.announce(ctx, cloudevent.DeliveryDropped, data, ""); err != nil {
+			r.Log.Warn("who dropped dead letters is not in the stream", "by", by, "err", err)
+		}
 	}
 	return dropped, err
 }

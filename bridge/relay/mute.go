@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -60,11 +59,11 @@ func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 	}
 }
 
-// followMutes applies the mutes that other relays change, and ends those that are over, until ctx is done.
+// followMutes applies the mutes that other relays change, and does what endMutes does, until ctx is done.
 func (r *Relay) followMutes(ctx context.Context, st *storage) {
 	var ending sync.WaitGroup
 	defer ending.Wait()
-	ending.Go(func() { r.endMutes(ctx) })
+	ending.Go(func() { r.endMutes(ctx, st) })
 	bucket := recordsBucket(r.Stream)
 	add := func(m rawMessage) {
 		var all []*delivery.Mute
@@ -73,7 +72,6 @@ func (r *Relay) followMutes(ctx context.Context, st *storage) {
 			return
 		}
 		r.setMutes(all, m.seq)
-		r.announceMutes(ctx, all, st.duplicates/2) // half of it, because clocks differ
 	}
 	last := lastOf("$KV." + bucket + "." + mutesKey)
 	from := func() (jetstream.ConsumerConfig, error) {
@@ -85,20 +83,29 @@ func (r *Relay) followMutes(ctx context.Context, st *storage) {
 	r.keepFollowing(ctx, st, "KV_"+bucket, from, "the mutes can't be followed", add)
 }
 
-// endMutes ends the mutes whose time is over, or whose sink was removed, until ctx is done.
-func (r *Relay) endMutes(ctx context.Context) {
+// endMutes ends the mutes whose time is over, or whose sink was removed, and announces what isn't announced yet, until
+// ctx is done.
+func (r *Relay) endMutes(ctx context.Context, st *storage) {
+	failing := false
 	for sleep(ctx, mutesEvery) == nil {
-		r.mu.Lock()
-		all := r.mutes
-		r.mu.Unlock()
-		if r.dueMutes(all) == nil {
-			continue
+		if r.dueMutes(r.allMutes()) != nil {
+			_, err := r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { return r.dueMutes(all), nil })
+			if err != nil && ctx.Err() == nil {
+				r.Log.Warn("a mute can't be ended, trying again", "err", err)
+			}
 		}
-		_, err := r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { return r.dueMutes(all), nil })
-		if err != nil && ctx.Err() == nil {
-			r.Log.Warn("a mute can't be ended, trying again", "err", err)
+		err := r.announceMutes(ctx, st, r.allMutes())
+		if err != nil && !failing && ctx.Err() == nil {
+			r.Log.Warn("who muted what is not in the stream, trying again", "err", err)
 		}
+		failing = err != nil
 	}
+}
+
+func (r *Relay) allMutes() []*delivery.Mute {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mutes
 }
 
 // dueMutes returns those that have to end now, as they are then. That of a removed sink ends when all relays have the
@@ -171,33 +178,38 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 			return nil, err
 		}
 		r.setMutes(next, rev)
-		var mine []*delivery.Mute
 		for _, m := range changed {
 			bridge.LogMute(r.Log, m)
-			mine = append(mine, &m)
 		}
-		r.announceMutes(ctx, mine, math.MaxInt64)
+		_ = r.announceMutes(ctx, st, next) // endMutes tries again
 		return changed, nil
 	}
 	return nil, errors.New("other relays change the mutes at the same time; try again")
 }
 
-// announceMutes publishes a CloudEvent about each mute that began or ended within that time. Every relay does, because
-// the one that made the change may have been killed before it could. The stream keeps one of them.
-func (r *Relay) announceMutes(ctx context.Context, mutes []*delivery.Mute, within time.Duration) {
+// announceMutes publishes a CloudEvent about each mute that began or ended lately, unless this relay did before. Every
+// relay does, because the one that made the change may have been killed before it could. The stream keeps one of them.
+func (r *Relay) announceMutes(ctx context.Context, st *storage, mutes []*delivery.Mute) error {
 	for _, m := range mutes {
+		if time.Since(later(m.Since, m.Ended)) >= st.duplicates/2 { // half of it, because clocks differ
+			continue
+		}
 		typ, data := bridge.MuteData(*m)
 		id := fmt.Sprintf("%s.%s.%d", typ, m.ID, m.Until.Unix())
 		r.mu.Lock()
 		done := r.announced[m.ID] == id
 		r.mu.Unlock()
-		if done || time.Since(later(m.Since, m.Ended)) >= within || !r.announce(ctx, typ, data, id) {
+		if done {
 			continue
+		}
+		if err := r.announce(ctx, typ, data, id); err != nil {
+			return err
 		}
 		r.mu.Lock()
 		r.announced[m.ID] = id
 		r.mu.Unlock()
 	}
+	return nil
 }
 
 // mutesWith returns all mutes after a change, without the oldest of those that have ended. last is the stream's last

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"encoding/json"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -113,6 +114,44 @@ func TestAMuteOfARelayThatWasKilledIsOnRecord(t *testing.T) {
 		mute.ID, mute.Since, mute.Ended = "m0", begun.Add(-20*time.Hour), begun.Add(-13*time.Hour)
 		put(mute)
 		said("of what was half a day ago", "-sink-muted-", "-sink-unmuted-")
+		stop()
+	})
+}
+
+// A mute that begins or ends while the stream takes nothing of it is on record once the stream does.
+func TestAMuteIsOnRecordOnceTheStreamTakesIt(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		record, log := newRecorder(), &syncedBuffer{}
+		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{all}, Log: slog.New(slog.NewTextHandler(log, nil))})
+		pause(5 * time.Second)
+		onRecord := func(when string, muted, unmuted int) {
+			t.Helper()
+			got := strings.Join(record.all(), " ")
+			if m, u := strings.Count(got, "-sink-muted-"), strings.Count(got, "-sink-unmuted-"); m != muted || u != unmuted {
+				t.Errorf("%s on record is %q, want %d muted and %d unmuted", when, got, muted, unmuted)
+			}
+		}
+		allow := s.takesNothingForSinks()
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		pause(10 * time.Minute)
+		onRecord("before the stream takes it", 0, 0)
+		allow()
+		pause(10 * time.Second)
+		onRecord("when it is muted", 1, 0)
+		allow = s.takesNothingForSinks()
+		if _, err := r.Unmute(nil, true, "bob"); err != nil {
+			t.Fatal(err)
+		}
+		pause(10 * time.Minute)
+		allow()
+		pause(10 * time.Second)
+		onRecord("at the end", 1, 1)
+		if n := log.count("not in the stream"); n != 2 {
+			t.Errorf("that it isn't on record is logged %d times, want twice", n)
+		}
 		stop()
 	})
 }

@@ -120,17 +120,14 @@ func (r *Relay) notifySinks(ctx context.Context, js jetstream.JetStream, ce even
 	return errors.Join(errs...)
 }
 
-// announce publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream
-// keeps one of those with the same id; "" is the CloudEvent's own id.
-func (r *Relay) announce(ctx context.Context, typ string, data map[string]any, id string) bool {
+// announce publishes a CloudEvent about this relay for all sinks. The stream keeps one of those with the same id; "" is
+// the CloudEvent's own id.
+func (r *Relay) announce(ctx context.Context, typ string, data map[string]any, id string) error {
 	ce, js, err := r.newCloudEvent(typ, data)
-	if err == nil {
-		err = r.publish(ctx, js, ce, cmp.Or(id, ce.ID()))
-	}
 	if err != nil {
-		r.Log.Warn("what happened to this relay is not in the stream", "type", typ, "err", err)
+		return err
 	}
-	return err == nil
+	return r.publish(ctx, js, ce, cmp.Or(id, ce.ID()))
 }
 
 // newCloudEvent returns a CloudEvent about this relay, and the JetStream to publish it to. It names the stream, because
