@@ -267,6 +267,42 @@ func TestADeadLetterWithoutItsCloudEventStays(t *testing.T) {
 	})
 }
 
+// After the stream was made again, a dead letter without its CloudEvent isn't replayed or shown as the message that has
+// its number now: it stays.
+func TestADeadLetterIsNotReplayedAsAnotherMessage(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		large := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10))
+		s.publish(large)
+		pause(5 * time.Second)
+		dead := keys(t, r, "hook")
+		hook.say(nil)
+		if err := s.js.DeleteStream(t.Context(), "FOREWARN"); err != nil {
+			t.Fatal(err)
+		}
+		s.provision(relay.Retention{})
+		other := eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(other)
+		pause(time.Minute)
+		want := "message 1 of the stream is another CloudEvent now"
+		if again, err := r.Replay(t.Context(), dead, "", "alice"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Replay = %v, %v; want the error %q", again, err, want)
+		}
+		if e, err := r.Show(t.Context(), dead[0]); err != nil || e.CloudEvent != nil {
+			t.Errorf("Show = %.200s, %v; want no CloudEvent", e.CloudEvent, err)
+		}
+		pause(5 * time.Second)
+		wantIDs(t, "told", hook.all(), other)
+		if left := keys(t, r, "hook"); !slices.Equal(left, dead) {
+			t.Errorf("left are %q, want %q", left, dead)
+		}
+		stop()
+	})
+}
+
 // A relay without a connection says so to whoever asks something of it.
 func TestARelayWithoutAConnectionSaysSo(t *testing.T) {
 	r := relay.New(relay.Options{Stream: "FOREWARN", Routes: []bridge.Route{route("hook", newRecorder())}})

@@ -119,7 +119,7 @@ func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 	}
 	for _, e := range r.pendingEntries(Selection{Sink: sink}) {
 		if e.Key == key {
-			ce, err := r.readCloudEvent(ctx, seq)
+			ce, err := r.readCloudEvent(ctx, seq, e.ID)
 			if err == nil {
 				e.CloudEvent, err = ce.MarshalJSON()
 				e.Bytes = len(e.CloudEvent)
@@ -133,7 +133,7 @@ func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 	}
 	e := l.entry()
 	if e.CloudEvent == nil && l.Sink != noSink {
-		if ce, err := r.readCloudEvent(ctx, seq); err == nil {
+		if ce, err := r.readCloudEvent(ctx, seq, e.ID); err == nil {
 			e.CloudEvent, _ = ce.MarshalJSON()
 		}
 	}
@@ -151,17 +151,22 @@ func splitKey(key string) (sink string, seq uint64, err error) {
 	return key[:at], seq, nil
 }
 
-// readCloudEvent reads a CloudEvent from the stream.
-func (r *Relay) readCloudEvent(ctx context.Context, seq uint64) (event.Event, error) {
+// readCloudEvent reads the CloudEvent with an id from the stream. The stream may be another one than before, in which
+// another message has the number.
+func (r *Relay) readCloudEvent(ctx context.Context, seq uint64, id string) (ce event.Event, err error) {
 	st, err := r.connected()
 	if err != nil {
-		return event.Event{}, err
+		return ce, err
 	}
 	msg, err := getMessage(ctx, st.js, r.Stream, seq)
 	if err != nil {
-		return event.Event{}, fmt.Errorf("read message %d: %w", seq, err)
+		return ce, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	return decode(msg.header, msg.data)
+	ce, err = decode(msg.header, msg.data)
+	if err == nil && ce.ID() != id {
+		err = fmt.Errorf("%s is lost: message %d of the stream is another CloudEvent now", id, seq)
+	}
+	return ce, err
 }
 
 // readDeadLetter returns a dead letter, and its sequence number in the stream of dead letters.
@@ -201,7 +206,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if l.CloudEvent != nil {
 			ce, err = cloudevent.Decode(l.CloudEvent)
 		} else {
-			ce, err = r.readCloudEvent(ctx, l.Seq)
+			ce, err = r.readCloudEvent(ctx, l.Seq, l.ID)
 		}
 		if err != nil {
 			return err
