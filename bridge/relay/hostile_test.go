@@ -101,6 +101,32 @@ func TestAnUnreadableCursorIsSaid(t *testing.T) {
 	})
 }
 
+// That a sink is not served is said once, however often the relay takes the lease in vain, and stays in the status
+// until a relay serves it.
+func TestThatASinkIsNotServedIsSaidOnce(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		s.put("FOREWARN_marks", "cursor.hook", "{")
+		log, routes := &syncedBuffer{}, []bridge.Route{route("hook", newRecorder())}
+		r, stop := s.start(relay.Options{Routes: routes, Log: slog.New(slog.NewTextHandler(log, nil))})
+		pause(2 * time.Second)
+		for range 100 {
+			pause(100 * time.Millisecond)
+			if r.Status().Ready {
+				t.Fatal("it is ready, without the sink")
+			}
+		}
+		if n := log.count("this sink is not served"); n != 1 {
+			t.Errorf("it is logged %d times, want once", n)
+		}
+		s.put("FOREWARN_leases", "lease.hook", `{"relay":"other","id":"x"}`)
+		pause(3 * time.Second)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("while another relay serves the sink it isn't ready, because of %q", st.Reasons)
+		}
+		stop()
+	})
+}
+
 // A relay that finds that somebody else wrote what only the holder of the lease writes stops serving the sink, takes
 // what is there as it is, and tells each change once, or twice if the record of it was overwritten.
 func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {

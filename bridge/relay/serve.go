@@ -43,7 +43,11 @@ func (r *Relay) keepServing(
 // the route. ctx is done when the session is, or after a reload.
 func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) {
 	l, err := takeLease(ctx, st.leases, route.Name, r.self, r.yieldTime, func() { r.addLeases(-1) }, func(h holder) {
-		r.locked(func() { s.holder, s.err = h, nil })
+		r.locked(func() {
+			if s.holder = h; h.Relay != "" && h.ID != r.self.ID {
+				s.err = nil
+			}
+		})
 	})
 	if err != nil {
 		r.notServed(ctx, s, route.Name, fmt.Errorf("lease: %w", plain(err)))
