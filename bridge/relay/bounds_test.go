@@ -52,6 +52,40 @@ func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
 	})
 }
 
+// However many CloudEvents about bridges a sink remembers, a restarted relay has its records of events in the history.
+func TestRecordsAboutBridgesKeepNoEventOutOfTheHistory(t *testing.T) {
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		const bridges = 8000
+		var body []byte
+		add := func(record string) {
+			if _, err := s.js.PublishAsync("$KV.FOREWARN_marks.mark.hook."+record, body); err != nil {
+				t.Fatal(err)
+			}
+		}
+		at := time.Now().UTC().Format(time.RFC3339)
+		for n := range bridges {
+			body = fmt.Appendf(nil, `{"settled":{"started-%d":{"at":%q,"how":"accepted"}}}`, n, at)
+			add(fmt.Sprint("started-", n))
+			if n%500 == 499 {
+				<-s.js.PublishAsyncComplete()
+			}
+		}
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		body = fmt.Appendf(nil, `{"owed":true,"settled":{%q:{"at":%q,"how":"accepted"}}}`, ce.ID(), at)
+		add(eventNo(1).id)
+		<-s.js.PublishAsyncComplete()
+		r, stop := s.run()
+		s.publish(ce)
+		pause(time.Second)
+		histories, _ := r.Histories(bridge.Period{})
+		if len(histories) != 1 || len(histories[0].Changes[0].Deliveries) != 1 {
+			t.Errorf("the history is %+v, want one event with one delivery", histories)
+		}
+		stop()
+	})
+}
+
 // What a sink remembers of an event is bounded: of more than a thousand CloudEvents about it, the newest.
 func TestARecordOfManyChangesIsBounded(t *testing.T) {
 	systemtest.LeftToGate(t)

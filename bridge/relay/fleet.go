@@ -165,9 +165,12 @@ func (r *Relay) keepFollowing(
 	}
 }
 
-// setRecord takes in what a sink remembers of an Azure event. Of what isn't in events, such as CloudEvents about
-// bridges, it keeps a limited number.
+// setRecord takes in what a sink remembers of an Azure event that its filter let pass. The history needs no others,
+// such as those about bridges. Of events that aren't read yet it keeps a limited number.
 func (f *fleet) setRecord(sink, event string, rec record) {
+	if !rec.Matched {
+		return
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.records[event] == nil {
