@@ -92,23 +92,28 @@ func (d *deadLetters) addInvalid(ctx context.Context, r rawMessage, why error) e
 	}, nil)
 }
 
-// counts returns how many there are, by sink.
-func (d *deadLetters) counts(ctx context.Context) (map[string]int, error) {
+// deadFull warns of a full stream of dead letters.
+const deadFull = "the stream of dead letters is full, so each new one deletes the oldest; " +
+	"replay or drop some with forewarn outbox"
+
+// counts returns how many there are, by sink, and whether the stream is full.
+func (d *deadLetters) counts(ctx context.Context) (counts map[string]int, full bool, err error) {
 	stream, err := d.js.Stream(ctx, d.name)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(d.prefix+".>"))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	counts := map[string]int{}
+	counts = map[string]int{}
 	for subject, n := range info.State.Subjects {
 		rest := strings.TrimPrefix(subject, d.prefix+".")
 		sink, _, _ := strings.Cut(rest, ".")
 		counts[fromToken(sink)] += int(n)
 	}
-	return counts, nil
+	most := info.Config.MaxMsgs
+	return counts, most > 0 && info.State.Msgs >= uint64(most), nil
 }
 
 // readAll returns all dead letters, the oldest first.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -232,6 +234,36 @@ func TestWhatIsLeftIsReadWhenTheNewestIsGone(t *testing.T) {
 		if _, err := r.ReplayPast(ctx, relay.ReplayRequest{Sink: "nobody", Since: began}); err == nil {
 			t.Error("ReplayPast to a sink that there isn't = nil, want an error")
 		}
+		stop()
+	})
+}
+
+// Before the stream of dead letters deletes the oldest, the log and the status say so, until there is room again.
+func TestThatTheStreamOfDeadLettersIsFullIsSaid(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		s.change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.MaxMsgs = 2 })
+		hook, log := newRecorder(), &syncedBuffer{}
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)},
+			Log: slog.New(slog.NewTextHandler(log, nil))})
+		const warning = "the stream of dead letters is full"
+		want := func(when string, warned bool, logged int) {
+			t.Helper()
+			pause(time.Minute)
+			got := strings.Join(r.Status().Warnings, " ")
+			if n := log.count(warning); strings.Contains(got, warning) != warned || n != logged {
+				t.Errorf("%s the warnings are %q, and it is logged %d times; want it in them %v, and %d", when, got, n, warned,
+					logged)
+			}
+		}
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		want("with room", false, 0)
+		s.publish(eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		want("without room", true, 1)
+		if _, err := r.Drop(t.Context(), keys(t, r, "hook")[:1], "alice"); err != nil {
+			t.Fatal(err)
+		}
+		want("with room again", false, 1)
 		stop()
 	})
 }

@@ -77,13 +77,16 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	if err != nil {
 		return err
 	}
-	counts, err := st.dead.counts(ctx)
+	counts, full, err := st.dead.counts(ctx)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.peers, r.deadCounts = peers, counts
+	if full && !r.deadFull {
+		r.Log.Warn(deadFull, "stream", st.dead.name)
+	}
+	r.peers, r.deadCounts, r.deadFull = peers, counts, full
 	r.rebalance()
 	warned := map[string]string{}
 	for _, other := range peers {

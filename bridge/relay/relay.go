@@ -68,6 +68,7 @@ type Relay struct {
 	announced    map[string]string   // the latest message about a mute that is in the stream, by the mute's id
 	removedSinks []string            // sinks that a reload removed from the settings
 	deadCounts   map[string]int      // dead letters by sink
+	deadFull     bool                // their stream is full
 	peers        []peer
 	warnedOf     map[string]string  // hash of the settings of another relay that was logged, by the relay's ID
 	reload       context.CancelFunc // has the routes that are served end; nil before there are any

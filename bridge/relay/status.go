@@ -29,6 +29,9 @@ func (r *Relay) Status() bridge.Status {
 	if r.watchErr != nil && r.down == nil {
 		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.watchErr.Error())
 	}
+	if r.deadFull {
+		s.Warnings = append(s.Warnings, deadFull)
+	}
 	if r.down != nil {
 		s.Reasons = append(s.Reasons, r.down.Error())
 		s.Outbox.Error = r.down.Error()
