@@ -265,22 +265,41 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, all []*observer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	// The stream of heartbeats may have other messages after the last one.
-	last, err := getOne(ctx, st.js, st.heartbeats, `{"last_by_subj":"`+heartbeatsSubject+`"}`)
-	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+	last, err := r.lastHeartbeat(ctx, st)
+	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
 	}
 	audit, err := st.stream.Info(ctx)
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
-	for !r.fleet.caughtUp(audit, last.seq) {
+	for !r.fleet.caughtUp(audit, last) {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			return now, nil, errors.New("the streams are not read to their end yet")
 		}
 	}
 	now = audit.TimeStamp
 	return now, r.fleet.observed(now), nil
+}
+
+// lastHeartbeat returns the sequence number of the last heartbeat, 0 if there is none. In a stream that takes other
+// messages too it is that of one message, which the relay has the right to read there.
+func (r *Relay) lastHeartbeat(ctx context.Context, st *storage) (seq uint64, err error) {
+	if st.heartbeats == r.Stream {
+		last, err := getOne(ctx, st.js, st.heartbeats, `{"last_by_subj":"`+heartbeatsSubject+`"}`)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			err = nil
+		}
+		return last.seq, err
+	}
+	beats, err := st.js.Stream(ctx, st.heartbeats)
+	if err != nil {
+		return 0, err
+	}
+	if state := beats.CachedInfo().State; state.Msgs > 0 {
+		seq = state.LastSeq
+	}
+	return seq, nil
 }
 
 // A heartbeat is the data of a heartbeat's CloudEvent.
