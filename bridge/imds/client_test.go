@@ -285,6 +285,11 @@ func TestOnlyACompleteAnswerIsADocument(t *testing.T) {
 			if n := len(p.Document.Events); (n > 0) != (tt.class == PollDocument) {
 				t.Errorf("%d events", n)
 			}
+			s.SetFault(tt.fault)
+			doc, err := client(t, s.URL).Document(t.Context())
+			if whole := tt.class == PollDocument; (err == nil) != whole || (len(doc.Events) > 0) != whole {
+				t.Errorf("Document gives %d events, %v", len(doc.Events), err)
+			}
 		})
 	}
 }
