@@ -424,7 +424,7 @@ func TestFinishedGroupsTakeNoMemory(t *testing.T) {
 	}
 	heap(0)
 	before := heap(1)
-	if after := heap(2); after > before+128<<10 {
+	if after := min(heap(2), heap(3), heap(4)); after > before+128<<10 { // one may come while the writer still holds some
 		t.Errorf("2,000 finished groups take %d KiB", (after-before)>>10)
 	}
 }
