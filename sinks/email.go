@@ -357,16 +357,16 @@ func boundPart(s string) string {
 	return strings.ToValidUTF8(s[:maxMailPart], "") + "\n…\n"
 }
 
-// messageID returns the Message-ID, which depends only on the sink and on the ids of the batch's CloudEvents and who made
-// them, in any order: on a later attempt it may be another one. What two VMs say of one event are two messages.
+// messageID returns the Message-ID, which depends only on the sink and on the ids and origins of the batch's CloudEvents, in
+// any order: on a later attempt it may be another one. What two VMs say of one event are two messages.
 func (m *email) messageID(batch []delivery.Delivery) string {
 	first := batch[0].Event
-	id, maker := token(first.ID()), "\x00"+makerOf(first)
+	id, origin := token(first.ID()), "\x00"+originOf(first)
 	if len(batch) > 1 {
-		maker = ""
+		origin = ""
 		ids := make([]string, len(batch))
 		for i, d := range batch {
-			ids[i] = makerOf(d.Event) + "\x00" + d.Event.ID()
+			ids[i] = originOf(d.Event) + "\x00" + d.Event.ID()
 		}
 		slices.Sort(ids)
 		h := sha256.New()
@@ -375,18 +375,18 @@ func (m *email) messageID(batch []delivery.Delivery) string {
 		}
 		id = "group-" + hex.EncodeToString(h.Sum(nil)[:12])
 	}
-	return id + "." + m.scope(maker)
+	return id + "." + m.scope(origin)
 }
 
-// makerOf names who made a CloudEvent: cloudevents_source may be the same on all VMs.
-func makerOf(ce event.Event) string {
+// originOf says which forewarn made a CloudEvent: cloudevents_source may be the same on all VMs.
+func originOf(ce event.Event) string {
 	observer, _ := ce.Extensions()["observer"].(string)
 	return ce.Source() + "\x00" + observer
 }
 
-// scope returns the part of a Message-ID that differs between sinks, and between makers.
-func (m *email) scope(maker string) string {
-	sum := sha256.Sum256([]byte(m.Name + "\x00" + m.from.Address + maker))
+// scope returns the part of a Message-ID that differs between sinks, and between origins.
+func (m *email) scope(origin string) string {
+	sum := sha256.Sum256([]byte(m.Name + "\x00" + m.from.Address + origin))
 	return hex.EncodeToString(sum[:4]) + "@" + m.domain()
 }
 

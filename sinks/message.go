@@ -20,7 +20,7 @@ var MessageDocs = map[string]string{
 	"now":        "when the message is made, RFC 3339; it differs from time when the message is late",
 	"zone":       "the setting timezone, such as Europe/Berlin",
 	"left":       "seconds from now to aznotbefore, 0 when begun or unknown",
-	"age":        "seconds from time to now, or from when the message was due with a lead",
+	"age":        "how late the message is, in seconds: since time or, with a lead, since it was due",
 	"attempt":    "1 for the first attempt to send it",
 	"muted":      "who muted the sink, if the message waited for the end of a mute; else empty",
 	"missed":     "older changes that this message stands for, oldest first, each with change and time",

@@ -170,7 +170,7 @@ func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("token_command: %w", context.Cause(ctx))
 	case err != nil:
-		return "", fmt.Errorf("token_command: %w; run it by hand, as the user of forewarn, to see why", err)
+		return "", fmt.Errorf("token_command: %w; run it by hand, as forewarn's user, to see why", err)
 	case token == "":
 		return "", errors.New("token_command: it printed no token")
 	}

@@ -13,7 +13,7 @@ import (
 type Bounds struct {
 	Pending      int // deliveries; 100,000
 	PendingBytes int // of CloudEvents, counted once a delivery; 256 MiB
-	InMemory     int // deliveries, and dead letters, that are only in memory while the disk fails, not while it is slow; 1,000
+	InMemory     int // deliveries, and dead letters, that a disk that fails, and is not only slow, has not taken; 1,000
 	Dead         int // letters; 10,000
 	DeadBytes    int // 64 MiB
 	History      int // CloudEvents, and settled deliveries; 100,000

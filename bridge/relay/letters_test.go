@@ -268,16 +268,22 @@ func TestThatTheStreamOfDeadLettersIsFullIsSaid(t *testing.T) {
 	})
 }
 
+// rejectsLarge runs a relay whose sink has refused a CloudEvent that a dead letter has no room for.
+func (s *stage) rejectsLarge() (*relay.Relay, *recorder, func()) {
+	hook := newRecorder()
+	hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+	r, stop := s.run(route("hook", hook))
+	large := eventNo(1).in(24*time.Hour).say(s.T, imds.Scheduled, "vm-1")
+	large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10))
+	s.publish(large)
+	pause(5 * time.Second)
+	return r, hook, stop
+}
+
 // A dead letter that had no room for its CloudEvent can't be replayed once the stream has deleted it: it stays.
 func TestADeadLetterWithoutItsCloudEventStays(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		hook := newRecorder()
-		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
-		r, stop := s.run(route("hook", hook))
-		large := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
-		large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10))
-		s.publish(large)
-		pause(5 * time.Second)
+		r, _, stop := s.rejectsLarge()
 		stream, err := s.js.Stream(t.Context(), "FOREWARN")
 		if err == nil {
 			err = stream.Purge(t.Context())
@@ -303,13 +309,7 @@ func TestADeadLetterWithoutItsCloudEventStays(t *testing.T) {
 // its number now: it stays.
 func TestADeadLetterIsNotReplayedAsAnotherMessage(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		hook := newRecorder()
-		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
-		r, stop := s.run(route("hook", hook))
-		large := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
-		large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10))
-		s.publish(large)
-		pause(5 * time.Second)
+		r, hook, stop := s.rejectsLarge()
 		dead := keys(t, r, "hook")
 		hook.say(nil)
 		if err := s.js.DeleteStream(t.Context(), "FOREWARN"); err != nil {
