@@ -111,7 +111,7 @@ func (l *lease) read(ctx context.Context) (rev uint64, by holder, err error) {
 }
 
 // renew writes the lease again. It is then held for leaseValid, counted from before the request. If the answer to an
-// earlier renewal was lost, renew picks up its revision, but doesn't extend the lease. If the server lost the lease,
+// earlier renewal was lost, renew writes over that one: others may have seen it long ago. If the server lost the lease,
 // renew writes a new one.
 func (l *lease) renew(ctx context.Context) error {
 	began := time.Now()
@@ -125,35 +125,24 @@ func (l *lease) renew(ctx context.Context) error {
 	rev := l.rev
 	l.mu.Unlock()
 	next, err := writeRevision(ctx, l.kv, l.key, body, rev)
-	switch {
-	case err != nil && isConflict(err):
-		now, by, err := l.read(ctx)
-		if err != nil {
-			return err
+	if isConflict(err) {
+		now, by, readErr := l.read(ctx)
+		if readErr != nil {
+			return readErr
 		}
-		if now == 0 {
-			next, err = writeRevision(ctx, l.kv, l.key, body, 0)
-			if err != nil && isConflict(err) {
-				return fmt.Errorf("%w: another relay took it when the server had lost it", errOvertaken)
-			}
-			if err != nil {
-				return err
-			}
-			break
-		}
-		if by.ID != l.me.ID {
+		if now != 0 && by.ID != l.me.ID {
 			return fmt.Errorf("%w: %s holds it", errOvertaken, by.Relay)
 		}
-		next, began = now, time.Time{}
-	case err != nil:
+		if next, err = writeRevision(ctx, l.kv, l.key, body, now); isConflict(err) {
+			return fmt.Errorf("%w: it took the lease just now", errOvertaken)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rev = next
-	if !began.IsZero() {
-		l.validUntil = began.Add(leaseValid)
-	}
+	l.rev, l.validUntil = next, began.Add(leaseValid)
 	return nil
 }
 
@@ -184,25 +173,23 @@ func (l *lease) hold(ctx context.Context, lost context.CancelCauseFunc) (release
 func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) {
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
+	due := tick.C // nil while a renewal is under way: the next one waits for its end
 	expired := time.NewTimer(time.Until(l.expiry()))
 	defer expired.Stop()
 	renewed := make(chan error, 1)
-	renewing := false
 	var lastErr error // of the latest renewal that was answered
 	for {
 		select {
 		case <-ctx.Done():
-			if renewing {
+			if due == nil {
 				<-renewed
 			}
 			return
-		case <-tick.C:
-			if !renewing {
-				renewing = true
-				go func() { renewed <- l.renew(ctx) }()
-			}
+		case <-due:
+			due = nil
+			go func() { renewed <- l.renew(ctx) }()
 		case err := <-renewed:
-			renewing = false
+			due = tick.C
 			if errors.Is(err, errOvertaken) {
 				lost(err)
 				continue

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
@@ -113,6 +114,52 @@ func testLostLeaseCutsAttemptsOff(t *testing.T, f *stage) {
 		}
 	default:
 		t.Error("the attempt of the relay without its lease goes on")
+	}
+}
+
+// renewed waits until the lease of a sink is renewed.
+func (s *stage) renewed(sink string) {
+	s.Helper()
+	lease, err := s.conn.SubscribeSync("$KV.FOREWARN_leases.lease." + sink)
+	if err == nil {
+		_, err = lease.NextMsg(time.Minute)
+	}
+	if err := errors.Join(err, lease.Unsubscribe()); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// A relay keeps a sink when an answer to it gets lost, as when its connection breaks.
+func TestALostAnswerCostsNoSink(t *testing.T) {
+	for _, what := range []string{"lease"} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				var log syncedBuffer
+				wire, hook := &cable{}, newRecorder()
+				_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Connect: s.over(wire),
+					Log: slog.New(slog.NewTextHandler(&log, nil))})
+				pause(2 * time.Second)
+				a, b := eventNo(1), eventNo(2)
+				all := []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"),
+					b.say(t, imds.Scheduled, "vm-1")}
+				s.renewed("hook")
+				s.publish(all[0])
+				pause(time.Millisecond)
+				if what == "lease" {
+					pause(1500 * time.Millisecond)
+				}
+				wire.fail("deaf")
+				pause(time.Second)
+				wire.fail("")
+				s.publish(all[1:]...)
+				pause(20 * time.Second)
+				wantIDs(t, "told", sorted(hook.attempts()), all...)
+				if n := log.count("serves the sink no more"); n > 0 {
+					t.Errorf("the relay lost the sink %d times", n)
+				}
+				stop()
+			})
+		})
 	}
 }
 
