@@ -125,12 +125,12 @@ func (s *bubbleServer) connect(c *cable) *nats.Conn {
 // A cable leads from a machine to the server. What is sent takes a moment.
 type cable struct {
 	server  *bubbleServer
-	latency time.Duration
 	options func() []nats.Option // those of a new connection; nil for none
 
-	mu    sync.Mutex
-	fault string // "", hangs: nothing gets through; deaf: nothing comes back; else messages that hold this text get lost
-	conns []net.Conn
+	mu      sync.Mutex
+	latency time.Duration
+	fault   string // "", hangs: nothing gets through; deaf: nothing comes back; else messages that hold this text get lost
+	conns   []net.Conn
 }
 
 func (c *cable) dial(context.Context) (*nats.Conn, error) {
@@ -180,6 +180,13 @@ func (c *cable) fail(how string) {
 	for _, conn := range conns {
 		conn.Close()
 	}
+}
+
+// slow changes how long it takes to send something.
+func (c *cable) slow(latency time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.latency = latency
 }
 
 func (c *cable) now() string {
@@ -268,7 +275,9 @@ func without(sent []byte, text string) []byte {
 func (c *cabled) Write(p []byte) (int, error) {
 	due := time.Now()
 	if c.greeted.Load() {
+		c.cable.mu.Lock()
 		due = due.Add(c.cable.latency)
+		c.cable.mu.Unlock()
 	}
 	select {
 	case c.sent <- parcel{due, slices.Clone(p)}:

@@ -65,7 +65,7 @@ func takeLease(
 		seen(by)
 		if now != rev || seenAt.IsZero() {
 			lost = rev != 0 && now == 0
-			rev, seenAt = now, began
+			rev, seenAt = now, time.Now()
 		}
 		if by.Relay == "" && !lost || by.ID == me.ID || began.Sub(seenAt) >= takeOverAfter {
 			l.rev = rev

@@ -117,6 +117,37 @@ func testLostLeaseCutsAttemptsOff(t *testing.T, f *stage) {
 	}
 }
 
+// So it is if the other relay's question who holds the lease took seconds, and the last renewal came meanwhile.
+func TestASlowReadTakesNoLeaseTooEarly(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var first thoroughSink
+		patient := route("hook", &first)
+		patient.Terms.Timeout = 0 // such as exec
+		one, two := &cable{}, &cable{}
+		s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{patient}, Connect: s.over(one)})
+		pause(2 * time.Second)
+		second := newRecorder()
+		ended := make(chan int, 1) // attempts of the first when the second makes its own
+		second.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			first.mu.Lock()
+			defer first.mu.Unlock()
+			ended <- first.ended
+			return delivery.Answer{}, nil
+		}
+		s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", second)}, Connect: s.over(two)})
+		pause(2 * time.Second)
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+		s.renewed("hook")
+		two.slow(4 * time.Second)
+		pause(4*time.Second + time.Millisecond) // until the next renewal but one
+		one.fail("hangs")
+		two.slow(0)
+		if n := <-ended; n != 1 {
+			t.Error("the first relay's attempt goes on while the second makes its own")
+		}
+	})
+}
+
 // renewed waits until the lease of a sink is renewed.
 func (s *stage) renewed(sink string) {
 	s.Helper()
