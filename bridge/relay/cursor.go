@@ -117,7 +117,8 @@ func (q *queue) advance() {
 // unsettled reports whether a delivery is pending, or settled only in memory. mu is held.
 func (q *queue) unsettled(seq uint64) bool { return q.pending[seq] != nil || q.unsaved[seq] }
 
-// saveCursor writes the cursor if it has moved and cursorEvery is over; with always, in any case.
+// saveCursor writes the cursor if it has moved and cursorEvery is over; with always, at once, and while the lease is held
+// also if it hasn't moved.
 func (q *queue) saveCursor(ctx context.Context, always bool) error {
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
@@ -132,18 +133,21 @@ func (q *queue) saveCursor(ctx context.Context, always bool) error {
 	if same && !always && time.Since(q.cursorSaved) < maxCursorAge {
 		return nil
 	}
+	if q.ctx.Err() != nil && (same || q.cursor.unanswered != nil) {
+		return nil // the next relay may have written the same as this one did last, and put could not tell them apart
+	}
 	body, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
-	rev, err := q.bucket.put(ctx, cursorKey(q.route.Name), body, q.cursorRev)
+	err = q.bucket.save(ctx, &q.cursor, body)
 	if errors.Is(err, errOvertaken) {
 		q.endLease(err)
 	}
 	if err != nil {
 		return err
 	}
-	q.cursorRev, q.cursorSaved = rev, time.Now()
+	q.cursorSaved = time.Now()
 	q.mu.Lock()
 	q.savedCursor = c
 	q.mu.Unlock()

@@ -162,7 +162,7 @@ func (s *stage) renewed(sink string) {
 
 // A relay keeps a sink when an answer to it gets lost, as when its connection breaks.
 func TestALostAnswerCostsNoSink(t *testing.T) {
-	for _, what := range []string{"lease"} {
+	for _, what := range []string{"lease", "record", "cursor"} {
 		t.Run(what, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
 				var log syncedBuffer
@@ -173,7 +173,14 @@ func TestALostAnswerCostsNoSink(t *testing.T) {
 				a, b := eventNo(1), eventNo(2)
 				all := []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"),
 					b.say(t, imds.Scheduled, "vm-1")}
+				if what == "record" {
+					hook.say(func([]delivery.Delivery) (delivery.Answer, error) {
+						wire.fail("deaf")
+						return delivery.Answer{}, nil
+					})
+				}
 				s.renewed("hook")
+				pause(100 * time.Millisecond)
 				s.publish(all[0])
 				pause(time.Millisecond)
 				if what == "lease" {
@@ -181,6 +188,7 @@ func TestALostAnswerCostsNoSink(t *testing.T) {
 				}
 				wire.fail("deaf")
 				pause(time.Second)
+				hook.say(nil)
 				wire.fail("")
 				s.publish(all[1:]...)
 				pause(20 * time.Second)
@@ -192,6 +200,42 @@ func TestALostAnswerCostsNoSink(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A relay whose lease has ended writes no cursor over that of the next, also if the next one wrote what itself did last.
+func TestACursorThatComesLateIsRefused(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		wire, hook := &cable{}, newRecorder()
+		routes := []bridge.Route{route("hook", hook)}
+		s.start(relay.Options{Name: "relay-1", Routes: routes, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		_, stop := s.start(relay.Options{Name: "relay-2", Routes: routes,
+			Log: slog.New(slog.NewTextHandler(&log, nil))})
+		pause(2 * time.Second)
+		all := []event.Event{eventNo(1).say(t, imds.Scheduled, "vm-1"), eventNo(2).say(t, imds.Scheduled, "vm-1")}
+		s.renewed("hook")
+		pause(100 * time.Millisecond)
+		s.publish(all[0])
+		pause(time.Millisecond)
+		wire.fail("deaf") // the cursor is written half a second later
+		pause(600 * time.Millisecond)
+		wire.fail("hangs")
+		pause(4200 * time.Millisecond)
+		wire.fail("")
+		pause(590 * time.Millisecond)
+		wire.slow(3 * time.Second) // so that it is written again after the other relay has taken over
+		pause(20 * time.Millisecond)
+		wire.slow(0)
+		pause(5 * time.Second)
+		s.publish(all[1])
+		pause(20 * time.Second)
+		wantIDs(t, "told", hook.attempts(), all...)
+		if log.count("this relay serves the sink") != 1 {
+			t.Error("the relay that took the sink over lost it")
+		}
+		stop()
+	})
 }
 
 // While no server can be reached, status says that, and not what the client's library says of its buffer.

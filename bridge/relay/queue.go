@@ -47,7 +47,7 @@ type queue struct {
 	streamCreated time.Time
 
 	saving      chan struct{} // holds one value while records or the cursor are saved; guards the next two
-	cursorRev   uint64
+	cursor      entry
 	cursorSaved time.Time
 
 	mu            sync.Mutex // guards all below; nothing slow happens while it is held
@@ -101,7 +101,8 @@ func (q *queue) open() error {
 		return err
 	}
 	var c cursor
-	q.cursorRev, err = q.bucket.get(q.ctx, cursorKey(q.route.Name), &c)
+	q.cursor.key = cursorKey(q.route.Name)
+	q.cursor.rev, err = q.bucket.get(q.ctx, q.cursor.key, &c)
 	q.blocked, q.told = c.Blocked, c.Blocked
 	switch {
 	case err != nil:

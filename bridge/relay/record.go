@@ -114,10 +114,9 @@ func (r *record) setRetry(id string, t retry) {
 	r.Retries[id] = t
 }
 
-// A group is a record in memory, with the deliveries that belong to it. The queue's mu guards all but rev.
+// A group is a record in memory, with the deliveries that belong to it. The queue's mu guards all but entry.
 type group struct {
-	key             string // in the bucket
-	rev             uint64 // of the bucket; guarded by queue.saving
+	entry           entry // guarded by queue.saving
 	rec             record
 	version         int               // number of changes made to rec
 	savedVersion    int               // the version in the bucket
@@ -184,6 +183,32 @@ func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (
 		return 0, fmt.Errorf("%w: %s was written", errOvertaken, key)
 	}
 	return 0, err
+}
+
+// An entry is a key of the bucket that only one queue writes.
+type entry struct {
+	key        string
+	rev        uint64
+	unanswered []byte // a value that was put without an answer; nil if there is none
+}
+
+// save replaces the value of an entry. If a put got no answer it is repeated first: the bucket may have that value, and
+// only a put of the same one tells it from another relay's.
+func (b bucket) save(ctx context.Context, e *entry, value []byte) error {
+	for _, v := range [][]byte{e.unanswered, value} {
+		if v == nil {
+			continue
+		}
+		rev, err := b.put(ctx, e.key, v, e.rev)
+		if errors.Is(err, context.DeadlineExceeded) {
+			e.unanswered = v
+		}
+		if err != nil {
+			return err
+		}
+		e.rev, e.unanswered = rev, nil
+	}
+	return nil
 }
 
 // writeRevision replaces the value that has this revision. Revision 0 means that the key is new or was deleted.

@@ -17,8 +17,9 @@ func (q *queue) group(key string) (*group, error) {
 	if g != nil {
 		return g, nil
 	}
-	g = &group{key: key, pending: map[string]uint64{}}
-	rev, err := q.bucket.get(q.ctx, key, &g.rec)
+	g = &group{entry: entry{key: key}, pending: map[string]uint64{}}
+	var err error
+	g.entry.rev, err = q.bucket.get(q.ctx, key, &g.rec)
 	if errors.Is(err, errUnreadable) {
 		q.log.Error("what a sink remembers can't be read; it counts as nothing", "key", key, "err", err)
 		err = nil
@@ -26,7 +27,6 @@ func (q *queue) group(key string) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.rev = rev
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.groups) >= 2*maxGroups {
@@ -95,13 +95,12 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	if version == g.savedVersion {
 		return nil
 	}
-	rev, err := q.bucket.put(ctx, g.key, body, g.rev)
-	if err != nil {
+	if err := q.bucket.save(ctx, &g.entry, body); err != nil {
 		return err
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	g.rev, g.savedVersion = rev, version
+	g.savedVersion = version
 	if g.version == version {
 		delete(q.dirty, g)
 	}
