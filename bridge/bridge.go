@@ -155,7 +155,9 @@ func New(o Options) *Bridge {
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
 	b.deciding.logTo(o.Log)
-	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
+	o.Outbox.SetCallbacks(outbox.Callbacks{
+		Deciding: &b.deciding, Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot,
+	})
 	b.remember()
 	b.setObserver(imds.Observer{})
 	return b

@@ -107,9 +107,6 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 		}
 		logged = append(logged, facts)
 	}
-	if b.Outbox.TakenUp() != nil { // it became readable meanwhile
-		return nil, false
-	}
 	for _, facts := range logged {
 		b.deciding.log.Info("azure event", facts...)
 	}

@@ -192,20 +192,33 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 	return all, nil
 }
 
-// load puts the records of a file into memory. The file may be read late, or a second time: records in memory, and
-// those still to be written, are newer. A record that can't be read is logged and skipped.
+// load puts the records of a file into memory. A record that can't be read is logged and skipped.
 func (o *Outbox) load(all []Write, owner []byte) error {
+	unreadable, err := o.merge(all, owner)
+	for at, err := range unreadable {
+		o.log.Error("cannot read a record of the outbox", "bucket", at.bucket, "key", at.key, "err", err)
+	}
+	return err
+}
+
+// merge adds the records of a file to memory. The file may be read late, or a second time: records in memory, and those
+// still to be written, are newer.
+func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, err error) {
+	if deciding := o.currentCallbacks().Deciding; deciding != nil {
+		deciding.Lock()
+		defer deciding.Unlock()
+	}
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	if err := o.checkOwner(owner); err != nil { // the owner was set while the file was read
-		o.mu.Unlock()
-		return err
+		return nil, err
 	}
 	newer := change{memory: &o.memory, writes: records{}}
 	newer.writeAll()
 	maps.Copy(newer.writes, o.waiting)
 	last := place{bucketMeta, metaLast}
 	delete(newer.writes, last) // the larger of the two counts, or a sequence number would be used twice
-	bad := map[place]error{}
+	unreadable = map[place]error{}
 	o.fileState = Stored{map[string][]byte{}, map[string]Group{}}
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
@@ -227,7 +240,7 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 			continue
 		}
 		if err := o.loadRecord(w, o.started); err != nil {
-			bad[at] = err
+			unreadable[at] = err
 		}
 	}
 	o.tried = o.last
@@ -247,11 +260,7 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 			delete(o.messages, seq)
 		}
 	}
-	o.mu.Unlock()
-	for at, err := range bad {
-		o.log.Error("cannot read a record of the outbox", "bucket", at.bucket, "key", at.key, "err", err)
-	}
-	return nil
+	return unreadable, nil
 }
 
 // raiseMark raises the count of a mark in memory to that of a file read late: with the smaller one, an id would be used

@@ -30,6 +30,9 @@ type Options struct {
 
 // Callbacks report what the outbox does by itself. They are called without a lock. Fields may be nil.
 type Callbacks struct {
+	// Deciding is locked while a file that was read later than by Open changes what the outbox knows. Thus an owner that
+	// holds it sees all of the file's marks and deliveries, or none. It must not wait for the disk meanwhile.
+	Deciding sync.Locker
 	// Dead is called with the dead letters of a change, after it was applied.
 	Dead func([]Delivery)
 	// Forgot is called with the number of records dropped because of size or, for dead letters, age; what is
@@ -66,7 +69,6 @@ type Outbox struct {
 	storage Storage // opened, written and compacted only by the writer, because that may hang
 	opened  bool    // the storage is open and can be written; only the writer uses it
 	merged  bool    // memory holds the content of the storage; only the writer uses it
-	started bool    // Open has returned; only the writer uses it
 	written uint64  // no record that counts has a higher sequence number; only the writer uses it
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
 	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
@@ -77,6 +79,8 @@ type Outbox struct {
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
+	started   bool   // Open no longer waits for the file
+	locked    error  // why Open fails
 	hanging   int    // reads of the storage that take too long
 	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
 	callbacks Callbacks
@@ -87,19 +91,21 @@ type Outbox struct {
 }
 
 // Open opens the outbox in dir, or creates one. Its only error wraps ErrLocked: another process has it open. After any
-// other failure the outbox works from memory, and Durable says why.
+// other failure, and if the disk takes longer than 10 s, the outbox works from memory, and Durable says why.
 func Open(dir string, options Options) (*Outbox, error) {
 	o := newOutbox(dir, options)
 	if o.storage == nil {
 		o.storage = newFile(o.path, false, o.log)
 	}
-	_, err := o.open()
-	o.started = true
-	if errors.Is(err, ErrLocked) {
-		return nil, err
-	}
-	o.endTry(err, o.try)
+	tried := o.tryDone
 	go o.run()
+	<-tried
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.started = true
+	if o.locked != nil {
+		return nil, o.locked
+	}
 	return o, nil
 }
 

@@ -253,3 +253,107 @@ func TestChangesAfterCloseAreNotOnDisk(t *testing.T) {
 		}
 	})
 }
+
+// A disk that hangs when the outbox is opened doesn't keep its owner from starting: the outbox works from memory, and
+// takes the file up once the disk answers.
+func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		mustAdd(t, o, "OLD", "scheduled", "a")
+		o.Close()
+
+		hang := make(chan struct{})
+		d.set(func() { d.misses = hang })
+		began := time.Now()
+		loaded := 0
+		o = open(t, t.TempDir(), outbox.Options{
+			Storage: d, Callbacks: outbox.Callbacks{Loaded: func() { loaded++ }},
+		})
+		if took := time.Since(began); took != 10*time.Second {
+			t.Errorf("it took %v to open, want 10s", took)
+		}
+		if o.Durable() == nil {
+			t.Error("it counts as durable")
+		}
+		if _, err := add(o, "NEW", "scheduled", "a"); err == nil {
+			t.Error("a change counts as on disk")
+		}
+		want(t, "pending meanwhile", pending(o, "a"), "NEW-scheduled")
+
+		d.set(func() { d.misses = nil })
+		close(hang)
+		time.Sleep(10 * time.Second)
+		want(t, "pending once the disk is back", pending(o, "a"), "OLD-scheduled", "NEW-scheduled")
+		if err := o.Durable(); err != nil || loaded != 1 {
+			t.Errorf("once the disk is back Durable = %v, and Loaded was called %d times", err, loaded)
+		}
+	})
+}
+
+// Another process may have the file open where the disk hangs at the start. Once it has ended, the file is taken up.
+func TestAFileThatIsLockedAfterTheStartIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &lockedDisk{disk: diskOf(nil), until: time.Now().Add(time.Minute)}
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		time.Sleep(20 * time.Second)
+		if err := o.Durable(); !errors.Is(err, outbox.ErrLocked) {
+			t.Errorf("Durable = %v, want that it is locked", err)
+		}
+		time.Sleep(time.Minute)
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v once nobody else has it open", err)
+		}
+	})
+}
+
+// A lockedDisk hangs at first, and is then locked until some time.
+type lockedDisk struct {
+	*disk
+	until time.Time
+}
+
+func (d *lockedDisk) Open() (bool, error) {
+	if d.opens == 0 {
+		d.opens++
+		time.Sleep(20 * time.Second)
+	}
+	if time.Now().Before(d.until) {
+		return false, outbox.ErrLocked
+	}
+	return d.disk.Open()
+}
+
+// A file that is read late changes nothing for an owner that is about to decide: it knows all of the file or nothing.
+func TestALateFileWaitsForADecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		mustAdd(t, o, "A", "scheduled", "a")
+		o.Close()
+
+		hang := make(chan struct{})
+		d.set(func() { d.misses = hang })
+		deciding := make(channelLock, 1)
+		o = open(t, t.TempDir(), outbox.Options{Storage: d, Callbacks: outbox.Callbacks{Deciding: deciding}})
+		deciding.Lock()
+		d.set(func() { d.misses = nil })
+		close(hang)
+		time.Sleep(time.Minute)
+		if m := o.Mark("A", "A-scheduled"); m.Times != 0 || o.TakenUp() != nil || len(pending(o, "a")) > 0 {
+			t.Errorf("in the middle of a decision the mark is %+v", m)
+		}
+		deciding.Unlock()
+		time.Sleep(time.Minute)
+		if m := o.Mark("A", "A-scheduled"); m.Times != 1 {
+			t.Errorf("after the decision the mark is %+v", m)
+		}
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+	})
+}
+
+// A channelLock is a lock that a bubble can wait for.
+type channelLock chan struct{}
+
+func (c channelLock) Lock()   { c <- struct{}{} }
+func (c channelLock) Unlock() { <-c }

@@ -16,6 +16,7 @@ import (
 // The times of the writer.
 const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
+	openPatience = 10 * time.Second      // how long Open waits for the file
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
 	diskRetry    = 5 * time.Second
 	newerRetry   = time.Minute // for a file of a newer forewarn, until somebody acts
@@ -222,8 +223,34 @@ func (o *Outbox) noteDamage(err error) error {
 	return err
 }
 
+// openFirst opens the storage for Open, unless that waits no longer. It returns false if Open fails.
+func (o *Outbox) openFirst() bool {
+	o.patience = o.watchDisk(openPatience)
+	_, err := o.open()
+	o.patience.Stop()
+	try := o.nextTry()
+	o.mu.Lock()
+	if errors.Is(err, ErrLocked) && !o.started {
+		o.locked = err
+		close(o.tryDone)
+		o.mu.Unlock()
+		return false
+	}
+	late := o.takingUp != nil
+	o.mu.Unlock()
+	if late {
+		o.notifyLoaded()
+		err = cmp.Or(err, errNotTakenUp)
+	}
+	o.endTry(err, try)
+	return true
+}
+
 // writer is a goroutine that writes the waiting records on request. It ends after the write that follows Close.
 func (o *Outbox) writer() {
+	if !o.openFirst() {
+		return
+	}
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {
@@ -244,7 +271,7 @@ func (o *Outbox) writer() {
 		o.jobs = nil
 		o.mu.Unlock()
 		for _, do := range jobs {
-			o.patience = o.watchDisk()
+			o.patience = o.watchDisk(diskPatience)
 			do(err)
 			if !o.patience.Stop() {
 				wake(o.kick) // the next write ends that failure
@@ -265,7 +292,7 @@ func (o *Outbox) writer() {
 // flush tries once to write all waiting records. If a transaction takes too long, the disk counts as failing until all
 // is written.
 func (o *Outbox) flush() error {
-	o.patience = o.watchDisk()
+	o.patience = o.watchDisk(diskPatience)
 	defer o.patience.Stop()
 	o.mu.Lock()
 	err := o.broken
@@ -317,9 +344,9 @@ func (o *Outbox) checkTakenUp() error {
 }
 
 // watchDisk begins a disk operation. Unless the caller stops the timer in time, the disk counts as failing.
-func (o *Outbox) watchDisk() *time.Timer {
+func (o *Outbox) watchDisk(patience time.Duration) *time.Timer {
 	try := o.nextTry()
-	return time.AfterFunc(diskPatience, func() { o.endTry(errSlowDisk, try) })
+	return time.AfterFunc(patience, func() { o.endTry(errSlowDisk, try) })
 }
 
 // nextTry begins another try, or ends one. Reports about earlier tries are ignored from then on.

@@ -125,12 +125,7 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	pages.handler, probed.handler = page.RelayHandler(r, metrics, s.Listen), page.Probes(r, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	if l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log); err != nil {
-		log.Warn("no control socket: commands such as status cannot reach this relay", "err", err,
-			"hint", "set control in the settings file to another path")
-	} else {
-		defer serve(l, control.RelayHandler(r), log)()
-	}
+	defer p.serveControl(s, control.RelayHandler(r), log)()
 	go func() {
 		for {
 			select {

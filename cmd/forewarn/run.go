@@ -114,12 +114,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	if l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log); err != nil {
-		log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
-			"hint", "set control in the settings file to another path")
-	} else {
-		defer serve(l, control.Handler(b, box), log)()
-	}
+	defer p.serveControl(s, control.Handler(b, box), log)()
 
 	go func() {
 		for {
@@ -138,6 +133,41 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	manager.Ready()          // before the first answer, which can take minutes: from here on no failure ends the program
 	defer manager.Stopping() // in case Run ends before ctx
 	return b.Run(ctx)
+}
+
+// socketPatience is how long the control socket is waited for.
+const socketPatience = 5 * time.Second
+
+// serveControl serves the control socket until stop is called. Without a socket, and on a disk that hangs, forewarn goes
+// on.
+func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.Logger) (stop func()) {
+	served := make(chan func(), 1)
+	warn := func(err error) {
+		log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
+			"hint", "set control in the settings file to another path")
+	}
+	go func() {
+		l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log)
+		if err != nil {
+			warn(err)
+			served <- func() {}
+			return
+		}
+		served <- serve(l, h, log)
+	}()
+	select {
+	case stop := <-served:
+		return stop
+	case <-time.After(socketPatience):
+		warn(errors.New("the disk takes too long; it is made when the disk answers"))
+	}
+	return func() {
+		select {
+		case stop := <-served:
+			stop()
+		default:
+		}
+	}
 }
 
 // settingsToRun is settings for what runs until it is stopped, also where root can't switch to another user.
