@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -28,7 +29,7 @@ func (b *Bridge) setObserver(o imds.Observer) {
 	}
 }
 
-// self returns the observer for CloudEvents about the bridge, which always has a name.
+// self returns the observer for CloudEvents about the bridge, which always has a name and an OSType.
 func (b *Bridge) self() imds.Observer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -36,6 +37,7 @@ func (b *Bridge) self() imds.Observer {
 	if o.Name == "" {
 		o.Name = b.Host
 	}
+	o.OSType = cmp.Or(o.OSType, imds.ThisOS)
 	return o
 }
 

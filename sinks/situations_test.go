@@ -120,6 +120,9 @@ func situations() map[string]situation {
 	}
 	tell("scheduled-user", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{}, false,
 		nil)
+	onWindows := dbHost
+	onWindows.OSType = "Windows"
+	tell("scheduled-on-windows", "03:55:29", scheduled(reboot), circumstances{Observer: onWindows}, false, nil)
 	tell("scheduled-redeploy", "03:55:29", scheduled(azure("Scheduled", "Redeploy", "04:05:00", alone)), circumstances{},
 		false, nil)
 	tell("scheduled-freeze", "03:55:29", scheduled(azure("Scheduled", "Freeze", "04:10:00", map[string]any{

@@ -430,8 +430,8 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 		}
 		var answer struct {
 			Compute struct {
-				Name, VMID, ResourceID, SubscriptionID, ResourceGroupName, Location, Zone, VMScaleSetName, Priority,
-				EvictionPolicy string
+				Name, VMID, ResourceID, SubscriptionID, ResourceGroupName, Location, Zone, VMScaleSetName, OSType,
+				Priority, EvictionPolicy string
 			}
 		}
 		if err := json.Unmarshal(body, &answer); err != nil {
@@ -444,7 +444,7 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 		return Observer{
 			Name: a.Name, VMID: a.VMID, ResourceID: a.ResourceID, SubscriptionID: a.SubscriptionID,
 			ResourceGroup: a.ResourceGroupName, Location: a.Location, Zone: a.Zone, ScaleSet: a.VMScaleSetName,
-			Priority: a.Priority, EvictionPolicy: a.EvictionPolicy,
+			OSType: a.OSType, Priority: a.Priority, EvictionPolicy: a.EvictionPolicy,
 		}, nil
 	}
 	panic("unreachable: the last version returns")

@@ -595,7 +595,7 @@ func TestInstanceReturnsTheIdentityOfTheVM(t *testing.T) {
 		Name: "web_1", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
 		ResourceID:     "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/Microsoft.Compute/virtualMachineScaleSets/web/virtualMachines/1",
 		SubscriptionID: "8d10da13-8125-4ba9-a717-bf7490507b3d", ResourceGroup: "prod", Location: "northeurope", Zone: "2", ScaleSet: "web",
-		Priority: "Spot", EvictionPolicy: "Delete",
+		OSType: "Linux", Priority: "Spot", EvictionPolicy: "Delete",
 	}
 	if err != nil || got != want {
 		t.Errorf("Instance = %+v, %v, want %+v", got, err, want)

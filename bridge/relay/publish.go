@@ -146,7 +146,7 @@ func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jet
 	r.mu.Unlock()
 	full := map[string]any{"stream": r.Stream, "streamCreated": st.stream.CachedInfo().Created.UTC()}
 	maps.Copy(full, data)
-	ce, err := cloudevent.WrapBridge(typ, full, imds.Observer{Name: r.Name}, now)
+	ce, err := cloudevent.WrapBridge(typ, full, imds.Observer{Name: r.Name, OSType: imds.ThisOS}, now)
 	return ce, st.js, err
 }
 

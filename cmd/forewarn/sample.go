@@ -87,5 +87,5 @@ func observer(st bridge.Status, s *settings.Settings) imds.Observer {
 	if name == "" {
 		name, _ = os.Hostname()
 	}
-	return imds.Observer{Name: name}
+	return imds.Observer{Name: name, OSType: imds.ThisOS}
 }

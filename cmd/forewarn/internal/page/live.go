@@ -16,6 +16,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // pageFiles holds the template of the page and the files that it loads.
@@ -73,7 +74,8 @@ func newPage(facts func() pageFacts) *webPage {
 }
 
 func parsePage() (*template.Template, error) {
-	return template.ParseFS(pageFiles, "assets/page.html.tmpl")
+	return template.New("").Funcs(template.FuncMap{"sudo": func() string { return wording.Sudo }}).
+		ParseFS(pageFiles, "assets/page.html.tmpl")
 }
 
 // pageChanges bounds the changes of the past that the page reads. It shows fewer events than that.

@@ -109,7 +109,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 	}
 	if n := len(s.IMDS.Problems); n > 0 {
 		add(wording.Plural(n, "part", "parts")+" of Azure's document could not be read.",
-			wording.Printable(s.IMDS.Problems[0])+". The rest is delivered. To see the document: `sudo forewarn events`")
+			wording.Printable(s.IMDS.Problems[0])+". The rest is delivered. To see the document: `forewarn events`")
 	}
 	for _, k := range s.Sinks {
 		switch {

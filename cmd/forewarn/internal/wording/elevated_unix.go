@@ -2,5 +2,9 @@
 
 package wording
 
-// TryElevated is the remedy for missing rights.
-const TryElevated = "try sudo"
+const (
+	// TryElevated is the remedy for missing rights.
+	TryElevated = "try sudo"
+	// Sudo stands before a command that needs rights.
+	Sudo = "sudo "
+)
