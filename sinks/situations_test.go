@@ -178,7 +178,7 @@ func situations() map[string]situation {
 		circumstances{}, true, nil)
 	tell("updated-type", "04:00:00",
 		changed(reboot, azure("Scheduled", "Redeploy", "04:25:00", nil), "EventType", "NotBefore"), circumstances{}, true,
-		nil)
+		map[string]any{"mention": "<!here>"})
 	tell("updated-rest", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", map[string]any{
 		"Description": "Something else.", "DurationInSeconds": 9,
 	}), "Description", "DurationInSeconds"), circumstances{}, true, nil)

@@ -244,7 +244,7 @@ func (p *program) approveEvent(ctx context.Context, s *settings.Settings, client
 	case errors.Is(err, control.ErrSilent):
 		a.Result, a.Error = cloudevent.ResultUnanswered, err.Error()
 	case err != nil && a.Result == "":
-		a.Result, a.Error = cloudevent.ResultRefused, err.Error()
+		a.Result, a.Error = cloudevent.ResultRefused, "not sent: "+err.Error()
 	case err != nil:
 		fmt.Fprintf(p.err, "forewarn: %s: the result could not be recorded: %v\n", e.ID, err)
 	}

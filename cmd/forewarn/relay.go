@@ -52,7 +52,12 @@ with --provision=only the command ends there.`,
 		Example: "  forewarn relay --config /etc/forewarn/relay.yaml --provision\n" +
 			"  forewarn relay --config /etc/forewarn/relay.yaml --from 2h",
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return p.relay(c.Context(), f) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if f.provision == "" && c.Flags().Changed("output") {
+				return exit(exitUsage, errors.New("--output works only with --provision"))
+			}
+			return p.relay(c.Context(), f)
+		},
 	})
 	c.Flags().StringVar(&f.from, "from", "",
 		"new sinks begin at this time, or this long ago, such as 2026-11-21T04:00:00Z or 2h")

@@ -43,6 +43,9 @@ key, and its message is printed all the same.`,
 			if err != nil {
 				return err
 			}
+			if document != "" && c.Flags().Changed("sample") {
+				return exit(exitUsage, errors.New("--sample and --document don't go together; give one of them"))
+			}
 			samples, err := p.samples(req, document, change, o)
 			if err != nil {
 				return err

@@ -47,6 +47,9 @@ Asking for scheduled events switches them on, also with --dry-run: see "forewarn
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if !dry && c.Flags().Changed("output") {
+				return exit(exitUsage, errors.New("--output works only with --dry-run; a file sink with the path \"-\" prints changes"))
+			}
 			return p.run(c.Context(), dry)
 		},
 	})

@@ -38,6 +38,9 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 			if err != nil {
 				return err
 			}
+			if filter != (bridge.FleetFilter{}) && s.Relay == nil && s.Broken == nil {
+				return exit(exitUsage, errors.New("--set and --group work only with a relay; these are the settings of one VM"))
+			}
 			if watch {
 				ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 				defer stop()

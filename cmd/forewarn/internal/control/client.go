@@ -38,6 +38,10 @@ var ErrNotRunning = errors.New("no forewarn runs with these settings")
 // ErrSilent means that a forewarn accepted the connection but did not answer; it may have carried out the request.
 var ErrSilent = errors.New("does not answer")
 
+// ErrTooSlow means that a follower read so slowly that CloudEvents were left out.
+var ErrTooSlow = errors.New("more than 1,000 CloudEvents waited to be read, so the rest was left out; " +
+	"for what was missed run forewarn history")
+
 // ErrUnknownKey means that no delivery has the key.
 var ErrUnknownKey = errors.New("no such delivery; forewarn outbox list shows the keys")
 
@@ -74,14 +78,17 @@ func (c *Client) Status(ctx context.Context) (status bridge.Status, err error) {
 
 // Follow calls line with each CloudEvent that the running forewarn commits from now on: one line of JSON, with its line
 // end. It calls following once, as soon as no CloudEvent can be missed any more. It returns when line returns an error,
-// ctx is done, or forewarn ends.
+// ctx is done, forewarn ends, or, with ErrTooSlow, line takes so long that more than 1,000 CloudEvents wait for it.
 func (c *Client) Follow(ctx context.Context, following func(), line func([]byte) error) error {
 	return c.call(ctx, http.MethodGet, "/tail", nil, func(body io.Reader) error {
 		following()
 		lines := bufio.NewReader(body)
 		for {
 			text, err := lines.ReadBytes('\n')
-			if err != nil {
+			switch {
+			case err == io.EOF: // forewarn ended the answer as it should be ended
+				return ErrTooSlow
+			case err != nil:
 				return fmt.Errorf("the running forewarn ended: %w", err)
 			}
 			if err := line(text); err != nil {

@@ -153,6 +153,49 @@ func TestWhoReplayedIsKept(t *testing.T) {
 	}
 }
 
+// A follower that reads too slowly is told so, and not that forewarn has ended.
+func TestAFollowerThatReadsTooSlowlyIsTold(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	at := Location{State: t.TempDir()}
+	box, err := outbox.Open(at.State, outbox.Options{Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := Listen(at, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
+	server := &http.Server{Handler: Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box)}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close(); box.Close() })
+
+	body := fmt.Appendf(nil, `{"id":"A","data":%q}`, strings.Repeat("x", 4<<10))
+	behind := make(chan struct{})
+	heard := 0
+	c := Client{Location: at}
+	err = c.Follow(t.Context(), func() {
+		go func() {
+			defer close(behind)
+			for range 2000 {
+				message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A", Type: "t"}
+				box.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{{Message: message, Body: body}}})
+			}
+		}()
+	}, func([]byte) error {
+		<-behind
+		heard++
+		return nil
+	})
+	if !errors.Is(err, ErrTooSlow) || heard == 0 || heard == 2000 {
+		t.Errorf("Follow = %v after %d of 2000 CloudEvents, want %v", err, heard, ErrTooSlow)
+	}
+	server.Close()
+	if err := c.Follow(t.Context(), func() {}, func([]byte) error { return nil }); errors.Is(err, ErrTooSlow) {
+		t.Errorf("of a forewarn that ended Follow = %v", err)
+	}
+}
+
 // A forewarn that does not answer is distinguished from one that does not run.
 func TestStatusOfAHangingForewarn(t *testing.T) {
 	at := Location{State: t.TempDir()}
