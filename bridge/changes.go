@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -43,8 +44,10 @@ type changeContext struct {
 func (b *Bridge) changeContext(o observation) changeContext {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	observer := b.observer
+	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return changeContext{
-		observation: o, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
+		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
 		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
 		mark: b.Outbox.Mark, log: b.deciding.log,
 		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },

@@ -211,6 +211,43 @@ func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
 	})
 }
 
+// An answer that the endpoint of before gives late says nothing about the one that was found meanwhile.
+func TestALateAnswerOfAnotherEndpointStoresNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		w.set("azure.test")
+		late := 0
+		s.proxy = func(http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				switch {
+				case w.isOpen("azure.test"):
+					return w.RoundTrip(r)
+				case r.URL.Host != "azure.test": // what is found never answers
+					return nil, errDown
+				}
+				time.Sleep(9900 * time.Millisecond)
+				if w.dhcpAsked() == 0 || !strings.HasSuffix(r.URL.Path, "/scheduledevents") {
+					return nil, errDown
+				}
+				late++
+				return w.service.RoundTrip(r)
+			})
+		}
+		s.opts.Discover = w.search(0)
+		b := s.start()
+		pause(time.Minute)
+		w.set("168.63.129.16")
+		pause(5 * time.Minute)
+		b.end()
+		if late != 1 {
+			t.Errorf("%d answers came late, want 1", late)
+		}
+		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "" {
+			t.Errorf("stored is %q, want nothing", got)
+		}
+	})
+}
+
 // While the endpoint answers nothing is looked for: the service counts requests.
 func TestAnEndpointThatAnswersIsNotLookedFor(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

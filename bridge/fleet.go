@@ -1,9 +1,6 @@
 package bridge
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // A RelayStatus is what a relay shows besides what a bridge does.
 type RelayStatus struct {
@@ -49,9 +46,19 @@ func (f FleetFilter) Status(s Status) Status {
 		return s
 	}
 	r := *s.Relay
-	r.VMs = slices.DeleteFunc(slices.Clone(r.VMs), func(v FleetVM) bool { return !f.has(v.Set, v.Group) })
-	s.Relay = &r
-	s.Events = slices.DeleteFunc(slices.Clone(s.Events), func(e EventStatus) bool { return !f.has(e.Set, e.Group) })
+	r.VMs = []FleetVM{}
+	for _, v := range s.Relay.VMs {
+		if f.has(v.Set, v.Group) {
+			r.VMs = append(r.VMs, v)
+		}
+	}
+	events := []EventStatus{}
+	for _, e := range s.Events {
+		if f.has(e.Set, e.Group) {
+			events = append(events, e)
+		}
+	}
+	s.Relay, s.Events = &r, events
 	return s
 }
 
@@ -60,5 +67,11 @@ func (f FleetFilter) Histories(all []EventHistory) []EventHistory {
 	if f == (FleetFilter{}) {
 		return all
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(h EventHistory) bool { return !f.has(h.Set, h.Group) })
+	selected := []EventHistory{}
+	for _, h := range all {
+		if f.has(h.Set, h.Group) {
+			selected = append(selected, h)
+		}
+	}
+	return selected
 }

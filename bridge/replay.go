@@ -39,9 +39,7 @@ func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 		reports = b.batch(c, time.Now())
 		return reports
 	})
-	if len(dropped) > 0 {
-		b.countCommitted(reports)
-	}
+	b.countCommitted(reports)
 	for _, d := range dropped {
 		b.Log.Warn("delivery dropped", "key", d.Key, "id", d.ID, "by", by)
 	}

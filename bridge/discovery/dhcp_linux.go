@@ -26,11 +26,16 @@ func AskDHCP(ctx context.Context) (netip.Addr, error) { return askDHCP(ctx, 10*t
 
 // askDHCP is AskDHCP with another timeout.
 func askDHCP(ctx context.Context, timeout time.Duration) (netip.Addr, error) {
-	interfaces, err := net.Interfaces()
+	all, err := net.Interfaces()
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("DHCP: %w", err)
 	}
-	interfaces = slices.DeleteFunc(interfaces, func(i net.Interface) bool { return !canAsk(i) })
+	var interfaces []net.Interface
+	for _, i := range all {
+		if canAsk(i) {
+			interfaces = append(interfaces, i)
+		}
+	}
 	if len(interfaces) == 0 {
 		return netip.Addr{}, errors.New("DHCP: there is no interface to ask on")
 	}

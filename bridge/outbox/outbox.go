@@ -91,7 +91,7 @@ type Outbox struct {
 }
 
 // Open opens the outbox in dir, or creates one. Its only error wraps ErrLocked: another process has it open. After any
-// other failure, and if the disk takes longer than 10 s, the outbox works from memory, and Durable says why.
+// other failure, and if the disk takes longer than 15 s, the outbox works from memory, and Durable says why.
 func Open(dir string, options Options) (*Outbox, error) {
 	o := newOutbox(dir, options)
 	if o.storage == nil {
@@ -278,6 +278,9 @@ func (o *Outbox) Close() error {
 	case <-o.done:
 		closed = o.storage.Close()
 	case <-time.After(diskPatience): // the disk hangs, and closing the file would hang too
+		if f, is := o.storage.(*file); is {
+			f.abandon()
+		}
 	}
 	o.mu.Lock()
 	err, lost := o.failing, len(o.unstored(false))

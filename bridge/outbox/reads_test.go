@@ -270,8 +270,8 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 		o = open(t, t.TempDir(), outbox.Options{
 			Storage: d, Callbacks: outbox.Callbacks{Loaded: func() { loaded++ }},
 		})
-		if took := time.Since(began); took != 10*time.Second {
-			t.Errorf("it took %v to open, want 10s", took)
+		if took := time.Since(began); took != 15*time.Second {
+			t.Errorf("it took %v to open, want 15s", took)
 		}
 		if o.Durable() == nil {
 			t.Error("it counts as durable")
@@ -291,14 +291,54 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// What waits in memory while the disk hangs at the start is still there when the disk is back: the bound for a disk that
+// fails gives none of it up.
+func TestWhatWaitsForADiskThatHangsAtTheStartIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, fresh := range []bool{true, false} {
+			d := diskOf(nil)
+			if !fresh {
+				o := open(t, t.TempDir(), outbox.Options{Storage: d})
+				mustAdd(t, o, "OLD", "scheduled", "a")
+				o.Close()
+			}
+			hang := make(chan struct{})
+			d.set(func() { d.misses = hang })
+			log := &lines{}
+			o := open(t, t.TempDir(), outbox.Options{
+				Storage: d, Bounds: outbox.Bounds{InMemory: 2}, Log: log.logger(),
+				Callbacks: outbox.Callbacks{Loaded: func() { time.Sleep(time.Second) }},
+			})
+			for i := range 5 {
+				_, _ = add(o, fmt.Sprint("NEW", i), "scheduled", "a")
+			}
+			d.set(func() { d.misses = nil })
+			close(hang)
+			time.Sleep(10 * time.Second)
+			_, _ = add(o, "LAST", "scheduled", "a")
+			want(t, "dead", deadLetters(o, "a"))
+			if n := len(pending(o, "a")); n != 6 && fresh || n != 7 && !fresh {
+				t.Errorf("%d are pending", n)
+			}
+			if err := o.Durable(); err != nil || strings.Count(log.String(), "outbox written again") != 1 {
+				t.Errorf("Durable = %v, and the log is\n%s", err, log.String())
+			}
+		}
+	})
+}
+
 // Another process may have the file open where the disk hangs at the start. Once it has ended, the file is taken up.
 func TestAFileThatIsLockedAfterTheStartIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &lockedDisk{disk: diskOf(nil), until: time.Now().Add(time.Minute)}
-		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		log := &lines{}
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Log: log.logger()})
 		time.Sleep(20 * time.Second)
 		if err := o.Durable(); !errors.Is(err, outbox.ErrLocked) {
 			t.Errorf("Durable = %v, want that it is locked", err)
+		}
+		if said := log.String(); strings.Count(said, "locked by another forewarn") != 1 {
+			t.Errorf("the log does not say once that it is locked:\n%s", said)
 		}
 		time.Sleep(time.Minute)
 		if err := o.Durable(); err != nil {

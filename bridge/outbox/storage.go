@@ -19,8 +19,8 @@ type Write struct {
 // Each may fail at any time, and may take long, because none is called under a lock.
 type Storage interface {
 	// Open opens the storage, and does nothing if it is open. It is called first, and again after any failure. opened
-	// means that it was not open before, so its content may differ. An error that wraps ErrLocked is final; after one
-	// that wraps ErrReadOnly, the storage can be read.
+	// means that it was not open before, so its content may differ. After an error that wraps ErrReadOnly, the storage can
+	// be read.
 	Open() (opened bool, err error)
 	// Write writes all of them in one transaction, or none. They are ordered by bucket and key.
 	Write(writes []Write) error

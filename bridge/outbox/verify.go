@@ -2,13 +2,18 @@ package outbox
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	bolt "go.etcd.io/bbolt"
 )
+
+// marker is what the name of the marker of verify ends in.
+const marker = ".opening"
 
 // verify reads the whole file: bbolt checks a page only when it reads it, so damage would show when it is too late.
 //
@@ -18,7 +23,7 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	if readOnly {
 		return guard(func() error { return readAll(db, fd) })
 	}
-	marker := f.path + ".opening"
+	marker := f.path + marker
 	openings, _ := os.ReadFile(marker)
 	defer os.Remove(marker)
 	if len(openings) >= maxOpenings {
@@ -44,6 +49,20 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	})
 }
 
+// abandon removes the marker, because the program ends while the file is verified and the file is not to blame. It waits
+// a second at most: the disk may hang.
+func (f *file) abandon() {
+	removed := make(chan struct{})
+	go func() {
+		defer close(removed)
+		os.Remove(f.path + marker)
+	}()
+	select {
+	case <-removed:
+	case <-time.After(time.Second):
+	}
+}
+
 // elementSize is how many bytes a page has at least for each key: bbolt's own number.
 const elementSize = 16
 
@@ -56,6 +75,10 @@ func readAll(db *bolt.DB, fd *os.File) error {
 		}
 		if info.Size() < tx.Size() {
 			return fmt.Errorf("%w: it was cut, it has %d of %d bytes", ErrDamaged, info.Size(), tx.Size())
+		}
+		// bbolt asks for one page after the other, and for no more than that, which a cold disk answers slowly.
+		if _, err := io.Copy(io.Discard, io.NewSectionReader(fd, 0, info.Size())); err != nil {
+			return err
 		}
 		// bbolt would read on behind a page that says too much of itself, far beyond the end of the file. What it finds
 		// there ends the program on Windows if it is the guard page of a thread's stack.

@@ -16,7 +16,7 @@ import (
 // The times of the writer.
 const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
-	openPatience = 10 * time.Second      // how long Open waits for the file
+	openPatience = 15 * time.Second      // how long Open waits for the file
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
 	diskRetry    = 5 * time.Second
 	newerRetry   = time.Minute // for a file of a newer forewarn, until somebody acts
@@ -119,7 +119,8 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
 	f(c)
 	// What a slow disk is about to store is only late, and not lost before a crash.
-	c.enforceBounds(o.bounds, o.failing != nil && !errors.Is(o.failing, errSlowDisk))
+	late := errors.Is(o.failing, errSlowDisk) || errors.Is(o.failing, errNotTakenUp)
+	c.enforceBounds(o.bounds, o.failing != nil && !late)
 	for _, body := range c.added {
 		o.publish(body)
 	}
@@ -230,19 +231,20 @@ func (o *Outbox) openFirst() bool {
 	o.patience.Stop()
 	try := o.nextTry()
 	o.mu.Lock()
-	if errors.Is(err, ErrLocked) && !o.started {
+	late, taking := o.started, o.takingUp != nil
+	if errors.Is(err, ErrLocked) && !late {
 		o.locked = err
 		close(o.tryDone)
 		o.mu.Unlock()
 		return false
 	}
-	late := o.takingUp != nil
 	o.mu.Unlock()
-	if late {
+	if taking {
 		o.notifyLoaded()
-		err = cmp.Or(err, errNotTakenUp)
 	}
-	o.endTry(err, try)
+	if err != nil || !late { // otherwise the write that follows ends the failure
+		o.endTry(err, try)
+	}
 	return true
 }
 
@@ -478,7 +480,7 @@ func (o *Outbox) endTry(err error, try uint64) {
 	}
 	o.mu.Unlock()
 	switch {
-	case err != nil && was == nil:
+	case err != nil && (was == nil || errors.Is(err, ErrLocked) && !errors.Is(was, ErrLocked)):
 		o.log.Error("the outbox cannot be written; running from memory: a crash would lose pending deliveries",
 			"file", o.path, "err", err, "hint", diskHint(err))
 	case err == nil && was != nil:
@@ -492,6 +494,8 @@ func (o *Outbox) endTry(err error, try uint64) {
 // diskHint returns the remedy for a file that cannot be written.
 func diskHint(err error) string {
 	switch {
+	case errors.Is(err, ErrLocked):
+		return "stop the other one; both deliver until then"
 	case errors.Is(err, fs.ErrPermission):
 		return "let the user that forewarn runs as write there, or name another directory with the key state"
 	case errors.Is(err, syscall.ENOSPC):

@@ -94,7 +94,8 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
 	log.Info(startNotice, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 
-	if err := service.MakeState(s.State); err != nil { // if the directory cannot be used at all, outbox.Open says so
+	err = within(diskPatience, func() error { return service.MakeState(s.State) })
+	if err != nil { // if the directory cannot be used at all, outbox.Open says so
 		log.Warn("cannot close the state directory to other users", "state", s.State, "err", err)
 	}
 	box, err := outbox.Open(s.State, outbox.Options{Log: log})
@@ -138,31 +139,19 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	return b.Run(ctx)
 }
 
-// socketPatience is how long the control socket is waited for.
-const socketPatience = 5 * time.Second
-
-// serveControl serves the control socket until stop is called. Without a socket, and on a disk that hangs, forewarn goes
-// on.
+// serveControl serves the control socket until stop is called. Without a socket forewarn goes on.
 func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.Logger) (stop func()) {
 	served := make(chan func(), 1)
-	warn := func(err error) {
+	err := within(diskPatience, func() error {
+		l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log)
+		if err == nil {
+			served <- serve(l, h, log)
+		}
+		return err
+	})
+	if err != nil {
 		log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
 			"hint", "set control in the settings file to another path")
-	}
-	go func() {
-		l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log)
-		if err != nil {
-			warn(err)
-			served <- func() {}
-			return
-		}
-		served <- serve(l, h, log)
-	}()
-	select {
-	case stop := <-served:
-		return stop
-	case <-time.After(socketPatience):
-		warn(errors.New("the disk takes too long; it is made when the disk answers"))
 	}
 	return func() {
 		select {
@@ -170,6 +159,21 @@ func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.L
 			stop()
 		default:
 		}
+	}
+}
+
+// diskPatience is how long a start waits for each thing that the disk of the state directory may keep from it.
+const diskPatience = 5 * time.Second
+
+// within returns what f returns. If that takes longer, it returns an error, and f goes on.
+func within(limit time.Duration, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(limit):
+		return errors.New("the disk takes too long")
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,7 +82,9 @@ func (p *program) chosenRoutes(ctx context.Context, req *sampleRequest) ([]bridg
 // the settings or the host name.
 func observer(st bridge.Status, s *settings.Settings) imds.Observer {
 	if st.Observer.Name != "" {
-		return st.Observer
+		o := st.Observer
+		o.OSType = cmp.Or(o.OSType, imds.ThisOS)
+		return o
 	}
 	name := s.IMDS.VMName
 	if name == "" {

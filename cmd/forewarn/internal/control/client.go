@@ -222,6 +222,9 @@ func (c *Client) write(f func(*outbox.Outbox) error) error {
 	if err != nil {
 		return &UnavailableError{Busy: true, Err: err}
 	}
+	if err := o.Durable(); err != nil { // what is on the disk may not be known
+		return &UnavailableError{Busy: true, Err: errors.Join(err, o.Close())}
+	}
 	return errors.Join(f(o), o.Close())
 }
 

@@ -85,10 +85,12 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	var v timelineView
 	rows := map[string][]timelineBar{}
 	ends := map[string][]float64{} // by row: the x from which each lane is free
-	histories := slices.DeleteFunc(slices.Clone(f.Histories), func(l bridge.EventHistory) bool {
-		t := timesOf(l)
-		return !t.over.IsZero() && t.over.Before(from)
-	})
+	var histories []bridge.EventHistory
+	for _, h := range f.Histories {
+		if t := timesOf(h); t.over.IsZero() || !t.over.Before(from) {
+			histories = append(histories, h)
+		}
+	}
 	older := max(0, len(histories)-timelineBars)
 	histories = histories[older:]
 	switch {
