@@ -170,7 +170,8 @@ type tornLine struct {
 	end  int64
 }
 
-// filed are the ids in a file, and the lines of it that are not whole.
+// filed are the ids in a file, and the lines of it that are not whole. What a power loss took out of the middle of a line
+// reads as zeros.
 func filed(t *testing.T, path string) (ids []string, torn []tornLine) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -181,7 +182,7 @@ func filed(t *testing.T, path string) (ids []string, torn []tornLine) {
 	for line := range strings.Lines(string(text)) {
 		end += int64(len(line))
 		_, rest, _ := strings.Cut(line, `"id":"`)
-		if id, _, ok := strings.Cut(rest, `"`); ok && strings.HasSuffix(line, "}\n") {
+		if id, _, ok := strings.Cut(rest, `"`); ok && strings.HasSuffix(line, "}\n") && !strings.Contains(line, "\x00") {
 			ids = append(ids, id)
 		} else {
 			torn = append(torn, tornLine{line, end - int64(len(line)-len(strings.TrimSuffix(line, "\n")))})
