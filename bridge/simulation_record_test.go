@@ -366,9 +366,12 @@ func (o *oracle) replaysAreTold() {
 			strings.Contains(h.id, "-reminder-") || !o.running(h.boot, h.at, h.at+time.Second) {
 			continue
 		}
-		latest := slices.ContainsFunc(o.ways(h.sink, h.at, forever), func(r routePlan) bool { return r.late == "latest" })
+		// A newer change stands for all where only the latest is told, and where it was pending already, under a lead.
+		latest := slices.ContainsFunc(o.ways(h.sink, h.at, forever), func(r routePlan) bool {
+			return r.late == "latest" || r.lead > 0
+		})
 		told := slices.ContainsFunc(o.taken[h.event_][h.sink], func(t taken) bool {
-			return t.seq > h.seq && (t.id == h.id || latest) // of which one stands for all
+			return t.seq > h.seq && (t.id == h.id || latest)
 		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == h.sink && e.id == h.id })
 		byHand := slices.ContainsFunc(o.hands, func(x hand) bool { return x.seq > h.seq && x.sink == h.sink && x.id == h.id })

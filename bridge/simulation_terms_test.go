@@ -204,7 +204,11 @@ func (o *oracle) reminders(id string, b belief, route string) {
 		}
 		for _, c := range b.changes {
 			owed := c.kind == "scheduled" && c.owed(route) && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
-			if owed && !c.held && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
+			// A newer change took the place of one that waited for its lead until a reload ended that.
+			replaced := o.as(route, c.at).lead > 0 && slices.ContainsFunc(o.taken[id][route], func(x taken) bool {
+				return x.change == "updated" && c.seq < x.seq && x.seq < t.seq
+			})
+			if owed && !c.held && !replaced && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
 				o.add("in order", "%s was reminded of %s before it was told of it", route, name(id))
 			}
 		}
