@@ -686,12 +686,14 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 		}
 		mustAdd(t, o, "A", "scheduled", "a", "b")
 		o.Close()
-		s := &misreading{Storage: d}
-		s.set(0, errIO)
-		o = open(t, t.TempDir(), outbox.Options{Storage: s})
+		hang := make(chan struct{})
+		d.set(func() { d.misses = hang })
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err == nil {
 			t.Error("the file can be read at once")
 		}
+		d.set(func() { d.misses = nil })
+		close(hang)
 		time.Sleep(time.Minute)
 		want(t, "pending", pending(o, "a"), "A-scheduled")
 		if o.Stats(time.Now())["a"].Gone.IsZero() {

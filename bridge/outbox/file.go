@@ -54,6 +54,7 @@ type file struct {
 	damaged atomic.Bool  // db is damaged and must not be closed by bbolt
 
 	syncDir func(dir string) error // the function syncDir; tests replace it
+	answers func()                 // is called while the file is read and the disk answers
 }
 
 // File returns the Storage that Open uses by default: the bbolt file outbox.db in dir.
@@ -62,7 +63,7 @@ func File(dir string, log *slog.Logger) Storage {
 }
 
 func newFile(path string, readOnly bool, log *slog.Logger) *file {
-	return &file{path: path, readOnly: readOnly, log: log, syncDir: syncDir}
+	return &file{path: path, readOnly: readOnly, log: log, syncDir: syncDir, answers: func() {}}
 }
 
 func (f *file) Open() (opened bool, err error) {

@@ -175,6 +175,7 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketEnded, bucketMarks,
 		bucketReceipts, bucketRoutes, bucketMutes, bucketPending, bucketDead, bucketSettled} {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
+			o.diskAnswers()
 			digits, _, _ := strings.Cut(key, "/")
 			used[digits] = used[digits] || bucket == bucketHeads
 			if o.partsFrom > 0 && (place{bucket, key}).added() >= o.partsFrom {

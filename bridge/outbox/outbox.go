@@ -73,7 +73,8 @@ type Outbox struct {
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
 	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
 
-	patience *time.Timer // expires when the disk gives no sign of life for too long; only the writer uses it
+	patience *time.Timer   // expires when the disk gives no sign of life for too long; only the writer uses it
+	limit    time.Duration // how long that is; only the writer uses it
 
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
@@ -85,21 +86,24 @@ type Outbox struct {
 	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
 	callbacks Callbacks
 
+	first  chan struct{} // closed when Open need not wait any longer
 	kick   chan struct{} // wakes the writer
 	loaded chan struct{} // the writer has read a file
 	done   chan struct{} // closed when run has ended
 }
 
 // Open opens the outbox in dir, or creates one. Its only error wraps ErrLocked: another process has it open. After any
-// other failure, and if the disk takes longer than 15 s, the outbox works from memory, and Durable says why.
+// other failure, and if the disk gives no answer for 15 s, the outbox works from memory, and Durable says why.
 func Open(dir string, options Options) (*Outbox, error) {
 	o := newOutbox(dir, options)
 	if o.storage == nil {
 		o.storage = newFile(o.path, false, o.log)
 	}
-	tried := o.tryDone
+	if f, is := o.storage.(*file); is {
+		f.answers = o.diskAnswers
+	}
 	go o.run()
-	<-tried
+	<-o.first
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.started = true
@@ -130,7 +134,7 @@ func newOutbox(dir string, options Options) *Outbox {
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
 		bounds: options.Bounds.orDefaults(), memory: newMemory(), callbacks: options.Callbacks,
 		followers: map[chan json.RawMessage]bool{},
-		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
+		first:     make(chan struct{}), kick: make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
 		journal: journal{waiting: records{}, tryDone: make(chan struct{})},
 	}
 }

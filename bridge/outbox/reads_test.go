@@ -291,6 +291,27 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// A start waits for a disk that is only slow, however long that takes: from memory it would tell again what was told.
+func TestASlowDiskIsWaitedForAtTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		for i := range 10 {
+			mustAdd(t, o, fmt.Sprint("OLD", i), "scheduled", "a")
+		}
+		o.Close()
+		d.set(func() { d.walks = 10 * time.Second })
+		began := time.Now()
+		o = open(t, t.TempDir(), outbox.Options{Storage: d, Callbacks: outbox.Callbacks{Loaded: func() {
+			t.Error("the file came late")
+		}}})
+		d.set(func() { d.walks = 0 })
+		if took := time.Since(began); took < time.Minute || o.Durable() != nil || len(pending(o, "a")) != 10 {
+			t.Errorf("it took %v; Durable = %v, and %d are pending", took, o.Durable(), len(pending(o, "a")))
+		}
+	})
+}
+
 // What waits in memory while the disk hangs at the start is still there when the disk is back: the bound for a disk that
 // fails gives none of it up.
 func TestWhatWaitsForADiskThatHangsAtTheStartIsKept(t *testing.T) {

@@ -112,7 +112,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	for _, bucket := range []string{bucketEvents, bucketSettled} {
 		var all tally
 		err := o.storage.Walk(bucket, "", func(_ string, value []byte) error {
-			o.patience.Reset(diskPatience) // the disk answers
+			o.diskAnswers()
 			all.add(1, len(value))
 			return nil
 		})
@@ -122,7 +122,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 				if key >= oldest && !much {
 					return errEnough
 				}
-				o.patience.Reset(diskPatience)
+				o.diskAnswers()
 				all.add(-1, -len(value))
 				old = append(old, place{bucket, key})
 				return nil

@@ -21,7 +21,7 @@ const marker = ".opening"
 // several ends in a row the file is to blame. One is no proof, because a power cut leaves a marker beside a sound file.
 func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	if readOnly {
-		return guard(func() error { return readAll(db, fd) })
+		return guard(func() error { return readAll(db, fd, f.answers) })
 	}
 	marker := f.path + marker
 	openings, _ := os.ReadFile(marker)
@@ -30,7 +30,7 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 		return fmt.Errorf("%w: the program ended %d times while the file was being verified", ErrDamaged, len(openings))
 	}
 	_ = os.WriteFile(marker, append(openings, '.'), 0o600) // a sound file doesn't need it
-	err := guard(func() error { return readAll(db, fd) })
+	err := guard(func() error { return readAll(db, fd, f.answers) })
 	if err != nil {
 		return err
 	}
@@ -39,6 +39,7 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	return guard(func() error {
 		return db.View(func(tx *bolt.Tx) error {
 			var first error
+			f.answers()
 			for err := range tx.Check() {
 				if first == nil {
 					first = fmt.Errorf("%w: %v", ErrDamaged, err)
@@ -66,8 +67,9 @@ func (f *file) abandon() {
 // elementSize is how many bytes a page has at least for each key: bbolt's own number.
 const elementSize = 16
 
-// readAll reads every key and value and looks each key up again, so that every part of every page is used.
-func readAll(db *bolt.DB, fd *os.File) error {
+// readAll reads every key and value and looks each key up again, so that every part of every page is used. It calls
+// answers again and again meanwhile.
+func readAll(db *bolt.DB, fd *os.File, answers func()) error {
 	return db.View(func(tx *bolt.Tx) error {
 		info, err := fd.Stat()
 		if err != nil {
@@ -77,8 +79,11 @@ func readAll(db *bolt.DB, fd *os.File) error {
 			return fmt.Errorf("%w: it was cut, it has %d of %d bytes", ErrDamaged, info.Size(), tx.Size())
 		}
 		// bbolt asks for one page after the other, and for no more than that, which a cold disk answers slowly.
-		if _, err := io.Copy(io.Discard, io.NewSectionReader(fd, 0, info.Size())); err != nil {
-			return err
+		for at, buffer := int64(0), make([]byte, 256<<10); at < info.Size(); at += int64(len(buffer)) {
+			if _, err := fd.ReadAt(buffer, at); err != nil && err != io.EOF {
+				return err
+			}
+			answers()
 		}
 		// bbolt would read on behind a page that says too much of itself, far beyond the end of the file. What it finds
 		// there ends the program on Windows if it is the guard page of a thread's stack.
@@ -115,6 +120,7 @@ func readAll(db *bolt.DB, fd *os.File) error {
 					return fmt.Errorf("%w: %q isn't found in %q", ErrDamaged, k, name)
 				}
 				before = k
+				answers()
 			}
 			used.Store(uint32(sum))
 			return nil

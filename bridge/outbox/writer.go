@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -16,7 +17,7 @@ import (
 // The times of the writer.
 const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
-	openPatience = 15 * time.Second      // how long Open waits for the file
+	openPatience = 15 * time.Second      // how long Open waits for the disk's next answer
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
 	diskRetry    = 5 * time.Second
 	newerRetry   = time.Minute // for a file of a newer forewarn, until somebody acts
@@ -226,15 +227,21 @@ func (o *Outbox) noteDamage(err error) error {
 
 // openFirst opens the storage for Open, unless that waits no longer. It returns false if Open fails.
 func (o *Outbox) openFirst() bool {
-	o.patience = o.watchDisk(openPatience)
+	tried := sync.OnceFunc(func() { close(o.first) })
+	defer tried()
+	try := o.nextTry()
+	o.limit = openPatience
+	o.patience = time.AfterFunc(o.limit, func() {
+		o.endTry(errSlowDisk, try)
+		tried()
+	})
 	_, err := o.open()
 	o.patience.Stop()
-	try := o.nextTry()
+	last := o.nextTry()
 	o.mu.Lock()
 	late, taking := o.started, o.takingUp != nil
 	if errors.Is(err, ErrLocked) && !late {
 		o.locked = err
-		close(o.tryDone)
 		o.mu.Unlock()
 		return false
 	}
@@ -243,7 +250,7 @@ func (o *Outbox) openFirst() bool {
 		o.notifyLoaded()
 	}
 	if err != nil || !late { // otherwise the write that follows ends the failure
-		o.endTry(err, try)
+		o.endTry(err, last)
 	}
 	return true
 }
@@ -273,7 +280,7 @@ func (o *Outbox) writer() {
 		o.jobs = nil
 		o.mu.Unlock()
 		for _, do := range jobs {
-			o.patience = o.watchDisk(diskPatience)
+			o.patience = o.watchDisk()
 			do(err)
 			if !o.patience.Stop() {
 				wake(o.kick) // the next write ends that failure
@@ -294,7 +301,7 @@ func (o *Outbox) writer() {
 // flush tries once to write all waiting records. If a transaction takes too long, the disk counts as failing until all
 // is written.
 func (o *Outbox) flush() error {
-	o.patience = o.watchDisk(diskPatience)
+	o.patience = o.watchDisk()
 	defer o.patience.Stop()
 	o.mu.Lock()
 	err := o.broken
@@ -346,9 +353,17 @@ func (o *Outbox) checkTakenUp() error {
 }
 
 // watchDisk begins a disk operation. Unless the caller stops the timer in time, the disk counts as failing.
-func (o *Outbox) watchDisk(patience time.Duration) *time.Timer {
+func (o *Outbox) watchDisk() *time.Timer {
 	try := o.nextTry()
-	return time.AfterFunc(patience, func() { o.endTry(errSlowDisk, try) })
+	o.limit = diskPatience
+	return time.AfterFunc(o.limit, func() { o.endTry(errSlowDisk, try) })
+}
+
+// diskAnswers begins the wait for the disk anew: what is large may take long, as long as the disk answers.
+func (o *Outbox) diskAnswers() {
+	if o.patience != nil { // it is nil where nobody waits: see OpenReadOnly
+		o.patience.Reset(o.limit)
+	}
 }
 
 // nextTry begins another try, or ends one. Reports about earlier tries are ignored from then on.
@@ -378,7 +393,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 		if err := o.storage.Write(writes); err != nil {
 			return err
 		}
-		o.patience.Reset(diskPatience) // a large change may take long, as long as the disk answers
+		o.diskAnswers()
 		return nil
 	}
 	var part []Write
