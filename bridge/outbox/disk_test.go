@@ -66,6 +66,16 @@ func (d *disk) set(f func()) {
 	f()
 }
 
+// hangReads makes every read wait until release is called.
+func (d *disk) hangReads() (release func()) {
+	hang := make(chan struct{})
+	d.set(func() { d.misses = hang })
+	return func() {
+		d.set(func() { d.misses = nil })
+		close(hang)
+	}
+}
+
 // recorded returns the batches written so far.
 func (d *disk) recorded() [][]outbox.Write {
 	d.mu.Lock()

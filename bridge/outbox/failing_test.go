@@ -686,14 +686,12 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 		}
 		mustAdd(t, o, "A", "scheduled", "a", "b")
 		o.Close()
-		hang := make(chan struct{})
-		d.set(func() { d.misses = hang })
+		release := d.hangReads()
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err == nil {
 			t.Error("the file can be read at once")
 		}
-		d.set(func() { d.misses = nil })
-		close(hang)
+		release()
 		time.Sleep(time.Minute)
 		want(t, "pending", pending(o, "a"), "A-scheduled")
 		if o.Stats(time.Now())["a"].Gone.IsZero() {

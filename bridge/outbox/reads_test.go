@@ -263,8 +263,7 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 		mustAdd(t, o, "OLD", "scheduled", "a")
 		o.Close()
 
-		hang := make(chan struct{})
-		d.set(func() { d.misses = hang })
+		release := d.hangReads()
 		began := time.Now()
 		loaded := 0
 		o = open(t, t.TempDir(), outbox.Options{
@@ -281,8 +280,7 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 		}
 		want(t, "pending meanwhile", pending(o, "a"), "NEW-scheduled")
 
-		d.set(func() { d.misses = nil })
-		close(hang)
+		release()
 		time.Sleep(10 * time.Second)
 		want(t, "pending once the disk is back", pending(o, "a"), "OLD-scheduled", "NEW-scheduled")
 		if err := o.Durable(); err != nil || loaded != 1 {
@@ -323,8 +321,7 @@ func TestWhatWaitsForADiskThatHangsAtTheStartIsKept(t *testing.T) {
 				mustAdd(t, o, "OLD", "scheduled", "a")
 				o.Close()
 			}
-			hang := make(chan struct{})
-			d.set(func() { d.misses = hang })
+			release := d.hangReads()
 			log := &lines{}
 			o := open(t, t.TempDir(), outbox.Options{
 				Storage: d, Bounds: outbox.Bounds{InMemory: 2}, Log: log.logger(),
@@ -333,8 +330,7 @@ func TestWhatWaitsForADiskThatHangsAtTheStartIsKept(t *testing.T) {
 			for i := range 5 {
 				_, _ = add(o, fmt.Sprint("NEW", i), "scheduled", "a")
 			}
-			d.set(func() { d.misses = nil })
-			close(hang)
+			release()
 			time.Sleep(10 * time.Second)
 			_, _ = add(o, "LAST", "scheduled", "a")
 			want(t, "dead", deadLetters(o, "a"))
@@ -393,13 +389,11 @@ func TestALateFileWaitsForADecision(t *testing.T) {
 		mustAdd(t, o, "A", "scheduled", "a")
 		o.Close()
 
-		hang := make(chan struct{})
-		d.set(func() { d.misses = hang })
+		release := d.hangReads()
 		deciding := make(channelLock, 1)
 		o = open(t, t.TempDir(), outbox.Options{Storage: d, Callbacks: outbox.Callbacks{Deciding: deciding}})
 		deciding.Lock()
-		d.set(func() { d.misses = nil })
-		close(hang)
+		release()
 		time.Sleep(time.Minute)
 		if m := o.Mark("A", "A-scheduled"); m.Times != 0 || o.TakenUp() != nil || len(pending(o, "a")) > 0 {
 			t.Errorf("in the middle of a decision the mark is %+v", m)

@@ -48,7 +48,7 @@ Asking for scheduled events switches them on, also with --dry-run: see "forewarn
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !dry && c.Flags().Changed("output") {
-				return exit(exitUsage, errors.New("--output works only with --dry-run; a file sink with the path \"-\" prints changes"))
+				return exit(exitUsage, errors.New("--output works only with --dry-run; to print changes, set up a file sink with the path \"-\""))
 			}
 			return p.run(c.Context(), dry)
 		},
@@ -94,7 +94,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
 	log.Info(startNotice, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 
-	err = within(diskPatience, func() error { return service.MakeState(s.State) })
+	err = patiently(func() error { return service.MakeState(s.State) })
 	if err != nil { // if the directory cannot be used at all, outbox.Open says so
 		log.Warn("cannot close the state directory to other users", "state", s.State, "err", err)
 	}
@@ -142,7 +142,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 // serveControl serves the control socket until stop is called. Without a socket forewarn goes on.
 func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.Logger) (stop func()) {
 	served := make(chan func(), 1)
-	err := within(diskPatience, func() error {
+	err := patiently(func() error {
 		l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log)
 		if err == nil {
 			served <- serve(l, h, log)
@@ -165,14 +165,14 @@ func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.L
 // diskPatience is how long a start waits for each thing that the disk of the state directory may keep from it.
 const diskPatience = 5 * time.Second
 
-// within returns what f returns. If that takes longer, it returns an error, and f goes on.
-func within(limit time.Duration, f func() error) error {
+// patiently returns what f returns. If that takes longer than diskPatience, it returns an error, and f goes on.
+func patiently(f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(limit):
+	case <-time.After(diskPatience):
 		return errors.New("the disk takes too long")
 	}
 }

@@ -112,6 +112,21 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	}
 }
 
+// serveOutbox serves the control socket of a bridge with that outbox, and closes both at the end of the test.
+func serveOutbox(t *testing.T, at Location, box *outbox.Outbox) *http.Server {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	l, err := Listen(at, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
+	server := &http.Server{Handler: Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box)}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close(); box.Close() })
+	return server
+}
+
 // Who replayed a dead letter is kept, whether a forewarn runs or not.
 func TestWhoReplayedIsKept(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
@@ -131,14 +146,7 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		q := box.Queue("ops")
 		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 		if runs {
-			l, err := Listen(at, log)
-			if err != nil {
-				t.Fatal(err)
-			}
-			azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
-			server := &http.Server{Handler: Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box)}
-			go server.Serve(l)
-			t.Cleanup(func() { server.Close(); box.Close() })
+			serveOutbox(t, at, box)
 		} else if err := box.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -161,14 +169,7 @@ func TestAFollowerThatReadsTooSlowlyIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(at, log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
-	server := &http.Server{Handler: Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box)}
-	go server.Serve(l)
-	t.Cleanup(func() { server.Close(); box.Close() })
+	server := serveOutbox(t, at, box)
 
 	body := fmt.Appendf(nil, `{"id":"A","data":%q}`, strings.Repeat("x", 4<<10))
 	behind := make(chan struct{})
