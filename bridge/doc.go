@@ -42,7 +42,7 @@
 // only one that writes its file.
 //
 // Code that derives changes from the open events holds Bridge.deciding until it has handed them to the outbox, and
-// releases it before it waits for the disk. The outbox holds it while it merges a file that was read late. What it logs itself meanwhile is written when it releases it. No lock is held
-// during I/O with a disk, a sink or the endpoint. The order of locks is Bridge.deciding, Bridge.mu, openEvents.mu, and
-// the outbox's own.
+// releases it before it waits for the disk. The outbox holds it while it merges a file that was read late. What the
+// holder logs is written when it releases it. No lock is held during I/O with a disk, a sink or the endpoint. The order
+// of locks is Bridge.deciding, Bridge.mu, openEvents.mu, and the outbox's own.
 package bridge
