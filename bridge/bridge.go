@@ -167,13 +167,19 @@ func New(o Options) *Bridge {
 // file is this machine's.
 func (b *Bridge) takeUp() {
 	b.awaitName(context.Background())
-	b.remember()
-	b.holdAgain(time.Now())
+	known := b.remember()
+	now := time.Now()
+	select {
+	case <-b.routed:
+		b.offerUnknown(known, now)
+	default: // Run is about to
+	}
+	b.holdAgain(now)
 }
 
 // remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
-// late.
-func (b *Bridge) remember() {
+// late. It returns the routes that the file knows.
+func (b *Bridge) remember() (known []string) {
 	stored := b.Outbox.TakeStored()
 	var observer imds.Observer
 	var answer lastAnswer
@@ -201,11 +207,12 @@ func (b *Bridge) remember() {
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
 	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date
-		return
+		return stored.Routes
 	}
 	if stale := b.staleDeliveries(repeated); len(repeated)+len(stale) > 0 {
 		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: repeated})
 	}
+	return stored.Routes
 }
 
 // lastAnswer returns the last valid answer, of this run or an earlier one.

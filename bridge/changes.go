@@ -163,7 +163,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	}
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
-	s.address(&a, s.routes, ce, change, &op)
+	s.address(&a, s.routes, &ce, change, &op)
 	facts = []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
@@ -192,12 +192,13 @@ func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 	}
 }
 
-// address adds those of the routes whose filter accepts the change as recipients, and records the verdicts in op.
-func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
+// address adds those of the routes whose filter accepts the change as recipients, and records the verdicts in op. ce is
+// the change's CloudEvent; nil if it can't be read.
+func (s changeContext) address(a *outbox.Addition, routes []Route, ce *event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range routes {
-		if r.Filter.needsFields() && fields == nil {
-			fields = cloudevent.Fields(ce)
+		if r.Filter.needsFields() && fields == nil && ce != nil {
+			fields = cloudevent.Fields(*ce)
 		}
 		verdict := s.decide(r, change, fields, op)
 		wanted, _ := r.Filter.Change(change, s.observer.Name)
@@ -286,25 +287,67 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 				c.Values[valueBlocked+name] = []byte(troubleBefore)
 			}
 		}
-		s := b.changeContext(observation{now: now})
-		events, states := b.events.all()
-		for _, e := range events {
-			op := states[e.ID]
-			ce := read[op.Latest]
-			if ce == nil {
-				continue
-			}
-			change := ChangeOf(*ce)
-			a := about(e, change.Kind)
-			a.Seq = op.Latest
-			who := slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !missed(r, op.Latest) })
-			s.address(&a, who, *ce, change, &op)
-			c.open[e.ID] = &op
-			c.add(*ce, a)
-		}
+		b.offer(&c, routes, missed, read, now)
 		wait = b.commit(c, now)
 	})
 	return wait
+}
+
+// offerUnknown gives the routes that a file read late doesn't know what they miss of the open events: when these routes
+// were set, nobody knew of the events in it.
+func (b *Bridge) offerUnknown(known []string, now time.Time) {
+	unknown := func() []Route {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return slices.Contains(known, r.Name) })
+	}
+	need := func() []uint64 {
+		if len(unknown()) == 0 {
+			return nil
+		}
+		return b.events.latest()
+	}
+	b.withCloudEvents(need, func(read cloudEvents) {
+		c := commit{open: map[string]*openEvent{}}
+		missed := func(r Route, seq uint64) bool { return b.Outbox.Outcome(r.Name, seq).State == "" }
+		b.offer(&c, unknown(), missed, read, now)
+		b.commit(c, now)
+	})
+}
+
+// offer adds to the commit the latest change of every open event, for those of the routes that missed it.
+func (b *Bridge) offer(c *commit, routes []Route, missed func(Route, uint64) bool, read cloudEvents, now time.Time) {
+	s := b.changeContext(observation{now: now})
+	events, states := b.events.all()
+	for _, e := range events {
+		op := states[e.ID]
+		who := slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !missed(r, op.Latest) })
+		a, change := b.latestChange(e, op.Latest, read[op.Latest])
+		switch {
+		case len(who) == 0:
+			continue
+		case a.ID == "": // nothing else in the file knows what it is
+			s.log.Error("the latest change of an open event can't be told to new sinks", "event", e.ID)
+			continue
+		}
+		s.address(&a, who, read[op.Latest], change, &op)
+		c.open[e.ID] = &op
+		c.Add = append(c.Add, a)
+	}
+}
+
+// latestChange returns the latest change of an open event, as a message without recipients that is committed already. If
+// its CloudEvent ce can't be read now, it is nil, and the change lacks what it changed from.
+func (b *Bridge) latestChange(e imds.Event, seq uint64, ce *event.Event) (outbox.Addition, imds.Change) {
+	if ce == nil {
+		m := b.Outbox.Message(seq)
+		return outbox.Addition{Message: m, NotBefore: e.NotBefore}, imds.Change{Kind: imds.ChangeKind(m.Change), Event: e}
+	}
+	change := ChangeOf(*ce)
+	a := about(e, change.Kind)
+	a.Seq = seq
+	describe(&a.Message, *ce)
+	return a, change
 }
 
 // decideHeld evaluates the filters that waited for the observer's name, once it is known or the wait is over.

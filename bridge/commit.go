@@ -42,14 +42,16 @@ func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
 		NotBefore: e.NotBefore}
 }
 
-// add adds a CloudEvent to the commit. If a has a sequence number, the CloudEvent was committed before, and add adds
-// recipients of it.
+// describe sets what a message says of its CloudEvent.
+func describe(m *delivery.Message, ce event.Event) {
+	m.ID, m.Type = ce.ID(), ce.Type()
+	m.AzureType, _ = ce.Extensions()["azeventtype"].(string)
+}
+
+// add adds a CloudEvent to the commit.
 func (c *commit) add(ce event.Event, a outbox.Addition) {
-	a.ID, a.Type = ce.ID(), ce.Type()
-	a.AzureType, _ = ce.Extensions()["azeventtype"].(string)
-	if a.Seq == 0 {
-		a.Body = marshalEvent(ce)
-	}
+	describe(&a.Message, ce)
+	a.Body = marshalEvent(ce)
 	c.Add = append(c.Add, a)
 }
 

@@ -31,6 +31,7 @@ type disk struct {
 	err     error         // of every write
 	gate    chan struct{} // that every write waits for; nil for nothing
 	reads   chan struct{} // that every read of one value waits for; nil for nothing
+	unread  error         // of every read of one value
 	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
 	wrote   func()        // is called after each write; nil for nothing
@@ -77,10 +78,13 @@ func (d *disk) older(bucket string, value []byte) []byte {
 
 func (d *disk) Read(bucket, key string) ([]byte, error) {
 	d.mu.Lock()
-	gate := d.reads
+	gate, err := d.reads, d.unread
 	d.mu.Unlock()
 	if gate != nil {
 		<-gate
+	}
+	if err != nil {
+		return nil, err
 	}
 	value, err := d.Storage.Read(bucket, key)
 	return d.older(bucket, value), err
@@ -141,6 +145,13 @@ func (d *disk) hang() (release func()) {
 	gate := make(chan struct{})
 	d.reads = gate
 	return func() { close(gate); writes() }
+}
+
+// misread makes every read of one value fail, until it is called with nil.
+func (d *disk) misread(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unread = err
 }
 
 var errFull = errors.New("no space left on device")
@@ -328,6 +339,36 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A route that is new, or returns, at a start without the file hears what is open in it, also if the file comes before
+// the first document.
+func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		first, added, returning, mine := &ear{}, &ear{}, &ear{}, &ear{}
+		b := s.start(first.all("first"), returning.all("returning"))
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		pause(2 * time.Second)
+		b.Reload([]Route{first.all("first")}, nil, SettingsInfo{})
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(6 * time.Second)
+		b, bring := s.lateFile(b, func() { s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503}) },
+			first.all("first"), added.all("added"), returning.all("returning"), mine.self("mine"))
+		pause(10 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		wantIDs(t, first.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+		wantIDs(t, added.ids(), idA+"-started", idA+"-vanished")
+		wantIDs(t, returning.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+		wantIDs(t, mine.ids())
+	})
 }
 
 // A crash before a late file was taken up leaves it as it was.

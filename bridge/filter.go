@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"path"
 	"slices"
 	"strings"
@@ -80,6 +81,9 @@ func whenEnv() map[string]any {
 }
 
 func (w *When) holds(fields map[string]any) (bool, error) {
+	if fields == nil {
+		return false, errors.New("the CloudEvent can't be read")
+	}
 	v, err := expr.Run(w.program, fields)
 	if err != nil {
 		return false, err
@@ -97,10 +101,10 @@ const (
 	Undecided
 )
 
-// Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent, self is
-// the observer's name or "". unnamed means that the wait for the name is over, and a missing name counts as a match.
-// For Refused, key names the key of the settings that refuses, such as only.types. err is the error of a When that
-// failed; the event passes then, because a message too many is better than one too few.
+// Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent, nil if it
+// can't be read. self is the observer's name or "". unnamed means that the wait for the name is over, and a missing name
+// counts as a match. For Refused, key names the key of the settings that refuses, such as only.types. err is the error of a
+// When that failed; the event passes then, because a message too many is better than one too few.
 func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (
 	v Verdict, key string, err error) {
 	e := c.Event

@@ -2,8 +2,10 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,6 +59,41 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	}
 }
 
+// It gets that also if the disk can't be read when it comes. Its `when` can't be asked then, and it gets the event.
+func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
+	for how, failing := range map[string]func(*disk) (over func()){
+		"it hangs": (*disk).hang,
+		"it fails": func(d *disk) (over func()) {
+			d.misread(errors.New("input/output error"))
+			return func() { d.misread(nil) }
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				first, all, picky, freezes := &ear{}, &ear{}, &ear{}, &ear{}
+				b := s.start(first.all("first"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(10 * time.Second)
+				routes := []Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
+				routes[2].Filter.When = condition(t, "severity > 20")
+				routes[3].Filter.Only.Types = []string{"Freeze"}
+				over := failing(s.disk)
+				b.Reload(routes, nil, SettingsInfo{})
+				pause(10 * time.Second)
+				over()
+				pause(10 * time.Minute)
+				for _, e := range []*ear{first, all, picky} {
+					wantIDs(t, e.ids(), idA+"-scheduled")
+				}
+				wantIDs(t, freezes.ids())
+				s.wantLogged("the CloudEvent can't be read")
+				b.end()
+			})
+		})
+	}
+}
+
 // What was decided for the routes that there were stays decided when another comes, also if their filters are others now:
 // these are for the changes to come.
 func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
@@ -96,6 +133,9 @@ func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 		pause(2 * time.Second)
 		b.Reload(one, nil, SettingsInfo{})
 		pause(2 * time.Second)
+		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops"}) { // what it has pending may be replayed and dropped
+			t.Errorf("the sinks are %v, want audit and ops", got)
+		}
 		b.Reload(both, nil, SettingsInfo{})
 		pause(2 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled") // it missed nothing
@@ -256,6 +296,48 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 		wantIDs(t, now.ids(), idA+"-scheduled", idA+"-started")
 		b.end()
 	})
+}
+
+// An attempt without a timeout, such as a long drain, is waited for. It is neither ended nor begun again beside itself.
+func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		over := make(chan struct{})
+		drain, again := &ear{}, &ear{}
+		drain.say(func(delivery.Delivery) error { <-over; return nil })
+		endless := func(x *Terms) { x.Timeout = 0 }
+		cut := &atomic.Bool{}
+		r := drain.all("drain").with(endless)
+		r.Sink = watched{r.Sink, cut}
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		for range 3 {
+			b.Reload([]Route{again.all("drain").with(endless)}, nil, SettingsInfo{})
+			pause(time.Hour)
+		}
+		if cut.Load() {
+			t.Error("the attempt was ended by a reload")
+		}
+		wantIDs(t, again.ids())
+		close(over)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		wantIDs(t, drain.ids(), idA+"-scheduled")
+		wantIDs(t, again.ids(), idA+"-started")
+		b.end()
+	})
+}
+
+// watched is a sink that notes when the context of an attempt ends before the attempt.
+type watched struct {
+	delivery.Sink
+	cut *atomic.Bool
+}
+
+func (w watched) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	defer context.AfterFunc(ctx, func() { w.cut.Store(true) })()
+	return w.Sink.Deliver(ctx, batch)
 }
 
 // A sink that does not return when its time is over, though every sink must, holds its successor up for some seconds

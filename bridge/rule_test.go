@@ -75,9 +75,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"it may be excepted", with(func(r *Rule) {
 			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "except", true},
-		{"when holds", with(func(r *Rule) { r.Filter.When = when(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
-		{"when does not hold", with(func(r *Rule) { r.Filter.When = when(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
-		{"when fails", with(func(r *Rule) { r.Filter.When = when(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
+		{"when holds", with(func(r *Rule) { r.Filter.When = condition(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
+		{"when does not hold", with(func(r *Rule) { r.Filter.When = condition(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
+		{"when fails", with(func(r *Rule) { r.Filter.When = condition(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
 		{"the sink accepted long enough ago", with(after), event(as), "vm-0", accepted(30 * time.Second), "", false},
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
@@ -101,7 +101,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 // A rule for other events says nothing about this one; a rule that is for it says why it does not approve.
 func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	rule := Rule{Filter: Filter{
-		Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: when(t, "duration < 0"),
+		Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: condition(t, "duration < 0"),
 	}}
 	for _, tt := range []struct {
 		claim    string
@@ -128,15 +128,6 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
 		}
 	}
-}
-
-func when(t *testing.T, src string) *When {
-	t.Helper()
-	w, err := ParseWhen(src)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return w
 }
 
 func (r ruling) String() string { return fmt.Sprintf("{%v %v %q}", r.approve, r.final, r.why) }

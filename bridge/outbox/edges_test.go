@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -196,7 +197,7 @@ func TestUnreadableFileIsNotMigrated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := [][]outbox.Write{{
 			{Bucket: "meta", Key: "format", Value: []byte("1")},
-			{Bucket: "open", Key: "A", Value: []byte(`{"latest":1}`)},
+			{Bucket: "open", Key: "A", Value: []byte(`{"latest":946684800000000}`)},
 			{Bucket: "ids", Key: "A-scheduled", Value: []byte(`{"times":2,"event":"A","at":"2000-01-01T00:00:00Z"}`)},
 		}}
 		d := diskOf(first)
@@ -209,7 +210,7 @@ func TestUnreadableFileIsNotMigrated(t *testing.T) {
 		}
 		failing.fails.Store(false)
 		time.Sleep(10 * time.Second)
-		if got := o.Mark("A", "A-scheduled").Times; got != 2 || o.Groups()["A"].Latest != 1 {
+		if got := o.Mark("A", "A-scheduled").Times; got != 2 || o.Groups()["A"].Latest != 946684800000000 {
 			t.Errorf("it is marked %d times, of %v; want 2, of A", got, o.Groups())
 		}
 		o.Close()
@@ -293,12 +294,19 @@ func TestStoredReturnsTheStateOnce(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
 		a := mustAdd(t, o, "A", "scheduled")
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("1")}}); err != nil {
-			t.Fatal(err)
+		for _, routes := range [][]outbox.Route{{{Name: "a"}, {Name: "b"}, {Name: "c"}}, {{Name: "a"}, {Name: "c"}}} {
+			batch := outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("1")}, Routes: routes}
+			if err := o.Apply(batch); err != nil {
+				t.Fatal(err)
+			}
 		}
 		o.Close()
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		was := o.TakeStored()
+		slices.Sort(was.Routes)
+		if !slices.Equal(was.Routes, []string{"a", "c"}) {
+			t.Errorf("stored are the routes %v, want a and c", was.Routes)
+		}
 		if g := was.Groups["A"]; len(was.Groups) != 1 || g.Latest != a.Seq || string(g.State) != "scheduled" ||
 			len(was.Values) != 1 || string(was.Values["x"]) != "1" {
 			t.Errorf("stored are %+v, want the group A and the value x", was)

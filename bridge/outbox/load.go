@@ -220,7 +220,7 @@ func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, e
 	last := place{bucketMeta, metaLast}
 	delete(newer.writes, last) // the larger of the two counts, or a sequence number would be used twice
 	unreadable = map[place]error{}
-	o.fileState = Stored{map[string][]byte{}, map[string]Group{}}
+	o.fileState = Stored{Values: map[string][]byte{}, Groups: map[string]Group{}}
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
 		if w.Value == nil {
@@ -232,6 +232,10 @@ func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, e
 		case bucketGroups:
 			if g, err := groupOf(w.Value); err == nil {
 				o.fileState.Groups[w.Key] = g
+			}
+		case bucketRoutes:
+			if len(w.Value) == 0 { // else it was removed
+				o.fileState.Routes = append(o.fileState.Routes, w.Key)
 			}
 		}
 		if _, known := newer.writes[at]; known {

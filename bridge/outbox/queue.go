@@ -99,6 +99,17 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	return ce, receipt, nil
 }
 
+// Message returns what a CloudEvent is, without reading it. It is the zero value unless a delivery or an open group refers
+// to that CloudEvent.
+func (o *Outbox) Message(seq uint64) delivery.Message {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if m := o.messages[seq]; m != nil {
+		return m.Message
+	}
+	return delivery.Message{}
+}
+
 // Body returns the JSON of the CloudEvent with that sequence number, which must not be changed. The error wraps
 // delivery.ErrLost if it can never be read again.
 func (o *Outbox) Body(seq uint64) ([]byte, error) {
