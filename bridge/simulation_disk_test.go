@@ -113,6 +113,30 @@ func (d *disk) transaction(sizes []int, part bool, write func(n int) error) erro
 	return errIO
 }
 
+// reads is what becomes of the read of a CloudEvent: on a disk that hangs it does too, and one that loses answers has
+// none.
+func (d *disk) reads() error {
+	w := d.w
+	w.mu.Lock()
+	how, now, end := w.diskTrouble.how, w.now(), w.diskTrouble.end
+	fails := end > now && !w.dead && how != "full"
+	if fails {
+		w.unread = append(w.unread, interval{now, end})
+	}
+	w.mu.Unlock()
+	switch {
+	case !fails:
+		return nil
+	case how == "hangs":
+		select {
+		case <-time.After(end - now):
+			return nil
+		case <-d.lifted:
+		}
+	}
+	return errIO
+}
+
 // left returns how many batches of a transaction are written before the machine crashes; all of them if it does not, or
 // does then. What is in the file already is not undone. mu is held.
 func (d *disk) left(sizes []int) int {

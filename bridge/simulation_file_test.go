@@ -96,6 +96,11 @@ func (f *file) Read(bucket, key string) ([]byte, error) {
 	if bucket == "meta" && key == "ahead" && f.disk.w.variant.parts {
 		return nil, nil
 	}
+	if bucket == "events" {
+		if err := f.disk.reads(); err != nil {
+			return nil, err
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.buckets[bucket][key]), nil

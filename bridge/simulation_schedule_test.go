@@ -248,7 +248,7 @@ func (o *oracle) retries() {
 			}
 			from := a.at + waits[min(n, len(waits))-1]
 			b := mine[i+1+next]
-			if o.mayBeMuted(r.name, h.event, a.at, b.start) {
+			if o.mayBeMuted(r.name, h.event, a.at, b.start) || o.unreadUntil(b) {
 				continue
 			}
 			if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
@@ -258,6 +258,12 @@ func (o *oracle) retries() {
 			}
 		}
 	}
+}
+
+// unreadUntil reports whether CloudEvents could not be read before an attempt of this run. That counts as failures of
+// what was to be sent, which no destination has seen.
+func (o *oracle) unreadUntil(a *attempt) bool {
+	return o.hides(o.boots[a.in].began.at, a.start)
 }
 
 // free returns the first moment of a time at which a destination could have been told something for two seconds and was
@@ -401,7 +407,7 @@ func (o *oracle) secondChances() {
 					continue
 				}
 				b := mine[i+1+next]
-				if o.mayBeMuted(r.name, event, a.at, b.start) {
+				if o.mayBeMuted(r.name, event, a.at, b.start) || o.unreadUntil(b) {
 					continue
 				}
 				if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -482,7 +483,7 @@ func (t *truth) setup(s setup) {
 		}
 		for id, beliefs := range t.beliefs {
 			for i, b := range beliefs {
-				t.beliefs[id][i] = t.added(b, r)
+				t.beliefs[id][i] = t.added(b, r, s.at-10*time.Second, s.at)
 			}
 		}
 		delete(t.gone, r.name)
@@ -530,8 +531,9 @@ func hasRoute(routes []routePlan, name string) bool {
 	return slices.ContainsFunc(routes, func(r routePlan) bool { return r.name == name })
 }
 
-// added returns the belief after a route was added.
-func (t *truth) added(b belief, r routePlan) belief {
+// added returns the belief after a route was added in a period. If CloudEvents could not be read then, nobody asked what
+// is only in them.
+func (t *truth) added(b belief, r routePlan, from, to time.Duration) belief {
 	n := len(b.changes) - 1
 	for n >= 0 && b.changes[n].gone() { // the program has forgotten it
 		n--
@@ -546,7 +548,22 @@ func (t *truth) added(b belief, r routePlan) belief {
 	}
 	c.routes, c.later = maps.Clone(c.routes), append(slices.Clone(c.later), r.name)
 	t.address(r, c, b.accepted)
+	unread := *c
+	unread.first = true
+	if r.when.text = ""; t.w.hides(from, to) && r.accepts(unread, t.named == yes) {
+		perhaps(b.accepted, r.name)
+		if r.hears(unread) {
+			perhaps(c.routes, r.name)
+		}
+	}
 	return b
+}
+
+// perhaps adds to what is true for sure, or may be, that a name may be in it.
+func perhaps(of map[string]bool, name string) {
+	if !of[name] {
+		of[name] = false
+	}
 }
 
 // end takes in how a run of the program ended: what is not on the disk for sure may be forgotten.
@@ -582,7 +599,7 @@ func (t *truth) end(e *boot) {
 				}
 				for _, r := range t.routes { // those that came since then are new once more
 					if !hasRoute(p.routes, r.name) {
-						back = t.added(back, r)
+						back = t.added(back, r, e.ended.at, math.MaxInt64)
 					}
 				}
 				for _, c := range b.changes[p.changes:] {
@@ -616,6 +633,11 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 		return false
 	}
 	return false
+}
+
+// hides reports whether CloudEvents could not be read from the disk in a period.
+func (w *world) hides(from, to time.Duration) bool {
+	return slices.ContainsFunc(w.unread, func(i interval) bool { return i.meets(from, to) })
 }
 
 // ill reports whether the disk had trouble in a period.

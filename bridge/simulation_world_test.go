@@ -182,6 +182,7 @@ type world struct {
 	writes   []written
 	hands    []hand
 	ills     []interval      // of the disk
+	unread   []interval      // in which CloudEvents could not be read from it
 	skews    []time.Duration // what the clock was off by, in each run of the program
 	left     []entry         // in the end
 	ledger   []kept          // with bounds
