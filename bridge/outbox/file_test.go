@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -453,6 +454,50 @@ func TestFirstFormatIsMigrated(t *testing.T) {
 	if list := o.List(outbox.Selection{Route: "a", Group: "dead"}); len(list) != 1 || list[0].ID != "DEAD-vanished" ||
 		list[0].Bytes != 601 {
 		t.Errorf("the replayed dead letter is %+v", list)
+	}
+}
+
+// The program of the first format wrote a change in parts, the marks of its ids first and its event last. A file in which a
+// crash cut one in two has the change come again, under the id that it has.
+func TestAChangeThatTheFirstFormatCutInTwoComesAgain(t *testing.T) {
+	at := time.Date(2000, 1, 1, 0, 10, 0, 0, time.UTC) // after all that is in the file
+	const there, over, fresh = "CCCC", "BBBBBBBB-0000-4000-8000-000000000002", "EEEE"
+	times := func(o *outbox.Outbox, group string, ids ...string) (n []string) {
+		for _, id := range ids {
+			n = append(n, fmt.Sprint(o.Mark(group, group+id).Times))
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		claim, group string
+		marks        map[string]int // by what follows the group
+		want         []string       // times of "", -scheduled, -started, -vanished, -approved-1
+	}{
+		{"nothing is cut", there, nil, []string{"2", "0", "0", "0", "0"}},
+		{"a new event", fresh, map[string]int{"": 1, "-scheduled": 1}, []string{"0", "0", "0", "0", "0"}},
+		{"an event that came back", over, map[string]int{"": 2, "-scheduled": 2}, []string{"1", "1", "0", "0", "0"}},
+		{"an open event that began", there, map[string]int{"": 2, "-started": 2}, []string{"2", "0", "1", "0", "0"}},
+		{"an open event that ended", there, map[string]int{"": 2, "-vanished": 2}, []string{"2", "0", "0", "1", "0"}},
+		{"an approval of an open event", there, map[string]int{"-approved-1": 1}, []string{"2", "0", "0", "0", "1"}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			dir := format1(t)
+			file := outbox.File(dir, slog.New(slog.DiscardHandler))
+			if _, err := file.Open(); err != nil {
+				t.Fatal(err)
+			}
+			var writes []outbox.Write
+			for id, n := range tt.marks {
+				value := fmt.Appendf(nil, `{"times":%d,"event":%q,"at":%q}`, n, tt.group, at.Format(time.RFC3339))
+				writes = append(writes, outbox.Write{Bucket: "ids", Key: tt.group + id, Value: value})
+			}
+			if err := errors.Join(file.Write(writes), file.Close()); err != nil {
+				t.Fatal(err)
+			}
+			o := open(t, dir, outbox.Options{})
+			defer o.Close()
+			want(t, "marks", times(o, tt.group, "", "-scheduled", "-started", "-vanished", "-approved-1"), tt.want...)
+		})
 	}
 }
 

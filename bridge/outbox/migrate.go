@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // The buckets of format 1 that format 2 doesn't have.
@@ -29,7 +30,8 @@ func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 			r[place{bucketMeta, key}] = nil
 		}
 	})
-	heads := map[uint64]head{} // of the CloudEvents that something refers to
+	latest := map[string]uint64{} // by open event
+	heads := map[uint64]head{}    // of the CloudEvents that something refers to
 	each(bucket1Open, func(key string, value []byte) {
 		var state struct {
 			Latest uint64 `json:"latest"`
@@ -37,15 +39,25 @@ func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 		if err := json.Unmarshal(value, &state); err != nil {
 			log.Error("an open event of the outbox's first format cannot be read; it counts as new", "event", key, "err", err)
 		} else {
-			heads[state.Latest] = head{}
+			heads[state.Latest], latest[key] = head{}, state.Latest
 			r[place{bucketGroups, key}] = append([]byte(seqKey(state.Latest)+" "), value...)
 		}
 		r[place{bucket1Open, key}] = nil
 	})
+	marks := map[string]Mark{}
 	each(bucket1IDs, func(key string, value []byte) {
-		r[place{bucketMarks, key}] = slices.Clone(value)
-		r[place{bucket1IDs, key}] = nil
+		var m Mark
+		if r[place{bucket1IDs, key}] = nil; json.Unmarshal(value, &m) != nil {
+			r[place{bucketMarks, key}] = slices.Clone(value) // load reports it
+			return
+		}
+		marks[key] = m
 	})
+	for key, m := range marks {
+		if m.Times -= untold(key, marks, latest); m.Times > 0 {
+			r[place{bucketMarks, key}] = m
+		}
+	}
 	var last uint64
 	for _, bucket := range []string{bucketPending, bucketDead} {
 		each(bucket, func(key string, value []byte) {
@@ -71,4 +83,24 @@ func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 	r[place{bucketMeta, metaLast}] = []byte(seqKey(last))
 	r[place{bucketMeta, metaFormat}] = []byte(strconv.Itoa(format))
 	return r.encode(), err
+}
+
+// untold returns how often an id of a file of format 1 was marked as used by a change that a crash cut in two: 1 or 0. The
+// program of that format wrote the marks of a change first and its event last, and it repeated such a change with another
+// id. latest holds the latest change of each open event.
+func untold(id string, marks map[string]Mark, latest map[string]uint64) int {
+	m := marks[id]
+	times := func(change string) int { return marks[m.Group+change].Times }
+	life := times("") // how often the event came
+	announced := max(times("-scheduled"), times("-started")) == life
+	change := strings.TrimPrefix(id, m.Group)
+	seq, open := latest[m.Group]
+	switch {
+	case strings.HasPrefix(change, "-approved"), strings.HasPrefix(change, "-reminder"): // the event stays as it is
+	case open && change != "" && uint64(m.At.UnixMicro()) > seq:
+		return 1
+	case !open && announced && m.Times == life && times("-vanished") < life:
+		return 1
+	}
+	return 0
 }
