@@ -141,8 +141,8 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	}
 	text := shown(t, f)
 	for _, want := range []string{
-		"And 9950 more: sudo forewarn status", "And 300 more: sudo forewarn status",
-		"Older events are left out: sudo forewarn history",
+		"And 9950 more: " + wording.Sudo + "forewarn status", "And 300 more: " + wording.Sudo + "forewarn status",
+		"Older events are left out: " + wording.Sudo + "forewarn history",
 		wording.Plural(len(f.Dead)+9_000, "message is a dead letter", "messages are dead letters"),
 	} {
 		if !strings.Contains(text, want) {
@@ -202,7 +202,7 @@ func saysWhenAListIsEmpty(t *testing.T) {
 		{"not answered since the start", bridge.Status{Events: sampleFacts(now).Status.Events}, nil,
 			"These events are from before forewarn started.", "announces nothing"},
 		{"a wave", bridge.Status{Ready: true, IMDS: answered, Events: slices.Repeat(sampleFacts(now).Status.Events, 30)}, nil,
-			"And 10 more: sudo forewarn status", "announces nothing"},
+			"And 10 more: " + wording.Sudo + "forewarn status", "announces nothing"},
 		{"not ready", bridge.Status{Reasons: []string{"the outbox cannot be written: disk full"}, IMDS: answered}, nil,
 			"Not ready. 1 thing needs you.", "Nothing needs you"},
 		{"not ready", bridge.Status{Reasons: []string{"the outbox cannot be written: disk full"}, IMDS: answered}, nil,
