@@ -2,8 +2,8 @@
 // route. It knows no destination and no disk.
 //
 // One event travels in six hops: imds.Client.Poll → imds.Diff → cloudevent.Wrap and Filter → one outbox.Batch →
-// delivery.Worker → delivery.Sink. The second and third are pure. Only the fourth reaches the disk. No hop calls back
-// into an earlier one.
+// delivery.Worker → delivery.Sink. The second and third are pure. Only the outbox reaches the disk. What a later hop
+// has to tell an earlier one, such as that a sink is blocked, it tells a function that it was given.
 //
 // # Promises
 //
@@ -38,11 +38,11 @@
 // # Goroutines and locks
 //
 // Run starts a goroutine each for the poll loop, the identity of this VM, the discovery of the endpoint, the detection
-// of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one more, the
-// only one that writes its file.
+// of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one that
+// alone writes its file, one that calls back when a file came late, and one for each read.
 //
 // Code that derives changes from the open events holds Bridge.deciding until it has handed them to the outbox, and
 // releases it before it waits for the disk. The outbox holds it while it merges a file that was read late. What the
-// holder logs is written when it releases it. No lock is held during I/O with a disk, a sink or the endpoint. The order
-// of locks is Bridge.deciding, Bridge.mu, openEvents.mu, and the outbox's own.
+// holder logs is written when it releases it, except for dead letters. No lock is held during I/O with a disk, a sink or
+// the endpoint. The order of locks is Bridge.deciding, Bridge.mu, openEvents.mu, and the outbox's own.
 package bridge

@@ -3,10 +3,10 @@
 //	{"specversion":"1.0",…,"chainprevious":"<64 hex digits>","chainhash":"<64 hex digits>"}
 //
 // A line is a CloudEvent in the JSON format, with two extension attributes at its end. chainhash is the SHA-256 of all
-// that stands before ,"chainhash" in the line. That includes chainprevious, the chainhash of the line before, or Start.
+// that stands before the last ,"chainhash" of the line. That includes chainprevious, the chainhash of the line before, or Start.
 // So no program of ours is needed to check a line:
 //
-//	sed 's/,"chainhash".*//' | tr -d '\n' | sha256sum
+//	sed 's/\(.*\),"chainhash".*/\1/' | tr -d '\n' | sha256sum
 //
 // The hashes have no key. Whoever may write the file can write a new chain from any line to the end. A hash that was
 // stored elsewhere shows that, and also that lines are missing from the end.
