@@ -41,7 +41,8 @@ func (o *oracle) isolation(b belief) {
 			limit += 15 * time.Second
 		}
 		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || !o.running(c.boot, c.at, limit) ||
-			ill && (o.blurred || o.plan.bounds.memory > 0) {
+			ill && (o.blurred || o.plan.bounds.memory > 0) ||
+			o.mayBeMuted(well, c.event.id, b.changes[0].at, limit) && o.hides(b.changes[0].at, limit) { // only the disk has it
 			continue
 		}
 		if !slices.ContainsFunc(o.taken[c.event.id][well], func(t taken) bool { return t.id == c.id && t.at <= limit }) {
