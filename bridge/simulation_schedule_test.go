@@ -31,10 +31,11 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 }
 
 // isolation: whatever the other destinations do, one that is well is told at once, or when the mutes end that are about
-// it. While the disk fails it is told from memory, a little later.
+// it. While the disk fails it is told from memory, a little later. What was pending before may be on the disk alone, so that
+// it and what follows it can't be told while that can't be read.
 func (o *oracle) isolation(b belief) {
 	const well = "well"
-	for _, c := range b.changes {
+	for n, c := range b.changes {
 		limit := o.released(well, c.event.id, c.at+o.nameless(c)+time.Second)
 		ill := o.ill(c.at-time.Minute, limit)
 		if ill {
@@ -42,7 +43,7 @@ func (o *oracle) isolation(b belief) {
 		}
 		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || !o.running(c.boot, c.at, limit) ||
 			ill && (o.blurred || o.plan.bounds.memory > 0) ||
-			o.mayBeMuted(well, c.event.id, b.changes[0].at, limit) && o.hides(b.changes[0].at, limit) { // only the disk has it
+			(n > 0 || o.mayBeMuted(well, c.event.id, c.at, limit)) && o.hides(b.changes[0].at, limit) {
 			continue
 		}
 		if !slices.ContainsFunc(o.taken[c.event.id][well], func(t taken) bool { return t.id == c.id && t.at <= limit }) {
