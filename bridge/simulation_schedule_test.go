@@ -31,8 +31,8 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 }
 
 // isolation: whatever the other destinations do, one that is well is told at once, or when the mutes end that are about
-// it. While the disk fails it is told from memory, a little later. What was pending before may be on the disk alone, so that
-// it and what follows it can't be told while that can't be read.
+// it. While the disk fails it is told from memory, a little later. What was pending before may be on the disk alone, so
+// that it and what follows it can't be told while that can't be read.
 func (o *oracle) isolation(b belief) {
 	const well = "well"
 	for n, c := range b.changes {
