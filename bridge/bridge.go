@@ -99,6 +99,7 @@ type Bridge struct {
 	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time
 	deciding     loggingMutex  // held while changes are derived from open events and committed; taken before mu
+	hasRoutes    bool          // Run has set the routes; guarded by deciding
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
 	watchEnded   chan struct{} // closed when the poll loop has ended
@@ -167,20 +168,18 @@ func New(o Options) *Bridge {
 // file is this machine's.
 func (b *Bridge) takeUp() {
 	b.awaitName(context.Background())
-	known := b.remember()
+	stored, routed := b.remember()
 	now := time.Now()
-	select {
-	case <-b.routed:
-		b.offerUnknown(known, now)
-	default: // Run is about to
+	if stored.Groups != nil && routed { // else somebody else took it, or Run is about to set the routes
+		b.offerUnknown(stored.Routes, now)
 	}
 	b.holdAgain(now)
 }
 
 // remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
-// late. It returns the routes that the file knows.
-func (b *Bridge) remember() (known []string) {
-	stored := b.Outbox.TakeStored()
+// late. routed reports whether Run had set the routes by then, so that they were not offered the events in the file.
+func (b *Bridge) remember() (stored outbox.Stored, routed bool) {
+	stored = b.Outbox.TakeStored()
 	var observer imds.Observer
 	var answer lastAnswer
 	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
@@ -207,12 +206,12 @@ func (b *Bridge) remember() (known []string) {
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
 	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date
-		return stored.Routes
+		return stored, b.hasRoutes
 	}
 	if stale := b.staleDeliveries(repeated); len(repeated)+len(stale) > 0 {
 		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: repeated})
 	}
-	return stored.Routes
+	return stored, b.hasRoutes
 }
 
 // lastAnswer returns the last valid answer, of this run or an earlier one.
@@ -274,7 +273,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.began, b.pauses.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
-	b.setRoutes(routes, now, func() {})
+	b.setRoutes(routes, now, func() { b.hasRoutes = true })
 	b.endMutes()
 	b.holdAgain(now)
 	close(b.routed)

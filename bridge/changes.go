@@ -269,10 +269,10 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 		configured = append(configured, outbox.Route{Name: r.Name, Fallback: r.Terms.Fallback.Sink})
 	}
 	need := func() []uint64 {
-		if added, back := b.Outbox.NewRoutes(configured); len(added)+len(back) == 0 {
-			return nil
-		}
-		return b.events.latest()
+		added, back := b.Outbox.NewRoutes(configured)
+		return b.neededFor(slices.DeleteFunc(slices.Clone(routes), func(r Route) bool {
+			return !slices.Contains(added, r.Name) && !slices.Contains(back, r.Name)
+		}))
 	}
 	b.withCloudEvents(need, func(read cloudEvents) {
 		use()
@@ -293,21 +293,15 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 	return wait
 }
 
-// offerUnknown gives the routes that a file read late doesn't know what they miss of the open events: when these routes
-// were set, nobody knew of the events in it.
+// offerUnknown offers the open events to the routes that a file read late doesn't have in its settings: when these were
+// set, the events in the file were not known.
 func (b *Bridge) offerUnknown(known []string, now time.Time) {
 	unknown := func() []Route {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return slices.Contains(known, r.Name) })
 	}
-	need := func() []uint64 {
-		if len(unknown()) == 0 {
-			return nil
-		}
-		return b.events.latest()
-	}
-	b.withCloudEvents(need, func(read cloudEvents) {
+	b.withCloudEvents(func() []uint64 { return b.neededFor(unknown()) }, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
 		missed := func(r Route, seq uint64) bool { return b.Outbox.Outcome(r.Name, seq).State == "" }
 		b.offer(&c, unknown(), missed, read, now)
@@ -322,7 +316,7 @@ func (b *Bridge) offer(c *commit, routes []Route, missed func(Route, uint64) boo
 	for _, e := range events {
 		op := states[e.ID]
 		who := slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !missed(r, op.Latest) })
-		a, change := b.latestChange(e, op.Latest, read[op.Latest])
+		a, change := b.latestChange(e, op, read[op.Latest])
 		switch {
 		case len(who) == 0:
 			continue
@@ -336,17 +330,34 @@ func (b *Bridge) offer(c *commit, routes []Route, missed func(Route, uint64) boo
 	}
 }
 
-// latestChange returns the latest change of an open event, as a message without recipients that is committed already. If
-// its CloudEvent ce can't be read now, it is nil, and the change lacks what it changed from.
-func (b *Bridge) latestChange(e imds.Event, seq uint64, ce *event.Event) (outbox.Addition, imds.Change) {
-	if ce == nil {
-		m := b.Outbox.Message(seq)
-		return outbox.Addition{Message: m, NotBefore: e.NotBefore}, imds.Change{Kind: imds.ChangeKind(m.Change), Event: e}
+// neededFor returns the sequence numbers of the CloudEvents without which open events can't be offered to these routes:
+// those that a filter looks into, and those of which nothing else says what they are.
+func (b *Bridge) neededFor(routes []Route) []uint64 {
+	if len(routes) == 0 {
+		return nil
 	}
-	change := ChangeOf(*ce)
-	a := about(e, change.Kind)
-	a.Seq = seq
-	describe(&a.Message, *ce)
+	all := b.events.latest()
+	if slices.ContainsFunc(routes, func(r Route) bool { return r.Filter.needsFields() }) {
+		return all
+	}
+	return slices.DeleteFunc(all, func(seq uint64) bool { return b.Outbox.Message(seq).ID != "" })
+}
+
+// latestChange returns the latest change of an open event, as a message without recipients that is committed already. ce
+// is its CloudEvent; nil if that wasn't read.
+func (b *Bridge) latestChange(e imds.Event, op openEvent, ce *event.Event) (outbox.Addition, imds.Change) {
+	if ce != nil {
+		change := ChangeOf(*ce)
+		a := about(e, change.Kind)
+		a.Seq = op.Latest
+		describe(&a.Message, *ce)
+		return a, change
+	}
+	a := outbox.Addition{Message: b.Outbox.Message(op.Latest), NotBefore: e.NotBefore}
+	change := imds.Change{Kind: imds.ChangeKind(a.Change), Event: e}
+	if change.Kind == imds.Updated || !op.Said.Equal(op.First) {
+		change.Previous = &e // there was one; filters ask no more of it
+	}
 	return a, change
 }
 

@@ -47,6 +47,9 @@ func (w *world) endIlls(at time.Duration) {
 	for i := range w.ills {
 		w.ills[i].to = min(w.ills[i].to, at)
 	}
+	for i := range w.unread {
+		w.unread[i].to = min(w.unread[i].to, at)
+	}
 }
 
 func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.how, short(x.end)) }

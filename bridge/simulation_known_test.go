@@ -81,6 +81,13 @@ var knownStories = []struct {
 		{at(4 * time.Minute), restart{crash: true, off: 5 * time.Minute}},
 		{at(10 * time.Minute), list{event: reboot}},
 	}},
+	{"a sink comes while the disk hangs, which alone has what is open", []step{
+		{at(time.Minute), reload{routes: []string{"webhook"}}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(4 * time.Minute), diskTrouble{"hangs", 8 * time.Minute}},
+		{at(5 * time.Minute), reload{}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},

@@ -43,7 +43,7 @@ func (o *oracle) isolation(b belief) {
 		}
 		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || !o.running(c.boot, c.at, limit) ||
 			ill && (o.blurred || o.plan.bounds.memory > 0) ||
-			(n > 0 || o.mayBeMuted(well, c.event.id, c.at, limit)) && o.hides(b.changes[0].at, limit) {
+			(n > 0 || o.mayBeMuted(well, c.event.id, c.at, limit)) && o.hides(c.at-6*time.Minute, limit) {
 			continue
 		}
 		if !slices.ContainsFunc(o.taken[c.event.id][well], func(t taken) bool { return t.id == c.id && t.at <= limit }) {

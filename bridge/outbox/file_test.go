@@ -474,8 +474,11 @@ func TestAChangeThatTheFirstFormatCutInTwoComesAgain(t *testing.T) {
 		want         []string       // times of "", -scheduled, -started, -vanished, -approved-1
 	}{
 		{"nothing is cut", there, nil, []string{"2", "0", "0", "0", "0"}},
+		{"an event that is over", over, map[string]int{"-scheduled": 1}, []string{"1", "1", "0", "1", "0"}},
 		{"a new event", fresh, map[string]int{"": 1, "-scheduled": 1}, []string{"0", "0", "0", "0", "0"}},
-		{"an event that came back", over, map[string]int{"": 2, "-scheduled": 2}, []string{"1", "1", "0", "0", "0"}},
+		{"the mark of a new event", fresh, map[string]int{"": 1}, []string{"0", "0", "0", "0", "0"}},
+		{"that of its change", fresh, map[string]int{"-scheduled": 1}, []string{"0", "0", "0", "0", "0"}},
+		{"an event that came back", over, map[string]int{"": 2, "-scheduled": 2}, []string{"1", "1", "0", "1", "0"}},
 		{"an open event that began", there, map[string]int{"": 2, "-started": 2}, []string{"2", "0", "1", "0", "0"}},
 		{"an open event that ended", there, map[string]int{"": 2, "-vanished": 2}, []string{"2", "0", "0", "1", "0"}},
 		{"an approval of an open event", there, map[string]int{"-approved-1": 1}, []string{"2", "0", "0", "0", "1"}},

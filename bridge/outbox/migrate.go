@@ -54,7 +54,10 @@ func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 		marks[key] = m
 	})
 	for key, m := range marks {
-		if m.Times -= untold(key, marks, latest); m.Times > 0 {
+		if cutShort(key, marks, latest) {
+			m.Times--
+		}
+		if m.Times > 0 {
 			r[place{bucketMarks, key}] = m
 		}
 	}
@@ -85,22 +88,20 @@ func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 	return r.encode(), err
 }
 
-// untold returns how often an id of a file of format 1 was marked as used by a change that a crash cut in two: 1 or 0. The
-// program of that format wrote the marks of a change first and its event last, and it repeated such a change with another
-// id. latest holds the latest change of each open event.
-func untold(id string, marks map[string]Mark, latest map[string]uint64) int {
+// cutShort reports whether an id of a file of format 1 was last used by a change that a crash cut short. The program of that
+// format wrote the marks of a change first, in any order, and the open event last, and would tell such a change again with
+// another id. latest holds the latest change of each open event.
+func cutShort(id string, marks map[string]Mark, latest map[string]uint64) bool {
 	m := marks[id]
 	times := func(change string) int { return marks[m.Group+change].Times }
-	life := times("") // how often the event came
-	announced := max(times("-scheduled"), times("-started")) == life
 	change := strings.TrimPrefix(id, m.Group)
 	seq, open := latest[m.Group]
 	switch {
 	case strings.HasPrefix(change, "-approved"), strings.HasPrefix(change, "-reminder"): // the event stays as it is
-	case open && change != "" && uint64(m.At.UnixMicro()) > seq:
-		return 1
-	case !open && announced && m.Times == life && times("-vanished") < life:
-		return 1
+		return false
+	case open: // its own mark counts how often it came
+		return change != "" && uint64(m.At.UnixMicro()) > seq
 	}
-	return 0
+	lives := max(times(""), times("-scheduled"), times("-started"))
+	return m.Times == lives && times("-vanished") < lives
 }

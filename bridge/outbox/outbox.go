@@ -53,7 +53,7 @@ const (
 type Stored struct {
 	Values map[string][]byte
 	Groups map[string]Group
-	Routes []string // that it has in the settings
+	Routes []string // the routes that were in the settings
 }
 
 // fileName is the name of the file.

@@ -101,7 +101,7 @@ func (v *Verifier) check(name string, n int, line []byte) (problem string) {
 
 // gap describes a line that does not follow the one before.
 func (v *Verifier) gap(name string, n int, previous string) string {
-	text := fmt.Sprintf("it does not follow line %d: that was changed, or a line was left out, added or moved", n-1)
+	text := fmt.Sprintf("it does not follow line %d: that line was changed, or one was left out, added or moved", n-1)
 	if n == 1 {
 		text = "it does not follow the last line of " + v.before +
 			": lines or a file are missing, or the files are in the wrong order"
