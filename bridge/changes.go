@@ -270,9 +270,9 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 	}
 	need := func() []uint64 {
 		added, back := b.Outbox.NewRoutes(configured)
-		return b.neededFor(slices.DeleteFunc(slices.Clone(routes), func(r Route) bool {
-			return !slices.Contains(added, r.Name) && !slices.Contains(back, r.Name)
-		}))
+		return b.neededFor(routesThat(func(r Route) bool {
+			return slices.Contains(added, r.Name) || slices.Contains(back, r.Name)
+		}, routes))
 	}
 	b.withCloudEvents(need, func(read cloudEvents) {
 		use()
@@ -299,7 +299,7 @@ func (b *Bridge) offerUnknown(known []string, now time.Time) {
 	unknown := func() []Route {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return slices.Contains(known, r.Name) })
+		return routesThat(func(r Route) bool { return !slices.Contains(known, r.Name) }, b.routes)
 	}
 	b.withCloudEvents(func() []uint64 { return b.neededFor(unknown()) }, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
@@ -315,7 +315,7 @@ func (b *Bridge) offer(c *commit, routes []Route, missed func(Route, uint64) boo
 	events, states := b.events.all()
 	for _, e := range events {
 		op := states[e.ID]
-		who := slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !missed(r, op.Latest) })
+		who := routesThat(func(r Route) bool { return missed(r, op.Latest) }, routes)
 		a, change := b.latestChange(e, op, read[op.Latest])
 		switch {
 		case len(who) == 0:

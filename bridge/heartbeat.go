@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"slices"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -45,7 +44,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 // one that somebody wanted.
 func (b *Bridge) sendLastHeartbeats(now time.Time) {
 	b.mu.Lock()
-	due := slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return b.lastHeartbeat[r.Name].every == 0 })
+	due := routesThat(func(r Route) bool { return b.lastHeartbeat[r.Name].every != 0 }, b.routes)
 	b.mu.Unlock()
 	if len(due) > 0 {
 		_ = b.commit(b.heartbeats(due, now, true), now)() // the outbox logs its errors

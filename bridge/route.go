@@ -32,3 +32,13 @@ type Route struct {
 	// at once.
 	Secrets []string
 }
+
+// routesThat returns the routes for which is holds.
+func routesThat(is func(Route) bool, routes []Route) (found []Route) {
+	for _, r := range routes { // not slices.DeleteFunc: for each type of struct, that costs the binary some kB
+		if is(r) {
+			found = append(found, r)
+		}
+	}
+	return found
+}

@@ -9,8 +9,8 @@ import (
 
 // A Queue holds the pending deliveries of one route. A Worker is its only reader; others may add to it at any time.
 //
-// If its storage fails, a Queue continues from memory as long as it can. Only one goroutine calls its methods, except
-// Read, which concurrent attempts call.
+// If its storage fails, a Queue continues from memory as long as it can, so that only Read can fail. Only one goroutine
+// calls its methods, except Read, which concurrent attempts call.
 type Queue interface {
 	// Changed receives whenever Changes has something new.
 	Changed() <-chan struct{}

@@ -94,13 +94,15 @@ func rank(code int) int {
 }
 
 // withoutActingSinks removes the sinks that run something instead of sending a message, and says so.
-func (p *program) withoutActingSinks(routes []bridge.Route) []bridge.Route {
-	return slices.DeleteFunc(slices.Clone(routes), func(r bridge.Route) bool {
+func (p *program) withoutActingSinks(routes []bridge.Route) (others []bridge.Route) {
+	for _, r := range routes {
 		if r.Terms.Acts {
 			fmt.Fprintf(p.err, "%s left out, because it runs a command; to run it, give --sink %s\n", r.Name, r.Name)
+			continue
 		}
-		return r.Terms.Acts
-	})
+		others = append(others, r)
+	}
+	return others
 }
 
 // sendTo makes one attempt. The int is the exit code for its result.
