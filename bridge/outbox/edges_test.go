@@ -550,3 +550,16 @@ func (s *breaking) Write(writes []outbox.Write) error {
 	}
 	return s.Storage.Write(writes)
 }
+
+// What a CloudEvent is stays known while a delivery or an open group refers to it.
+func TestAMessageIsKnownWhileItIsReferredTo(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		a := mustAdd(t, o, "A", "scheduled", "hook")
+		if m := o.Message(a.Seq); m.ID != a.ID || m.Group != "A" || m.Change != "scheduled" {
+			t.Errorf("it is %+v, want A-scheduled", m)
+		}
+		if m := o.Message(a.Seq + 1); m.ID != "" {
+			t.Errorf("a CloudEvent that there is not is %+v", m)
+		}
+	})
+}
