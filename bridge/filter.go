@@ -103,8 +103,8 @@ const (
 
 // Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent, nil if it
 // can't be read. self is the observer's name or "". unnamed means that the wait for the name is over, and a missing name
-// counts as a match. For Refused, key names the key of the settings that refuses, such as only.types. err is the error of a
-// When that failed; the event passes then, because a message too many is better than one too few.
+// counts as a match. For Refused, key names the key of the settings that refuses, such as only.types. err is the error of
+// a When that failed; the event passes then, because a message too many is better than one too few.
 func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (
 	v Verdict, key string, err error) {
 	e := c.Event

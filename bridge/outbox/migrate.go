@@ -88,8 +88,8 @@ func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 	return r.encode(), err
 }
 
-// cutShort reports whether an id of a file of format 1 was last used by a change that a crash cut short. The program of that
-// format wrote the marks of a change first, in any order, and the open event last, and would tell such a change again with
+// cutShort reports whether an id of a file of format 1 was last used by a change that a crash cut short. The program of
+// that format wrote the marks of a change first, in any order, and the open event last. It told such a change again under
 // another id. latest holds the latest change of each open event.
 func cutShort(id string, marks map[string]Mark, latest map[string]uint64) bool {
 	m := marks[id]

@@ -99,8 +99,8 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	return ce, receipt, nil
 }
 
-// Message returns what is known of a CloudEvent without reading it. It is the zero value unless a delivery or an open group
-// refers to that CloudEvent, and may be for a group from a file of the first format.
+// Message returns what is known of a CloudEvent without reading it. It is the zero value unless a delivery or an open
+// group refers to that CloudEvent, and may be zero for a group from a file of the first format.
 func (o *Outbox) Message(seq uint64) delivery.Message {
 	o.mu.Lock()
 	defer o.mu.Unlock()

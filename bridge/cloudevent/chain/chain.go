@@ -3,8 +3,8 @@
 //	{"specversion":"1.0",…,"chainprevious":"<64 hex digits>","chainhash":"<64 hex digits>"}
 //
 // A line is a CloudEvent in the JSON format, with two extension attributes at its end. chainhash is the SHA-256 of all
-// that stands before the last ,"chainhash" of the line. That includes chainprevious, the chainhash of the line before, or Start.
-// So no program of ours is needed to check a line:
+// that stands before the last ,"chainhash" of the line. That includes chainprevious, the chainhash of the line before, or
+// Start. So no program of ours is needed to check a line:
 //
 //	sed 's/\(.*\),"chainhash".*/\1/' | tr -d '\n' | sha256sum
 //
