@@ -606,22 +606,35 @@ func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
 	}
 }
 
-// Rules that go while the document is looked at for the last time approve nothing.
-func TestARuleThatGoesDuringTheLastLookApprovesNothing(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.beginsLate()
-		b := s.start((&ear{}).all("audit"))
-		pause(1500 * time.Millisecond)
-		s.userReboot(idA)
-		pause(1500 * time.Millisecond)
-		s.azure.SetFault(imdstest.Fault{Delay: 4 * time.Second})
-		b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
-		pause(2 * time.Second)
-		b.Reload(b.Routes, nil, SettingsInfo{})
-		pause(time.Minute)
-		wantIDs(t, s.approvals())
-		b.end()
-	})
+// Rules that go while the document is looked at for the last time approve nothing. If somebody approves the event by hand
+// then, that is the one approval.
+func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		comes func(b *running, shown string)
+		want  []string
+	}{
+		{"the rules go", func(b *running, _ string) { b.Reload(b.Routes, nil, SettingsInfo{}) }, nil},
+		{"it is approved by hand", func(b *running, shown string) { b.ApproveNow(b.s.t.Context(), idA, shown, "root") }, []string{idA}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				shown := s.shown(idA)
+				s.azure.SetFault(imdstest.Fault{Delay: 4 * time.Second})
+				b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+				pause(2 * time.Second)
+				tt.comes(b, shown)
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), tt.want...)
+				b.end()
+			})
+		})
+	}
 }
 
 // A reload that puts another rule before the one that decided loses nothing that is pending.

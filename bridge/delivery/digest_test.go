@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 )
@@ -193,6 +194,21 @@ func TestLastMemberOfARejectedDigestJoinsNoOther(t *testing.T) {
 	p.want(t, "the last", p.try(), "A5-scheduled")
 	p.later(20 * time.Second)
 	if got := p.try(); len(got) != 6 {
+		t.Errorf("then %v, want the six that came", got)
+	}
+}
+
+// An event that is still refused after the route has recovered is no part of a digest either: it would make that fail.
+func TestEventStillRefusedJoinsNoDigest(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("REFUSED", 1, "Reboot", time.Hour)
+	p.want(t, "refused", p.fails(true, 0), "REFUSED0-scheduled")
+	p.owe("OTHER", scheduled, far)
+	p.want(t, "accepted", p.try(), "OTHER-scheduled")
+	p.wave("A", 6, "Reboot", far)
+	p.want(t, "once more", p.try(), "REFUSED0-scheduled")
+	p.later(20 * time.Second)
+	if got := p.try(); len(got) != 6 || slices.Contains(got, "REFUSED0-scheduled") {
 		t.Errorf("then %v, want the six that came", got)
 	}
 }

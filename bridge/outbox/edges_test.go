@@ -412,6 +412,25 @@ func TestDroppedHistoryIsCounted(t *testing.T) {
 	}
 }
 
+// History that is exactly KeepHistory old is kept; what is older by a microsecond is not.
+func TestHistoryIsKeptForItsWholeTime(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		a := mustAdd(t, o, "A", "vanished")
+		end := time.UnixMicro(int64(a.Seq)).Add(outbox.KeepHistory)
+		for _, tt := range []struct {
+			at   time.Time
+			kept int
+		}{{end, 1}, {end.Add(time.Microsecond), 0}} {
+			if err := <-o.Maintain(tt.at); err != nil {
+				t.Fatal(err)
+			}
+			if n := d.count("events"); n != tt.kept {
+				t.Errorf("%v after its time ends %d CloudEvents are kept, want %d", tt.at.Sub(end), n, tt.kept)
+			}
+		}
+	})
+}
+
 // While the clock of the VM is wrong and says 1970, no history is old.
 func TestHistoryIsKeptWhileTheClockSays1970(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {

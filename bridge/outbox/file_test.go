@@ -567,6 +567,7 @@ func ids30() (ids []string) {
 // A mostly empty file is compacted and keeps its content, also for concurrent reads.
 func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	dir := t.TempDir()
+	var log lines
 	o := open(t, dir, outbox.Options{})
 	kept := mustAdd(t, o, "A", "scheduled", "a")
 	o.Close()
@@ -578,7 +579,7 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 		}
 		return nil
 	})
-	o = open(t, dir, outbox.Options{})
+	o = open(t, dir, outbox.Options{Log: log.logger()})
 	before := o.Size()
 	stop, read := make(chan struct{}), make(chan error)
 	go func() {
@@ -605,10 +606,31 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	if after := o.Size(); before < 16<<20 || after > before/4 {
 		t.Errorf("the file had %d bytes and has %d now", before, after)
 	}
+	if log := log.String(); strings.Contains(log, "cannot") {
+		t.Errorf("the log has:\n%s", log)
+	}
 	mustAdd(t, o, "B", "scheduled", "a")
 	o.Close()
 	o = open(t, dir, outbox.Options{})
 	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
+}
+
+// A CloudEvent may fill several pages, whose bytes can look like anything: that is no damage.
+func TestALargeCloudEventIsNoDamage(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	large := addition(o, "A", "scheduled", "a")
+	large.Body = body(strings.Repeat("long ", 20_000))
+	if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{large}}); err != nil {
+		t.Fatal(err)
+	}
+	o.Close()
+	o = open(t, dir, outbox.Options{})
+	want(t, "pending", pending(o, "a"), "A-scheduled")
+	if got, err := o.Body(large.Seq); err != nil || !bytes.Equal(got, large.Body) {
+		t.Errorf("%d of %d bytes are read: %v", len(got), len(large.Body), err)
+	}
+	want(t, "set aside", asides(t, dir, "damaged"))
 }
 
 // A file that is merely longer than its used pages is not compacted: on Windows every file is, because the mapping sets
