@@ -196,6 +196,11 @@ func TestMutedItemsBecomeOneBatch(t *testing.T) {
 	end = p.mute(p.owe("A", scheduled, far), p.owe("B", scheduled, far))
 	end()
 	p.want(t, "without groups", p.try(), "A-scheduled")
+
+	p = newPlan(Terms{Late: LateLatest})
+	end = p.mute(p.owe("", "first", 0), p.owe("", "second", 0))
+	end()
+	p.want(t, "about the bridge, without groups", p.try(), "-first")
 }
 
 // More items than fit into one batch are delivered in several.

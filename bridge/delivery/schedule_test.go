@@ -741,7 +741,7 @@ func TestBatchWithProgressLosesOnlyRemovedItems(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	var items []*Item
 	for n, event := range []string{"A", "A", "B"} {
-		item := *p.owe(event, []string{scheduled, updated, scheduled}[n], time.Hour)
+		item := *p.owe(event, []string{scheduled, updated, scheduled}[n], []time.Duration{far, far, time.Hour}[n])
 		item.Batch = 7
 		p.put(&item, p.now)
 		items = append(items, &item)
@@ -1111,6 +1111,19 @@ func TestEarlierItemThatIsNotDueHoldsUpLaterOnes(t *testing.T) {
 	p.want(t, "before it is due", p.try())
 	p.later(time.Hour)
 	p.want(t, "when it is due", p.try(), "earlier", "A-updated")
+}
+
+// A change that is not due yet is not attempted when the one before it has been delivered.
+func TestAcceptedItemLeavesTheNextOneToItsTime(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	p.owe("A", scheduled, far)
+	later := *p.owe("A", updated, far)
+	later.Due = p.now.Add(time.Hour)
+	p.put(&later, p.now)
+	p.want(t, "the first", p.try(), "A-scheduled")
+	p.want(t, "before the next is due", p.try())
+	p.later(time.Hour)
+	p.want(t, "when it is due", p.try(), "A-updated")
 }
 
 // A batch counts for the destination unless each of its events had failed alone before.

@@ -389,6 +389,24 @@ func TestAnUnreadDeliveryDelaysNoOther(t *testing.T) {
 	}
 }
 
+// However many deliveries can't be read, the destination is not to blame: what can be read goes to it at once.
+func TestUnreadDeliveriesDoNotBlameTheDestination(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startWith(t, newMemory(), &destination{}, delivery.Config{Random: func() float64 { return 1 }})
+		r.misread(0, errors.New("input/output error"))
+		for n := range 20 {
+			r.add(change(uint64(n+1), fmt.Sprint("E", n+1), "scheduled", 24*time.Hour))
+		}
+		pause(100 * time.Millisecond)
+		r.misread(0, nil)
+		r.add(change(21, "E21", "scheduled", 24*time.Hour))
+		pause(100 * time.Millisecond)
+		if made := r.made(); len(made) == 0 || made[0] != "E21-scheduled" {
+			t.Errorf("%q were attempted, want first what can be read", made)
+		}
+	})
+}
+
 // A worker never sleeps for more than a minute while something is pending: the clock may be stepped to its time.
 func TestWorkerLooksAtTheClockEveryMinute(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
@@ -678,6 +696,57 @@ func TestWorkerBeginsWhenTheOneBeforeHasEnded(t *testing.T) {
 		pause(time.Second)
 		want(t, "afterwards", r.made(), "E1-scheduled")
 	})
+}
+
+// A worker that is stopped before it could begin ends only after the one before: whoever waits for it knows that nobody
+// delivers any more.
+func TestStoppedWorkerOutlastsTheOneBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before, stop, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: newMemory(), Before: before,
+			Log: slog.New(slog.DiscardHandler)})
+		go func() {
+			defer close(done)
+			w.Run(t.Context(), stop, nil)
+		}()
+		close(stop)
+		pause(time.Minute)
+		select {
+		case <-done:
+			t.Error("it has ended, and the one before it has not")
+		default:
+		}
+		close(before)
+		<-done
+	})
+}
+
+// A worker that must leave lets deliveries fall back until the one before it has ended, if the next one begins only
+// when it has ended too.
+func TestLeavingWorkerLetsDeliveriesFallBackIfItIsAlone(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			m, before, leave, done := newMemory(), make(chan struct{}), make(chan struct{}), make(chan struct{})
+			w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: m, Before: before, Alone: alone,
+				Terms: delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}},
+				Log:   slog.New(slog.DiscardHandler)})
+			go func() {
+				defer close(done)
+				w.Run(t.Context(), nil, leave)
+			}()
+			m.add(wave()[0])
+			pause(time.Second)
+			close(leave)
+			pause(time.Hour)
+			var fell []string
+			if alone {
+				fell = []string{"E1-scheduled"}
+			}
+			want(t, fmt.Sprintf("alone %v: fell back", alone), m.ids(&m.fellBack), fell...)
+			close(before)
+			<-done
+		})
+	}
 }
 
 // A worker that must leave before it could begin waits for the one before, but holds nothing of what is pending: each
