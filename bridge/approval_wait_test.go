@@ -71,6 +71,30 @@ func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
 	}
 }
 
+// The wait begins when the last of its sinks accepts the change, however long that takes.
+func TestAWaitBeginsWithTheAcceptance(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.After, rule.Wait = []string{"prompt", "drain"}, 2*time.Minute
+		s.opts.Rules = []Rule{rule}
+		drain := &ear{answer: always(errDown)}
+		b := s.start((&ear{}).all("prompt"), drain.all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Minute)
+		drain.say(nil)
+		for len(drain.accepted()) == 0 {
+			pause(time.Second)
+		}
+		pause(2*time.Minute - 2*time.Second)
+		wantIDs(t, s.approvals())
+		pause(4 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
 // After a restart the rest of the wait is counted from there: neither the time while nothing ran nor a clock that was
 // stepped meanwhile makes it shorter. After a crash up to a minute is counted once more.
 func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
@@ -110,6 +134,36 @@ func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The rest is counted also if the disk can't be written at first, so that the rules are not evaluated until it can.
+func TestTheRestOfAWaitIsCountedAfterAFullDisk(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.Wait = 10 * time.Minute
+		s.opts.Rules = []Rule{rule}
+		b := s.start((&ear{}).all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Minute)
+		b.end()
+		s.disk = &disk{Storage: outbox.File(s.dir, s.logger())}
+		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.disk.fail(errFull)
+		b = s.startWith(box, (&ear{}).all("drain"))
+		pause(30 * time.Second)
+		s.wantLogged("the outbox is not durable")
+		s.disk.fail(nil)
+		pause(5 * time.Minute)
+		wantIDs(t, s.approvals())
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
 }
 
 // An event that changes is waited for anew.

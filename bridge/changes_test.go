@@ -476,6 +476,22 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			b.end()
 		})
 	})
+	t.Run("and from the first one that is accepted, all later ones are told", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 30 * time.Second})
+			self := &ear{}
+			b := s.start(self.self("self"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+			pause(5 * time.Second)
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+			pause(time.Minute)
+			wantIDs(t, self.types(), "scheduled", "updated")
+			s.azure.Start(idA) // it still names the other VM alone
+			pause(2 * time.Second)
+			wantIDs(t, self.types(), "scheduled", "updated", "started")
+			b.end()
+		})
+	})
 }
 
 // An answer that will stay the same ends the wait for this VM's name: a refusal at once, one that a host gives for a

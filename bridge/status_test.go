@@ -197,6 +197,34 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 	})
 }
 
+// A sink with nothing pending has no next attempt, even if the deliveries that were dropped waited for a digest.
+func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{answer: always(errRefused)}).all("a").with(func(terms *Terms) {
+			terms.Late, terms.Digest = delivery.LateLatest, delivery.Digest{Above: 1, Within: 10 * time.Minute}
+		}))
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Hour)})
+		s.azure.Schedule(imdstest.Event{ID: idB, NotBefore: time.Now().Add(time.Hour)})
+		pause(3 * time.Minute)
+		if a := b.Status().Sinks[0]; a.State != SinkIsBlocked || a.Pending != 2 || !a.NextAttempt.After(time.Now()) {
+			t.Errorf("the sink is %+v, want it blocked, with 2 pending and a next attempt", a)
+		}
+		var keys []string
+		for _, d := range b.Outbox.List(outbox.Selection{}) {
+			keys = append(keys, d.Key)
+		}
+		if _, err := b.Drop(keys, "root"); err != nil {
+			t.Fatal(err)
+		}
+		pause(2 * time.Second)
+		if a := b.Status().Sinks[0]; a.State != SinkIsBlocked || a.Pending != 0 || !a.NextAttempt.IsZero() {
+			t.Errorf("the sink is %+v, want it blocked, with nothing pending and no next attempt", a)
+		}
+		b.end()
+	})
+}
+
 // A bridge that is just starting is alive and not ready; its status can be asked for before it runs.
 func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

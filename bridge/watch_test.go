@@ -570,6 +570,39 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 			b.end()
 		})
 	})
+	t.Run("of the same document, read again after a reload, it says nothing", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			routes := []Route{e.all("a")}
+			b := s.start(routes...)
+			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":6,"Events":[{"EventId":%q,"EventType":"Reboot"}]}`, idA))
+			pause(5 * time.Second)
+			b.Reload(routes, nil, SettingsInfo{})
+			pause(5 * time.Second)
+			wantIDs(t, e.types(), "scheduled")
+			if strings.Contains(s.log.String(), sameIncarnation) {
+				t.Error("the log says that the document changed, and it did not")
+			}
+			b.end()
+		})
+	})
+	t.Run("of the same document, read again until the disk takes it, it says nothing", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(5 * time.Second)
+			s.disk.fail(errFull)
+			s.reboot(idA)
+			pause(time.Minute)
+			s.disk.fail(nil)
+			pause(time.Minute)
+			wantIDs(t, e.types(), "scheduled")
+			if strings.Contains(s.log.String(), sameIncarnation) {
+				t.Error("the log says that the document changed, and it did not")
+			}
+			b.end()
+		})
+	})
 }
 
 // A host that goes back to the configured api-version shows more of the same document; nobody is alarmed by that, and

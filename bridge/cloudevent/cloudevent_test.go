@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -962,6 +963,30 @@ func TestFieldsKeepTheirTypes(t *testing.T) {
 	}
 }
 
+// A CloudEvent whose data is JSON's null has the same fields as one without data, and data is an empty object.
+func TestNullDataIsNoData(t *testing.T) {
+	decoded := func(data string) event.Event {
+		t.Helper()
+		ce, err := Decode([]byte(`{"specversion":"1.0","id":"1","source":"/x","type":"` + EventPrefix + `scheduled",` +
+			`"datacontenttype":"application/json"` + data + `}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ce
+	}
+	null := decoded(`,"data":null`)
+	if string(null.Data()) != "null" {
+		t.Fatalf("its data is %q, want null", null.Data())
+	}
+	got, want := Fields(null), Fields(decoded(""))
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %#v, want %#v", got, want)
+	}
+	if data := imds.CompactJSON(got["data"]); string(data) != "{}" {
+		t.Errorf("data is %s, want {}", data)
+	}
+}
+
 // Beside the attributes stand what a condition asks for: how long until it begins, how long it takes, whom it hits,
 // whether it is news.
 func TestFieldsSaysWhatConditionsAskFor(t *testing.T) {
@@ -1034,6 +1059,46 @@ func TestSamplesAreValid(t *testing.T) {
 	if _, ok := NewSample("other", "vm-0", commitTime); ok {
 		t.Error("there is a sample of a name that is none")
 	}
+}
+
+// indented returns CloudEvents as a JSON array for a golden file.
+func indented(t *testing.T, all []event.Event) []byte {
+	t.Helper()
+	texts := make([][]byte, 0, len(all))
+	for _, ce := range all {
+		texts = append(texts, structured(t, ce))
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, slices.Concat([]byte("["), bytes.Join(texts, []byte(",")), []byte("]\n")), "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// The samples by name are what testdata/samples.json says, in the order of their names.
+func TestSamplesAreAsWrittenDown(t *testing.T) {
+	var all []event.Event
+	for _, name := range SampleNames {
+		s, ok := NewSample(name, "vm-0", commitTime)
+		if !ok {
+			t.Fatalf("there is no sample %s", name)
+		}
+		ce, err := s.CloudEvent(vm0, commitTime)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, ce)
+	}
+	wantGolden(t, "testdata/samples.json", indented(t, all))
+}
+
+// The samples on which templates are tried are what testdata/template-samples.json says.
+func TestSamplesForTemplatesAreAsWrittenDown(t *testing.T) {
+	all, err := Samples(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantGolden(t, "testdata/template-samples.json", indented(t, all))
 }
 
 // Whatever document is understood can be said, and reads back as what it was.

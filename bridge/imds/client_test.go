@@ -366,7 +366,7 @@ func TestDocumentComesWithItsProblems(t *testing.T) {
 func TestRetryAfterIsKept(t *testing.T) {
 	for header, want := range map[string]time.Duration{
 		"": 0, "0": 0, "1": time.Second, "120": 2 * time.Minute, "3600": time.Hour, "7200": time.Hour, "4294967295": time.Hour,
-		"-5": 0, "1.5": 0, "soon": 0, "Fri, 31 Dec 1999 23:59:59 GMT": 0,
+		"4294967296": 0, "-5": 0, "1.5": 0, "soon": 0, "Fri, 31 Dec 1999 23:59:59 GMT": 0,
 	} {
 		s := imdstest.Serve(t, imdstest.Options{})
 		s.SetFault(imdstest.Fault{Status: 429, RetryAfter: header})

@@ -152,3 +152,12 @@ func TestTextIsCutBetweenRunes(t *testing.T) {
 		}
 	}
 }
+
+// Of text that has no place for a cut, because it is not UTF-8, CutText leaves nothing.
+func TestTextWithoutAPlaceForACutIsLeftOut(t *testing.T) {
+	for n := range 3 {
+		if got := CutText("\x80\x80\x80", n); got != "" {
+			t.Errorf("cut at %d bytes it is %q, want nothing", n, got)
+		}
+	}
+}

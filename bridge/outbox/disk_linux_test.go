@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"forewarn/bridge/outbox"
 )
 
@@ -104,6 +106,55 @@ func TestFullDiskStopsNothing(t *testing.T) {
 				o.Close()
 			})
 		})
+	}
+}
+
+// A file that may only be read is loaded as well, and written once that is allowed.
+func TestFileThatMayOnlyBeReadIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		used(t, dir)
+		path := filepath.Join(dir, "outbox.db")
+		setImmutable(t, path, true)
+		defer setImmutable(t, path, false)
+		o := open(t, dir, outbox.Options{})
+		if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
+			t.Errorf("Durable = %v, want that it can only be read", err)
+		}
+		before := pending(o, "a")
+		_, _ = add(o, "NEW", "scheduled", "a")
+		want(t, "pending while it can only be read", pending(o, "a"), append(before, "NEW-scheduled")...)
+		if len(before) == 0 {
+			t.Error("nothing was loaded")
+		}
+		setImmutable(t, path, false)
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
+		}
+		o.Close()
+	})
+}
+
+// setImmutable sets whether nobody, not even root, may write to a file. A test that may not do so is skipped.
+func setImmutable(t *testing.T, path string, to bool) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err == nil {
+		const immutable = 0x10 // FS_IMMUTABLE_FL in linux/fs.h
+		if flags &^= immutable; to {
+			flags |= immutable
+		}
+		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
+	}
+	if err != nil {
+		t.Skip("only root may make a file immutable, and not on every file system: ", err)
 	}
 }
 

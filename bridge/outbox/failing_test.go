@@ -188,6 +188,27 @@ func TestForeignFileReadLateIsSetAside(t *testing.T) {
 	})
 }
 
+// What was being written when the outbox turned out to be another VM's is not in the history either.
+func TestCloneForgetsWhatIsBeingWritten(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		o.Own("vmid-0")
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		_ = o.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "scheduled", "a")}})
+		synctest.Wait()
+		o.Own("vmid-1")
+		if list := bodies(o); len(list) != 0 {
+			t.Errorf("the history has %v", list)
+		}
+		d.set(func() { d.hang = nil })
+		close(hang)
+		time.Sleep(10 * time.Second)
+		if list := bodies(o); len(list) != 0 {
+			t.Errorf("once it was written, the history has %v", list)
+		}
+	})
+}
+
 // An outbox belongs to one VM. On a cloned machine it is set aside at once, and nothing of it counts any more, not even
 // items that its readers hold or results that they report.
 func TestCloneStartsEmpty(t *testing.T) {
@@ -304,8 +325,12 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 		d.set(func() { d.fail = errFull })
 		open1, _ := add(o, "OPEN", "scheduled")
 		q := o.Queue("a")
+		var first outbox.Addition
 		for i := range 200 {
-			_, _ = add(o, fmt.Sprint("E", i), "vanished", "a")
+			a, _ := add(o, fmt.Sprint("E", i), "vanished", "a")
+			if i == 0 {
+				first = a
+			}
 			report := delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending}
 			if i%2 == 0 {
 				report.Accepted, report.Dead, report.Reason = nil, report.Accepted, delivery.ReasonRejected
@@ -321,6 +346,9 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 		}
 		if _, err := o.Body(open1.Seq); err != nil {
 			t.Errorf("the newest change of what is open: %v", err)
+		}
+		if _, err := o.Body(first.Seq); !errors.Is(err, delivery.ErrLost) {
+			t.Errorf("the oldest that was forgotten: %v, want that it is nowhere", err)
 		}
 		for _, key := range o.List(outbox.Selection{}) {
 			if _, _, err := o.Show(key.Key); err != nil {

@@ -571,6 +571,10 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	o := open(t, dir, outbox.Options{})
 	kept := mustAdd(t, o, "A", "scheduled", "a")
 	o.Close()
+	half := o.Path() + ".compact" // of a crash in the middle of the last time
+	if err := os.WriteFile(half, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	edit(t, o.Path(), func(tx *bolt.Tx) error {
 		for i := range 24 {
 			if err := tx.Bucket([]byte("events")).Put(fmt.Appendf(nil, "%016d", i), make([]byte, 1<<20)); err != nil {
@@ -608,6 +612,9 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	}
 	if log := log.String(); strings.Contains(log, "cannot") {
 		t.Errorf("the log has:\n%s", log)
+	}
+	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", half, err)
 	}
 	mustAdd(t, o, "B", "scheduled", "a")
 	o.Close()

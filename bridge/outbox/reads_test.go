@@ -61,6 +61,30 @@ func (s *misreading) Walk(bucket, from string, f func(key string, value []byte) 
 	return s.Storage.Walk(bucket, from, f)
 }
 
+// A file that takes the place of the open one, and can't be read at first, is read before anything is written to it.
+func TestFileThatIsReplacedIsReadBeforeItIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		s := &misreading{Storage: d, after: -1}
+		o := open(t, t.TempDir(), outbox.Options{Storage: s})
+		mustAdd(t, o, "A", "scheduled", "a")
+		d.set(func() { d.open, d.data, d.failIn = false, map[string]map[string][]byte{}, 1 })
+		s.set(0, errIO)
+		_, _ = add(o, "B", "scheduled", "a")
+		if !s.failed() {
+			t.Fatal("nothing was read")
+		}
+		time.Sleep(10 * time.Second)
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
+		}
+		o.Close()
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		want(t, "pending after a restart", pending(o, "a"), "A-scheduled", "B-scheduled")
+		o.Close()
+	})
+}
+
 // Whichever read fails when the outbox is opened, it works from memory until everything can be read, and loads it then.
 // Only a damaged file is set aside.
 func TestFailedReadAtTheStartLosesNothing(t *testing.T) {

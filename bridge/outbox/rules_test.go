@@ -49,8 +49,8 @@ func TestBoundsDropTheOldestOfTheLargestQueue(t *testing.T) {
 				t.Errorf("%s: the fullest keeps %v", claim, got)
 			}
 			want(t, claim+": dead", ids(died), "E01-scheduled", "E02-scheduled", "E03-scheduled")
-			if died[0].Reason != delivery.ReasonOverflow {
-				t.Errorf("%s: the reason is %s", claim, died[0].Reason)
+			if died[0].Reason != delivery.ReasonOverflow || died[0].Attempts != 0 {
+				t.Errorf("%s: the reason is %s, after %d attempts; nobody tried it", claim, died[0].Reason, died[0].Attempts)
 			}
 			if got, gone := changes(q); len(got) != 8 || len(gone) != 3 {
 				t.Errorf("%s: the reader hears of %v, and that %v are gone", claim, got, gone)
