@@ -22,10 +22,17 @@ type test struct {
 	files map[string][]block // by the name without its folder
 }
 
-// A block is a run of statements in a file, from a line to a line.
+// A block is a run of statements in a file, from a place to a place.
 type block struct {
-	first, last int
+	first, last position
 	ran         bool
+}
+
+// A position is a place in a file.
+type position struct{ line, column int }
+
+func (p position) compare(other position) int {
+	return cmp.Or(cmp.Compare(p.line, other.line), cmp.Compare(p.column, other.column))
 }
 
 // testsOf runs the tests of a package one by one, but for those whose names skip matches, and notes what each runs.
@@ -86,8 +93,9 @@ func runAlone(binary, p, name, profile string) (test, error) {
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		at, rest, _ := strings.Cut(lines.Text(), ":")
 		var b block
-		var column, statements, times int
-		if n, _ := fmt.Sscanf(rest, "%d.%d,%d.%d %d %d", &b.first, &column, &b.last, &column, &statements, &times); n < 6 {
+		var statements, times int
+		if n, _ := fmt.Sscanf(rest, "%d.%d,%d.%d %d %d", &b.first.line, &b.first.column, &b.last.line, &b.last.column, &statements,
+			&times); n < 6 {
 			continue // the head of the file
 		}
 		b.ran = times > 0
@@ -101,13 +109,13 @@ func runAlone(binary, p, name, profile string) (test, error) {
 func (t test) runs(m mutant) bool {
 	inBlock, function := false, false
 	for _, b := range t.files[filepath.Base(m.file)] {
-		if b.first <= m.line && m.line <= b.last {
+		if b.first.compare(m.at) <= 0 && m.at.compare(b.last) <= 0 {
 			if b.ran {
 				return true
 			}
 			inBlock = true
 		}
-		function = function || b.ran && m.first <= b.first && b.last <= m.last
+		function = function || b.ran && m.first <= b.first.line && b.last.line <= m.last
 	}
 	return !inBlock && function
 }

@@ -48,7 +48,7 @@ import (
 // A mutant is a file with one mistake.
 type mutant struct {
 	file     string
-	line     int
+	at       position
 	function string // in which it is, "" for none, and its lines
 	first    int
 	last     int
@@ -59,7 +59,7 @@ type mutant struct {
 }
 
 func (m mutant) String() string {
-	return fmt.Sprintf("%s:%d: %s: %s", m.file, m.line, m.function, m.what)
+	return fmt.Sprintf("%s:%d: %s: %s", m.file, m.at.line, m.function, m.what)
 }
 
 // name stands for the mutant in equivalent.txt: it has no line, because those move.
@@ -460,7 +460,8 @@ func (f *mutator) replace(n ast.Node, by string) {
 	from, to := at.Offset, f.set.Position(n.End()).Offset
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s", f.text, from, to, by))
 	first, last := f.set.Position(f.begin).Line, f.set.Position(f.end).Line
-	f.found = append(f.found, mutant{f.file, at.Line, function, first, last, from, to, by, what, fmt.Sprintf("%x", sum[:8])})
+	f.found = append(f.found, mutant{f.file, position{at.Line, at.Column}, function, first, last, from, to, by, what,
+		fmt.Sprintf("%x", sum[:8])})
 }
 
 // otherwise is what a comparison is turned into.
