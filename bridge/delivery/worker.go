@@ -182,9 +182,13 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 	for {
 		a, wake := w.attempt(now)
 		if len(a.batch) == 0 {
+			next := wake
+			if len(w.underWay) > 0 {
+				next = time.Time{}
+			}
 			w.mu.Lock()
 			w.state = State{
-				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: w.lastErr, Next: wake,
+				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: w.lastErr, Next: next,
 				Since: w.oldestBegan(),
 			}
 			w.mu.Unlock()

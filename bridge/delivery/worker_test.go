@@ -780,6 +780,21 @@ func TestWorkerThatLeavesBeforeItBeganHoldsNothing(t *testing.T) {
 	})
 }
 
+// While an attempt is under way, State names no other, whenever it falls back or others come.
+func TestStateNamesNoNextAttemptDuringOne(t *testing.T) {
+	terms := delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}}
+	bubble(t, terms, func(t *testing.T, r *route) {
+		r.hang = true
+		later := change(2, "E2", "scheduled", 24*time.Hour)
+		later.Due = time.Now().Add(time.Hour)
+		r.add(change(1, "E1", "scheduled", 24*time.Hour), later)
+		pause(time.Second)
+		if s := r.worker.State(); !s.Next.IsZero() || !s.Since.Equal(time.Now().Add(-time.Second)) {
+			t.Errorf("the next attempt is in %v, and one began %v ago; want none and 1s", time.Until(s.Next), time.Since(s.Since))
+		}
+	})
+}
+
 // State tells whether the destination refuses, and the error of a waiting delivery or, if none waits, of the last dead
 // letter.
 func TestStateSaysWhatIsWrong(t *testing.T) {
