@@ -813,6 +813,12 @@ func TestStateSaysWhatIsWrong(t *testing.T) {
 		if st := r.worker.State(); st.Error != "rejected: 422" || st.Failing || st.Refused {
 			t.Errorf("after a dead letter the state is %s", text(st))
 		}
+		r.say(nil)
+		r.add(change(4, "E4", "scheduled", 24*time.Hour))
+		pause(time.Second)
+		if st := r.worker.State(); st.Error != "" {
+			t.Errorf("after an acceptance the state is %s", text(st))
+		}
 		r.say(rejects("E3-scheduled"))
 		r.add(change(2, "E2", "scheduled", 24*time.Hour))
 		pause(time.Second)
@@ -857,6 +863,27 @@ func TestOneRefusedEventDoesNotBlockTheRoute(t *testing.T) {
 		}
 		if st := r.worker.State(); st.Blocked || st.Refused || !st.Failing || blocked > 0 {
 			t.Errorf("the state is %s, and the route was blocked %d times, want a failing route", text(st), blocked)
+		}
+	})
+}
+
+// That a sink is blocked is one line in the log, at the refusal after which it is.
+func TestABlockIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		r := startWith(t, newMemory(), &destination{}, delivery.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		for range 600 {
+			before := r.worker.State().Blocked
+			pause(time.Second)
+			n := strings.Count(log.String(), "sink blocked")
+			if now := r.worker.State().Blocked; n > 1 || (n == 1) != now || before && !now {
+				t.Fatalf("blocked %v, then %v, and logged %d times:\n%s", before, now, n, &log)
+			}
+		}
+		if !r.worker.State().Blocked {
+			t.Error("it is not blocked after ten minutes")
 		}
 	})
 }

@@ -168,7 +168,11 @@ func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		o = open(t, dir, outbox.Options{})
+		var log lines
+		o = open(t, dir, outbox.Options{Log: log.logger()})
+		if log := log.String(); log != "" {
+			t.Errorf("the log says of a good file:\n%s", log)
+		}
 		want(t, "pending for a", pending(o, "a"), "A-started", "B-vanished")
 		want(t, "pending for b", pending(o, "b"), "A-scheduled")
 		want(t, "dead for b", deadLetters(o, "b"), "A-started")
