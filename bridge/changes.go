@@ -179,7 +179,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 		c.open[e.ID] = nil
 		return facts, nil
 	}
-	op.Event, op.event, op.Said, op.lastListed = e.Raw, e, s.now, time.Time{}
+	op.Event, op.event, op.Said, op.Anew, op.lastListed = e.Raw, e, s.now, false, time.Time{}
 	c.open[e.ID] = &op
 	return facts, nil
 }
@@ -355,7 +355,7 @@ func (b *Bridge) latestChange(e imds.Event, op openEvent, ce *event.Event) (outb
 	}
 	a := outbox.Addition{Message: b.Outbox.Message(op.Latest), NotBefore: e.NotBefore}
 	change := imds.Change{Kind: imds.ChangeKind(a.Change), Event: e}
-	if change.Kind == imds.Updated || !op.Said.Equal(op.First) {
+	if change.Kind == imds.Updated || !op.Anew && !op.Said.Equal(op.First) {
 		change.Previous = &e // there was one; filters ask no more of it
 	}
 	return a, change

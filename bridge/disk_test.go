@@ -341,6 +341,37 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 	}
 }
 
+// What was told as new before a late file came is the first change of its event for routes that are added later, too: so
+// its CloudEvent says. What came after it is not.
+func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			first, added := &ear{}, &ear{}
+			b := s.start(first.all("first"))
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+			pause(6 * time.Second)
+			b, bring := s.lateFile(b, func() {}, first.all("first"))
+			pause(10 * time.Second)
+			bring()
+			pause(20 * time.Second)
+			told, want := []string{idA + "-scheduled", idA + "-scheduled"}, []string{idA + "-scheduled"}
+			if again {
+				s.azure.Start(idA)
+				pause(2 * time.Second)
+				told, want = append(told, idA+"-started"), nil
+			}
+			firstChanges := added.all("added")
+			firstChanges.Filter.Only.Changes = []string{"first"}
+			b.Reload([]Route{first.all("first"), firstChanges}, nil, SettingsInfo{})
+			pause(2 * time.Second)
+			b.end()
+			wantIDs(t, first.ids(), told...)
+			wantIDs(t, added.ids(), want...)
+		})
+	}
+}
+
 // A route that is new, or returns, at a start without the file hears what is open in it, also if the file comes before
 // the first document.
 func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {

@@ -49,6 +49,7 @@ type openEvent struct {
 	Routes    []string        `json:"routes,omitempty"`   // the routes whose filter accepted it
 	Undecided []string        `json:"undecided,omitempty"`
 	Said      time.Time       `json:"said,omitzero"`      // when its latest change was seen
+	Anew      bool            `json:"anew,omitempty"`     // that was told as its first, because the file could not be read
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
@@ -130,6 +131,7 @@ func (op *openEvent) recall(was *openEvent, until time.Time) {
 	if !was.Started.IsZero() {
 		op.Started = was.Started
 	}
+	op.Anew = op.Said.Equal(op.First)
 	op.First, op.Life, op.Pause = was.First, max(op.Life, was.Life), max(op.Pause, was.Pause)
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
 	for _, r := range was.Routes {
