@@ -341,8 +341,8 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 	}
 }
 
-// What was told as new before a late file came is the first change of its event for routes that are added later, too: so
-// its CloudEvent says. What came after it is not.
+// What was told as new before a late file came is a first change, as its CloudEvent says, also for routes that are added
+// later. What came after it is not.
 func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {

@@ -49,7 +49,7 @@ type openEvent struct {
 	Routes    []string        `json:"routes,omitempty"`   // the routes whose filter accepted it
 	Undecided []string        `json:"undecided,omitempty"`
 	Said      time.Time       `json:"said,omitzero"`      // when its latest change was seen
-	Anew      bool            `json:"anew,omitempty"`     // that was told as its first, because the file could not be read
+	Anew      bool            `json:"anew,omitempty"`     // that counted as its first, because the file could not be read
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed

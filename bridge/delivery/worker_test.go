@@ -698,6 +698,18 @@ func TestWorkerBeginsWhenTheOneBeforeHasEnded(t *testing.T) {
 	})
 }
 
+// endsAfter wants a worker not to have ended, and to end when the one before it does.
+func endsAfter(t *testing.T, before, done chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+		t.Error("it has ended, and the one before it has not")
+	default:
+	}
+	close(before)
+	<-done
+}
+
 // A worker that is stopped before it could begin ends only after the one before: whoever waits for it knows that nobody
 // delivers any more.
 func TestStoppedWorkerOutlastsTheOneBefore(t *testing.T) {
@@ -711,13 +723,7 @@ func TestStoppedWorkerOutlastsTheOneBefore(t *testing.T) {
 		}()
 		close(stop)
 		pause(time.Minute)
-		select {
-		case <-done:
-			t.Error("it has ended, and the one before it has not")
-		default:
-		}
-		close(before)
-		<-done
+		endsAfter(t, before, done)
 	})
 }
 
@@ -770,13 +776,7 @@ func TestWorkerThatLeavesBeforeItBeganHoldsNothing(t *testing.T) {
 		if i := item.Value(); i != nil {
 			t.Errorf("%s is still in memory", i.ID)
 		}
-		select {
-		case <-done:
-			t.Error("it has ended, and the one before it has not")
-		default:
-		}
-		close(before)
-		<-done
+		endsAfter(t, before, done)
 	})
 }
 

@@ -22,13 +22,13 @@ type test struct {
 	files map[string][]block // by the name without its folder
 }
 
-// A block is a run of statements in a file, from a place to a place.
+// A block is a run of statements in a file, between two positions.
 type block struct {
 	first, last position
 	ran         bool
 }
 
-// A position is a place in a file.
+// A position is a line and a column of a file, both counted from 1.
 type position struct{ line, column int }
 
 func (p position) compare(other position) int {
