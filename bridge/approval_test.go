@@ -37,6 +37,16 @@ func (s *stage) approvals() (ids []string) {
 	return ids
 }
 
+// results returns what became of the approvals that the ear heard of.
+func (e *ear) results(t *testing.T) (list []string) {
+	for _, h := range e.accepted() {
+		if a := dataIn(t, h.Event).Approval; a != nil {
+			list = append(list, a.Result)
+		}
+	}
+	return list
+}
+
 // rebootRule approves every reboot of this VM alone, at once.
 var rebootRule = Rule{Filter: Filter{Only: Match{Types: []string{"Reboot"}}}}
 
@@ -399,13 +409,7 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 				down = false
 				pause(time.Minute)
 				wantIDs(t, s.approvals())
-				var results []string
-				for _, h := range audit.accepted() {
-					if a := dataIn(t, h.Event).Approval; a != nil {
-						results = append(results, a.Result)
-					}
-				}
-				wantIDs(t, results, cloudevent.ResultMoot)
+				wantIDs(t, audit.results(t), cloudevent.ResultMoot)
 				b.end()
 			})
 		})
@@ -635,6 +639,37 @@ func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A decision about an event that Azure moves while the answer of the last look is on its way is moot. The next one is
+// about the event as it is by then.
+func TestWhatMovesDuringTheLastLookIsDecidedAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var late atomic.Bool
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				resp, err := next.RoundTrip(r)
+				if late.Load() && r.Method == http.MethodGet && r.Header.Get("If-None-Match") == "" {
+					time.Sleep(3 * time.Second)
+				}
+				return resp, err
+			})
+		}
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		late.Store(true)
+		s.userReboot(idA)
+		pause(2 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.types(), "scheduled", "updated", "approved", "approved")
+		wantIDs(t, audit.results(t), cloudevent.ResultMoot, cloudevent.ResultApproved)
+		b.end()
+	})
 }
 
 // A reload that puts another rule before the one that decided loses nothing that is pending.

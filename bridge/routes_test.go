@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -359,6 +361,43 @@ func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		b.end()
 		close(release)
+	})
+}
+
+// What a removed sink holds, such as its connections and templates, is freed.
+func TestARemovedSinkIsFreed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		kept := (&ear{}).all("kept")
+		b := s.start(kept)
+		pause(1500 * time.Millisecond)
+		added := func() weak.Pointer[ear] {
+			e := &ear{}
+			b.Reload([]Route{kept, e.all("removed")}, nil, SettingsInfo{})
+			pause(time.Minute)
+			b.Reload([]Route{kept}, nil, SettingsInfo{})
+			return weak.Make(e)
+		}()
+		pause(time.Minute)
+		runtime.GC()
+		if added.Value() != nil {
+			t.Error("the sink is still held")
+		}
+		b.end()
+	})
+}
+
+// A sink that is added while an event is open is reminded of it too.
+func TestAnAddedSinkIsReminded(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		kept, added := (&ear{}).all("kept"), &ear{}
+		b := s.start(kept)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(5 * time.Second)
+		b.Reload([]Route{kept, added.reminds("added", 30*time.Minute)}, nil, SettingsInfo{})
+		pause(40 * time.Minute)
+		wantIDs(t, added.types(), "scheduled", "reminder")
+		b.end()
 	})
 }
 
