@@ -174,7 +174,12 @@ func TestFailedReadLaterLosesNothing(t *testing.T) {
 				if cause != errIO {
 					aside = append(aside, "damaged")
 				}
-				d.set(func() { want(t, claim+": aside", d.aside, aside...) })
+				d.set(func() {
+					want(t, claim+": aside", d.aside, aside...)
+					if len(d.data["pending"]) != 1 {
+						t.Errorf("%s: after %v a crash now would lose what is pending", claim, cause)
+					}
+				})
 				if err := errors.Join(read(o, a.Seq), o.Durable()); err != nil {
 					t.Errorf("%s, again = %v", claim, err)
 				}
