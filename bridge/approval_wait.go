@@ -26,7 +26,7 @@ func (b *Bridge) firstSeen(id string, op openEvent, route string, now time.Time)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.waits[id]
-	if w.since == nil || w.seq != op.Latest {
+	if w.seq != op.Latest {
 		w = wait{op.Latest, map[string]time.Time{}}
 		if op.Waited != nil && op.Waited.Seq == op.Latest {
 			for route, d := range op.Waited.For {

@@ -43,6 +43,28 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 	}
 }
 
+// As long as one of two people still approves an event by hand, no rule does.
+func TestNoRuleInterferesWithTheSlowerOfTwoPeople(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return meddler{next: next, before: func() error { pause(5 * time.Second); return nil }}
+		}
+		s.beginsLate()
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		time.AfterFunc(time.Second, func() { b.ApproveNow(t.Context(), idA, "something else", "mistaken") })
+		time.AfterFunc(2*time.Second, func() { b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{}) })
+		b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
+		b.end()
+	})
+}
+
 // shown returns the digest of the event as somebody would be shown it now; "" when Azure doesn't list it.
 func (s *stage) shown(id string) string {
 	s.t.Helper()
