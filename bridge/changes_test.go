@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -90,6 +91,53 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 				b.end()
 			})
 		}
+	}
+}
+
+// That nobody watched for a while outlasts a crash.
+func TestACrashForgetsNoGap(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Hour)
+		pause(2 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
+		for back := time.Now().Add(5 * time.Minute); b.lastAnswer().At.Before(back); {
+			pause(time.Second)
+		}
+		b.crash()
+		b = s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		wantIDs(t, e.types(), "scheduled", "vanished")
+		if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeUnknown {
+			t.Errorf("outcome = %s, want unknown", d.Outcome)
+		}
+		b.end()
+	})
+}
+
+// What can't be read of what the last run kept is logged, and nothing else is.
+func TestAValueThatCannotBeReadIsLogged(t *testing.T) {
+	for value, want := range map[string]int{`{"at":"2000-01-01T00:00:00Z"}`: 0, "nonsense": 1} {
+		bubble(t, func(t *testing.T, s *stage) {
+			box, err := outbox.Open(s.dir, outbox.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept := outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: []byte(value)}}
+			if err := errors.Join(box.Apply(kept), box.Close()); err != nil {
+				t.Fatal(err)
+			}
+			b := s.start((&ear{}).all("a"))
+			pause(2 * time.Second)
+			b.end()
+			if n := strings.Count(s.log.String(), "level=ERROR"); n != want {
+				t.Errorf("%s is kept: %d errors are logged, want %d", value, n, want)
+			}
+		})
 	}
 }
 
