@@ -208,9 +208,7 @@ func (b *Bridge) remember() (stored outbox.Stored, routed bool) {
 	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date
 		return stored, b.hasRoutes
 	}
-	if stale := b.staleDeliveries(repeated); len(repeated)+len(stale) > 0 {
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: repeated})
-	}
+	b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: b.staleDeliveries(repeated), Groups: repeated})
 	return stored, b.hasRoutes
 }
 

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -85,9 +84,7 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 		return nil, false
 	}
 	known, states := b.events.all()
-	if groups := b.events.listed(doc); len(groups) > 0 {
-		b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: groups})
-	}
+	b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc)})
 	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)
@@ -413,9 +410,7 @@ func (b *Bridge) holdAgain(now time.Time) {
 			again = append(again, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: until, Held: true})
 		}
 	}
-	if len(again) > 0 {
-		b.Outbox.Submit(outbox.Batch{Now: now, Move: again})
-	}
+	b.Outbox.Submit(outbox.Batch{Now: now, Move: again})
 }
 
 // decideHeldGroup decides which held changes of one event a route gets: those from the first one that its filter
@@ -529,10 +524,8 @@ func ChangeOf(ce event.Event) imds.Change {
 	}
 	c.Event, _ = imds.UnmarshalEvent(d.Event)
 	c.Fields = d.Changed
-	if len(bytes.TrimSpace(d.Previous)) > 0 {
-		if previous, err := imds.UnmarshalEvent(d.Previous); err == nil {
-			c.Previous = &previous
-		}
+	if previous, err := imds.UnmarshalEvent(d.Previous); err == nil { // only an updated one has one
+		c.Previous = &previous
 	}
 	return c
 }

@@ -171,7 +171,7 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 // Nor was it surely cancelled if a document left it out and held an entry that cannot be read: in that it may have
 // begun.
 func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *testing.T) {
-	for _, restart := range []bool{false, true} {
+	for _, then := range []string{"it goes on", "it restarts", "it crashes after it"} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{}
 			b := s.start(e.all("a"))
@@ -180,8 +180,14 @@ func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *test
 			pause(2 * time.Second)
 			s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[{"EventStatus":"Started","EventType":"Reboot"}]}`))
 			pause(3 * time.Second)
-			if restart {
+			switch then {
+			case "it restarts":
 				b.end()
+				b = s.start(e.all("a"))
+				pause(2 * time.Second)
+			case "it crashes after it":
+				b.crash()
+				s.azure.SetDocument(nil) // the event is listed again
 				b = s.start(e.all("a"))
 				pause(2 * time.Second)
 			}
@@ -191,7 +197,7 @@ func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *test
 			all := e.accepted()
 			d := dataIn(t, all[len(all)-1].Event)
 			if d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
-				t.Errorf("restarted %v: told %s, outcome %s; want %s, %s", restart, d.Change, d.Outcome, imds.Vanished,
+				t.Errorf("%s: told %s, outcome %s; want %s, %s", then, d.Change, d.Outcome, imds.Vanished,
 					cloudevent.OutcomeUnknown)
 			}
 		})
