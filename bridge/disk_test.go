@@ -402,6 +402,26 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 	})
 }
 
+// What is pending in a late file about the bridge is never out of date: nothing newer says it.
+func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errDown)}
+		route := e.all("a").with(func(x *Terms) { x.Bridge, x.Late = LevelAll, delivery.LateLatest })
+		b := s.start(route)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() { pause(10 * time.Second) }, route)
+		pause(6 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		e.say(nil)
+		pause(5 * time.Minute)
+		b.end()
+		told := e.types()
+		slices.Sort(told)
+		wantIDs(t, told, "started", "started", "stopping", "stopping")
+	})
+}
+
 // A crash before a late file was taken up leaves it as it was.
 func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
