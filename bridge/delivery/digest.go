@@ -54,7 +54,7 @@ func (s *schedule) inSummary(l *lane) bool { return s.terms.Digest.Above > 0 && 
 // once.
 func (s *schedule) digestLanes(first *lane) []*lane {
 	above := s.terms.Digest.Above
-	if above <= 0 || s.oneByOne > 0 || s.blocked || first.alone {
+	if above <= 0 || s.apart() || first.alone {
 		return []*lane{first}
 	}
 	lanes := []*lane{first}

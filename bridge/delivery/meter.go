@@ -50,7 +50,7 @@ func (w *Worker) measure(r result) {
 		switch {
 		case r.err == nil:
 			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(i.Since())))
-		case rejected && len(r.batch) > 1: // its members are tried one by one
+		case rejected && r.comesApart():
 			w.Meter.Failed(w.Route, FailedAgain)
 		case !rejected && len(r.lost) == 0:
 			w.Meter.Failed(w.Route, failure(r.err))

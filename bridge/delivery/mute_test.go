@@ -203,6 +203,15 @@ func TestMutedItemsBecomeOneBatch(t *testing.T) {
 	p.want(t, "about the bridge, without groups", p.try(), "-first")
 }
 
+// A rejected batch of what waited for a mute comes apart too, also that of one lane.
+func TestRejectedSummaryComesApart(t *testing.T) {
+	p := newPlan(grouped)
+	p.mute(p.owe("", "first", 0), p.owe("", "second", 0))()
+	p.want(t, "what is rejected", idsIn(p.rejects()), "-first", "-second")
+	p.want(t, "then", p.try(), "-first")
+	p.want(t, "and then", p.try(), "-second")
+}
+
 // More items than fit into one batch are delivered in several.
 func TestSummaryIsBounded(t *testing.T) {
 	p := newPlan(grouped)

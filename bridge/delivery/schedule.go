@@ -160,7 +160,8 @@ func (s *schedule) move(seq uint64, from, to *lane, now time.Time) {
 	if to.failures == 0 && from.failures > 0 {
 		s.failing++
 	}
-	to.failures, to.next, to.tried, to.alone = max(to.failures, from.failures), from.next, from.tried, true
+	to.failures, to.next = max(to.failures, from.failures), later(to.next, from.next)
+	to.tried, to.alone = later(to.tried, from.tried), true
 	s.resetFailures(from)
 	from.next, from.alone = now, false
 	s.place(from, now)
@@ -255,16 +256,15 @@ func (s *schedule) advance(now time.Time) {
 	}
 }
 
-// attempt begins the next attempt. If none is to be made now, its batch is empty and wake is the time to call again;
-// zero means after the next change.
-func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
+// attempt begins the next attempt. If none is to be made now, its batch is empty.
+func (s *schedule) attempt(now time.Time) (a attempt) {
 	s.advance(now)
 	first := s.first(now)
 	if first == nil {
 		if len(s.ready.lanes)+len(s.waiting.lanes)+len(s.underWay) == 0 {
 			s.oneByOne = 0 // those that are left had no turn: they were dropped, or are muted
 		}
-		return attempt{}, s.wake(now)
+		return attempt{}
 	}
 	switch {
 	case s.nextAttempt(first).After(now): // it is urgent
@@ -274,7 +274,7 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	}
 	a = s.pick(first, now)
 	s.underWay = append(s.underWay, a)
-	return a, time.Time{}
+	return a
 }
 
 // full reports whether no further attempt may begin until one ends.
@@ -332,8 +332,9 @@ func (s *schedule) nextAttempt(l *lane) time.Time {
 	return l.next
 }
 
-// wake returns the time of the next call to attempt, if nothing changes before then.
-func (s *schedule) wake(now time.Time) (at time.Time) {
+// wake returns when to call attempt again, if nothing changes before then, and when an item will be late or fall back;
+// zero for never.
+func (s *schedule) wake(now time.Time) (at, deadline time.Time) {
 	if !s.full() && !(s.stopping && s.blocked) {
 		switch {
 		case s.probing() && len(s.ready.lanes)+len(s.waiting.lanes) > 0:
@@ -359,9 +360,9 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 		at = earlier(at, l.arrival())
 	}
 	if l := s.deadlines.top(); l != nil {
-		at = earlier(at, l.deadline)
+		deadline = l.deadline
 	}
-	return at
+	return at, deadline
 }
 
 // pick makes an attempt that begins with the lane. Its lanes are busy from then on.
@@ -381,12 +382,15 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 		}
 		s.sort(a.batch) // as they were attempted before
 	case s.terms.Late == LateLatest && (first.group != "" || s.inSummary(first)):
+		if limit = math.MaxInt; s.apart() {
+			limit = 1
+		}
 		for _, l := range s.digestLanes(first) {
-			s.join(&a, l, 0, len(l.items), now)
+			s.join(&a, l, 0, limit, now)
 		}
 		s.sort(a.batch)
 	default:
-		if s.oneByOne > 0 || s.blocked {
+		if s.apart() {
 			limit = 1
 		}
 		for l := first; l != nil && len(a.batch) < limit; l = s.ready.top() {
@@ -399,6 +403,9 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 	}
 	return a
 }
+
+// apart reports whether deliveries are attempted one by one: because a batch was rejected or can't be read, or to probe.
+func (s *schedule) apart() bool { return s.oneByOne > 0 || s.blocked }
 
 // sort orders the items of a batch: what matters most comes first where only the latest changes are delivered, else the
 // oldest.

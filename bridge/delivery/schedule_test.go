@@ -46,7 +46,13 @@ func (p *plan) owe(event, change string, notice time.Duration) *Item {
 }
 
 // next begins the due attempt, if any, and returns when to ask again.
-func (p *plan) next() (attempt, time.Time) { return p.attempt(p.now) }
+func (p *plan) next() (a attempt, again time.Time) {
+	if a = p.attempt(p.now); len(a.batch) > 0 {
+		return a, time.Time{}
+	}
+	at, deadline := p.wake(p.now)
+	return a, earlier(at, deadline)
+}
 
 // try makes the due attempt, which is accepted, and returns its ids; nil if none is due.
 func (p *plan) try() []string {

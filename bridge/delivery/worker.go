@@ -42,7 +42,8 @@ type Worker struct {
 	*schedule
 
 	failures int    // failed attempts since the last acceptance, without those that count only for their lane
-	lastErr  string // of a failed delivery or the last dead letter; "" after an acceptance if no failed one is pending
+	lastErr  string // of the deliveries that failed and are pending
+	deadErr  string // of the last dead letter since an acceptance
 	secrets  secrets
 
 	mu    sync.Mutex
@@ -54,7 +55,7 @@ type State struct {
 	Blocked bool
 	Refused bool      // there was an ErrBlocked answer since the last acceptance
 	Failing bool      // deliveries wait because an attempt failed
-	Error   string    // of that attempt, or of the last dead letter
+	Error   string    // of that attempt, or of the last dead letter since an acceptance
 	Next    time.Time // of the next attempt; zero while one is under way or nothing is pending
 	Since   time.Time // when the oldest attempt under way began; zero for none
 }
@@ -180,16 +181,20 @@ func (w *Worker) update(now time.Time) {
 // something other than time.
 func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result) time.Time {
 	for {
-		a, wake := w.attempt(now)
+		a := w.attempt(now)
 		if len(a.batch) == 0 {
-			next := wake
+			next, deadline := w.wake(now)
+			wake := earlier(next, deadline)
 			if len(w.underWay) > 0 {
 				next = time.Time{}
 			}
+			if w.failing == 0 {
+				w.lastErr = ""
+			}
 			w.mu.Lock()
 			w.state = State{
-				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: w.lastErr, Next: next,
-				Since: w.oldestBegan(),
+				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: cmp.Or(w.lastErr, w.deadErr),
+				Next: next, Since: w.oldestBegan(),
 			}
 			w.mu.Unlock()
 			return wake
@@ -316,18 +321,20 @@ func (w *Worker) handleAccepted(r result, now time.Time) {
 	if w.failures > 0 {
 		w.Log.Info("sink recovered", "after", w.failures)
 	}
-	w.failures = 0
-	if w.failing == 0 {
-		w.lastErr = ""
-	}
+	w.failures, w.deadErr = 0, ""
 	w.Trouble(nil)
 }
 
-// handleRejected makes dead letters of a rejected batch. A batch of several deliveries is first tried one by one,
-// because only one of them may be the cause, unless it made progress.
+// comesApart reports whether the deliveries of a rejected batch are tried one by one, because only one of them may be
+// the cause. Those of a batch that made progress stay together.
+func (r result) comesApart() bool {
+	return len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil
+}
+
+// handleRejected makes dead letters of a rejected batch, unless it comes apart.
 func (w *Worker) handleRejected(r result, now time.Time) {
 	report := Report{Now: now, Answer: r.answer, Error: r.err.Error(), Reason: ReasonRejected}
-	if len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil {
+	if r.comesApart() {
 		w.end(r.attempt, nil, now)
 		w.oneByOne = len(r.batch)
 		report.Failed = r.batch
@@ -337,9 +344,7 @@ func (w *Worker) handleRejected(r result, now time.Time) {
 	w.discard(r.attempt, r.all(), now)
 	report.Dead, report.Untried = r.all(), r.superseded
 	w.report(report)
-	if w.failing == 0 {
-		w.lastErr = r.err.Error()
-	}
+	w.deadErr = report.Error
 }
 
 // handleFailed plans another attempt after a failure that may pass, and makes dead letters of items too old for one.

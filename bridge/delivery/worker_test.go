@@ -468,6 +468,7 @@ func (c *tally) Failed(_ string, reason string) { c.add(reason, 1) }
 // alone is a dead letter and no failure, and older changes count as superseded only with an acceptance.
 func TestEachOutcomeIsCounted(t *testing.T) {
 	rejected := fmt.Errorf("%w: 422", delivery.ErrRejected)
+	rejectedInPart := fmt.Errorf("%w: 554", delivery.ErrRejected)
 	two := []string{"E1", "E2"}
 	for _, tt := range []struct {
 		claim string
@@ -482,15 +483,20 @@ func TestEachOutcomeIsCounted(t *testing.T) {
 		{"one fails", delivery.Terms{}, errDown, two[:1], map[string]int{"attempted": 2, "again": 1, "accepted": 1}},
 		{"the latest fails", delivery.Terms{Late: delivery.LateLatest}, errDown, []string{"E1", "E1", "E1"},
 			map[string]int{"attempted": 2, "again": 1, "accepted": 1, "superseded": 2}},
+		{"a batch with progress is rejected", delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 1, Within: time.Second}},
+			rejectedInPart, two, map[string]int{"attempted": 1}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			count := &tally{counts: map[string]int{}}
 			r := startMetered(t, newMemory(), &destination{}, tt.terms, count)
 			first := true
-			r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			r.say(func([]delivery.Delivery) (a delivery.Answer, err error) {
 				defer func() { first = false }()
+				if tt.err == rejectedInPart {
+					a.Progress = []byte("half")
+				}
 				if first {
-					return delivery.Answer{}, tt.err
+					return a, tt.err
 				}
 				return delivery.Answer{}, nil
 			})
@@ -791,6 +797,62 @@ func TestStateNamesNoNextAttemptDuringOne(t *testing.T) {
 		pause(time.Second)
 		if s := r.worker.State(); !s.Next.IsZero() || !s.Since.Equal(time.Now().Add(-time.Second)) {
 			t.Errorf("the next attempt is in %v, and one began %v ago; want none and 1s", time.Until(s.Next), time.Since(s.Since))
+		}
+	})
+}
+
+// The next attempt is not what comes before it, such as the time at which the fallback takes over.
+func TestStateNamesTheNextAttempt(t *testing.T) {
+	terms := delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 3 * time.Minute}}
+	bubble(t, terms, func(t *testing.T, r *route) {
+		r.say(fails(errDown))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(2*time.Minute + 59*time.Second)
+		made := len(r.made())
+		next := r.worker.State().Next
+		pause(time.Until(next) - time.Millisecond)
+		before := len(r.made())
+		pause(2 * time.Millisecond)
+		if after := len(r.made()); before != made || after != made+1 {
+			t.Errorf("before the time that it names there are %d more attempts, and %d with it; want none and 1", before-made, after-made)
+		}
+	})
+}
+
+// An error goes with the delivery that it is about.
+func TestStateForgetsTheErrorOfWhatWasRemoved(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(fails(errDown))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(time.Minute)
+		r.remove(1)
+		pause(time.Second)
+		if st := r.worker.State(); st.Error != "" || st.Failing {
+			t.Errorf("with nothing pending the state is %s", text(st))
+		}
+	})
+}
+
+// Messages about the bridge that become a partly delivered batch wait as long as the failure before asks for.
+func TestPartlyDeliveredMessagesKeepTheirWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startWith(t, newMemory(), &destination{}, delivery.Config{Terms: digest, Random: func() float64 { return 1 }})
+		var at []time.Duration
+		began := time.Now()
+		r.say(func([]delivery.Delivery) (a delivery.Answer, err error) {
+			if at = append(at, time.Since(began)); len(at) == 5 {
+				a.Progress = []byte("one of three")
+			}
+			return a, errDown
+		})
+		mute := &delivery.Mute{Since: began, Ended: began, Last: 9}
+		for n := range uint64(3) {
+			m := &delivery.Message{Seq: n + 1, ID: fmt.Sprint("trouble-", n)}
+			r.add(delivery.Item{Message: m, Mute: mute})
+		}
+		pause(time.Minute)
+		if len(at) < 6 || at[5]-at[4] < at[4]-at[3] {
+			t.Errorf("attempts were made after %v, want no shorter wait after the progress", at)
 		}
 	})
 }
