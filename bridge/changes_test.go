@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -319,6 +320,40 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
 			t.Errorf("told %s, outcome %s; want vanished, unknown", d.Change, d.Outcome)
 		}
+	})
+}
+
+// What became pending before the clock was set back and the program restarted counts from the restart: for the fallback,
+// and for status.
+func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
+	dir := t.TempDir()
+	down := (&ear{answer: always(errDown)}).all("down").with(func(x *Terms) {
+		x.Fallback = delivery.Fallback{Sink: "b", After: time.Minute}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.dir = dir
+		pause(time.Hour)
+		b := s.start(down, (&ear{}).self("b"))
+		pause(2 * time.Second)
+		s.redeploy(idA, 10*time.Hour)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+		pause(2 * time.Second)
+		b.end()
+	})
+	synctest.Test(t, func(t *testing.T) { // in which it is an hour earlier
+		s := newStage(t)
+		s.dir = dir
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		other := &ear{}
+		b := s.start(down, other.self("b"))
+		pause(30 * time.Second)
+		if st := b.Status().Sinks; st[1].Name != "down" || st[1].OldestPendingSeconds < 20 {
+			t.Errorf("after half a minute the status is %+v", st)
+		}
+		pause(time.Minute)
+		wantIDs(t, other.ids(), idA+"-scheduled")
+		b.end()
 	})
 }
 

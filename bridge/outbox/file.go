@@ -72,7 +72,7 @@ func (f *file) Open() (opened bool, err error) {
 	readOnly := usable && f.db.IsReadOnly()
 	f.mu.RUnlock()
 	switch {
-	case usable && !readOnly && f.pathUnchanged():
+	case usable && !readOnly && f.isOpen(f.measure()):
 		return false, nil
 	case readOnly:
 		probe, err := os.OpenFile(f.path, os.O_RDWR, 0)
@@ -89,16 +89,12 @@ func (f *file) Open() (opened bool, err error) {
 	return true, err
 }
 
-// pathUnchanged reports whether the path still names the open file.
-func (f *file) pathUnchanged() bool {
+// isOpen reports whether info, which may be nil, is of the open file.
+func (f *file) isOpen(info os.FileInfo) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	open, err := f.fd.Stat()
-	if err != nil {
-		return false
-	}
-	named, err := os.Stat(f.path)
-	return err == nil && os.SameFile(open, named)
+	return err == nil && info != nil && os.SameFile(open, info)
 }
 
 // open opens and verifies the file.
@@ -270,7 +266,9 @@ func (f *file) Write(writes []Write) error {
 		}
 		return nil
 	})
-	f.measure()
+	if info := f.measure(); err == nil && !f.isOpen(info) {
+		err = fmt.Errorf("%s was %w", f.path, ErrReplaced)
+	}
 	return err
 }
 
@@ -327,11 +325,14 @@ func (f *file) SetAside(why string, cause error) error {
 
 func (f *file) Size() int64 { return f.size.Load() }
 
-// measure records the size of the file.
-func (f *file) measure() {
-	if info, err := os.Stat(f.path); err == nil {
-		f.size.Store(info.Size())
+// measure records the size of the file that the path names, and returns what it is; nil if there is none.
+func (f *file) measure() os.FileInfo {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return nil
 	}
+	f.size.Store(info.Size())
+	return info
 }
 
 // Compact rewrites a file that is larger than 16 MiB and less than half used. bbolt never shrinks a file.

@@ -664,3 +664,48 @@ func TestFileIsNotCompactedForItsSizeAlone(t *testing.T) {
 	}
 	want(t, "pending", pending(o, "a"), "A-scheduled")
 }
+
+// A file that somebody removes or replaces while it is in use is noticed with the next change: everything in memory,
+// with the CloudEvents that only the old file held, is written to the one that is there then.
+func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows does not let a mapped file be removed; CI runs this on Linux")
+	}
+	for claim, take := range map[string]func(path, backup string) error{
+		"it is removed":                    func(path, _ string) error { return os.Remove(path) },
+		"an older one is put in its place": func(path, backup string) error { return os.Rename(backup, path) },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				path := filepath.Join(dir, "outbox.db")
+				o := open(t, dir, outbox.Options{})
+				mustAdd(t, o, "A", "scheduled", "a")
+				data, err := os.ReadFile(path)
+				if err == nil {
+					err = os.WriteFile(path+".backup", data, 0o600)
+				}
+				b := mustAdd(t, o, "B", "scheduled", "a")
+				if err := errors.Join(err, take(path, path+".backup")); err != nil {
+					t.Fatal(err)
+				}
+				_, _ = add(o, "C", "scheduled", "a")
+				time.Sleep(time.Minute)
+				if _, err := o.Body(b.Seq); err != nil {
+					t.Errorf("then Body = %v", err)
+				}
+				if err := errors.Join(o.Durable(), o.Close()); err != nil {
+					t.Errorf("a minute later Durable and Close = %v", err)
+				}
+				o = open(t, dir, outbox.Options{})
+				want(t, "after a restart pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
+				for _, c := range o.List(outbox.Selection{State: outbox.StatePending}) {
+					if _, err := o.Body(c.Seq()); err != nil {
+						t.Errorf("after a restart: %v", err)
+					}
+				}
+				o.Close()
+			})
+		})
+	}
+}

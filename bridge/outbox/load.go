@@ -403,6 +403,9 @@ func (m *memory) loadDelivery(w Write, late bool) error {
 	m.last = max(m.last, seq)
 	e := entryOf(d, m.message(seq), m.route(name), w.Bucket == bucketDead)
 	e.late = late
+	if now := time.Now().UTC(); e.Pending.After(now) { // the clock was set back since
+		e.Pending = now
+	}
 	m.put(e)
 	return nil
 }
@@ -463,17 +466,8 @@ func (c *change) writeAll() {
 	}
 }
 
-// rescue sets a damaged file aside and starts a new one, with everything in memory and the history that can still be
-// read.
-func (o *Outbox) rescue(cause error) error {
-	settled := records{}
-	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
-		settled[place{bucketSettled, key}] = slices.Clone(value)
-		return nil
-	})
-	if err != nil {
-		o.log.Error("part of the history of the damaged outbox is lost", "kept", len(settled), "err", err)
-	}
+// readBodies reads the CloudEvents that something refers to into memory, before the file that holds them is given up.
+func (o *Outbox) readBodies() {
 	var bodiless []*message
 	o.mu.Lock()
 	for _, m := range o.messages {
@@ -490,9 +484,58 @@ func (o *Outbox) rescue(cause error) error {
 		}
 		o.mu.Unlock()
 	}
+}
+
+// maxRescued is how many bytes of history are taken from a damaged file at most, as they are in memory all at once.
+const maxRescued = 16 << 20
+
+// readHistory returns the newest part of the history that can still be read: CloudEvents, and what became of their
+// deliveries and of those of CloudEvents that something refers to.
+func (o *Outbox) readHistory() (kept records, err error) {
+	used := map[string]bool{}
 	o.mu.Lock()
-	maps.Copy(settled, o.waiting)
-	o.waiting = settled
+	for seq := range o.messages {
+		used[seqKey(seq)] = true
+	}
+	o.mu.Unlock()
+	var keys []string
+	var sizes []int
+	err = o.storage.Walk(bucketEvents, "", func(key string, value []byte) error {
+		o.diskAnswers()
+		keys, sizes = append(keys, key), append(sizes, len(value))
+		return nil
+	})
+	from, bytes := len(keys), 0
+	for from > 0 && bytes+sizes[from-1] <= maxRescued {
+		from--
+		bytes += sizes[from]
+	}
+	keys, kept = keys[from:], records{}
+	for _, bucket := range []string{bucketEvents, bucketSettled} {
+		err = errors.Join(err, o.storage.Walk(bucket, "", func(key string, value []byte) error {
+			o.diskAnswers()
+			digits, _, _ := strings.Cut(key, "/")
+			recent := len(keys) > 0 && digits >= keys[0]
+			if bucket == bucketEvents && recent && json.Valid(value) || bucket == bucketSettled && (recent || used[digits]) {
+				kept[place{bucket, key}] = slices.Clone(value)
+			}
+			return nil
+		}))
+	}
+	return kept, err
+}
+
+// rescue sets a damaged file aside and starts a new one, with everything in memory and, up to a bound, the newest
+// history that can still be read.
+func (o *Outbox) rescue(cause error) error {
+	kept, err := o.readHistory()
+	if err != nil {
+		o.log.Error("part of the history of the damaged outbox is lost", "kept", len(kept), "err", err)
+	}
+	o.readBodies()
+	o.mu.Lock()
+	maps.Copy(kept, o.waiting)
+	o.waiting = kept
 	o.mu.Unlock()
 	o.opened = false
 	if err := o.storage.SetAside("damaged", cause); err != nil {

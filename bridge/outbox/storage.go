@@ -22,7 +22,8 @@ type Storage interface {
 	// means that it was not open before, so its content may differ. After an error that wraps ErrReadOnly, the storage can
 	// be read.
 	Open() (opened bool, err error)
-	// Write writes all of them in one transaction, or none. They are ordered by bucket and key.
+	// Write writes all of them in one transaction, or none. They are ordered by bucket and key. After an error that wraps
+	// ErrReplaced, Read still returns what was written before, until the next Open.
 	Write(writes []Write) error
 	// Read returns a value; nil if there is none.
 	Read(bucket, key string) ([]byte, error)
@@ -43,6 +44,8 @@ var (
 	ErrLocked = errors.New("locked by another forewarn")
 	// ErrDamaged means that the content can't be used. It is set aside, and the content of memory is written anew.
 	ErrDamaged = errors.New("damaged")
+	// ErrReplaced means that the content that was opened has been removed, or other content is in its place.
+	ErrReplaced = errors.New("removed or replaced by another program")
 	// ErrReadOnly means that it can be read and not be written.
 	ErrReadOnly = errors.New("read-only")
 

@@ -322,7 +322,11 @@ func (o *Outbox) flush() error {
 	if err == nil {
 		err = o.writeWaiting()
 	}
-	if errors.Is(err, ErrDamaged) {
+	switch {
+	case errors.Is(err, ErrReplaced):
+		o.readBodies()
+		o.rewrite()
+	case errors.Is(err, ErrDamaged):
 		if err = o.rescue(err); err == nil {
 			err = o.writeWaiting()
 		}
