@@ -162,7 +162,7 @@ func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, n
 	var fields map[string]any
 	if r.Filter.When != nil {
 		if ce == nil {
-			return no("its CloudEvent can't be read")
+			return notYet("its CloudEvent can't be read") // perhaps it can in a moment
 		}
 		fields = cloudevent.Fields(*ce)
 	}
@@ -172,6 +172,9 @@ func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, n
 			a.since = b.firstSeen(e.ID, op, route, now)
 		}
 		return a
+	}
+	for _, route := range r.After { // its wait begins now, whatever else the rule still waits for
+		delivered(route)
 	}
 	return r.rule(e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
 }
@@ -402,9 +405,13 @@ func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a clou
 	}
 	message := about(e, imds.Approved)
 	for _, r := range s.routes {
-		getsEvent := slices.Contains(op.Routes, r.Name) && r.Hears(change, s.observer.Name)
-		if getsEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
+		hears := r.Hears(change, s.observer.Name)
+		switch {
+		case hears && slices.Contains(op.Routes, r.Name),
+			a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
 			message.To = append(message.To, outbox.Recipient{Route: r.Name})
+		case hears && slices.Contains(op.Undecided, r.Name): // with what came before it
+			message.To = append(message.To, outbox.Recipient{Route: r.Name, Due: s.heldUntil, Held: true})
 		}
 	}
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,

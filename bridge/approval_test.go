@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -639,6 +640,30 @@ func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A CloudEvent that can't be read for a while ends no decision that was made.
+func TestAFailedReadEndsNoDecision(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.Filter.When = condition(t, "severity > 0")
+		s.opts.Rules = []Rule{rule}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		s.disk.misread(errors.New("the disk is slow"))
+		pause(20 * time.Second)
+		s.disk.misread(nil)
+		s.azure.ClearFaults()
+		pause(2 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
+		b.end()
+	})
 }
 
 // A decision about an event that Azure moves while the answer of the last look is on its way is moot. The next one is

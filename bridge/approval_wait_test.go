@@ -95,6 +95,29 @@ func TestAWaitBeginsWithTheAcceptance(t *testing.T) {
 	})
 }
 
+// It begins then also if the rule waits for something else, such as for the name of the VM to be confirmed.
+func TestAWaitBeginsThoughTheNameIsMissing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.After, rule.Wait = []string{"drain"}, 10*time.Minute
+		s.opts.Rules = []Rule{rule}
+		drain := (&ear{}).all("drain")
+		b := s.start(drain)
+		pause(2 * time.Second)
+		b.end()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 12 * time.Minute})
+		b = s.start(drain)
+		pause(20 * time.Second)
+		s.userReboot(idA)
+		pause(11 * time.Minute)
+		wantIDs(t, s.approvals())
+		pause(3 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
 // After a restart the rest of the wait is counted from there: neither the time while nothing ran nor a clock that was
 // stepped meanwhile makes it shorter. After a crash up to a minute is counted once more.
 func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {

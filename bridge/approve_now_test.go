@@ -43,6 +43,28 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 	}
 }
 
+// A sink whose filter waits for the VM's name hears of an approval too, once the name is known.
+func TestAnApprovalByHandWaitsForTheName(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
+		mine := &ear{}
+		b := s.start(mine.self("mine"))
+		pause(5 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}})
+		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Source: "User", Resources: []string{"vm-1"}})
+		pause(3 * time.Second)
+		for _, id := range []string{idA, idB} {
+			if a := b.ApproveNow(t.Context(), id, s.shown(id), "root"); a.Result != cloudevent.ResultApproved {
+				t.Fatalf("ApproveNow = %+v", a)
+			}
+		}
+		pause(2 * time.Minute)
+		wantIDs(t, mine.ids(), idA+"-scheduled", idA+"-approved-1")
+		b.end()
+	})
+}
+
 // As long as one of two people still approves an event by hand, no rule does.
 func TestNoRuleInterferesWithTheSlowerOfTwoPeople(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

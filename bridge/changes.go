@@ -84,7 +84,7 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 		return nil, false
 	}
 	known, states := b.events.all()
-	b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc)})
+	b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc, o)})
 	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)
@@ -177,6 +177,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 		return facts, nil
 	}
 	op.Event, op.event, op.Said, op.Anew, op.lastListed = e.Raw, e, s.now, false, time.Time{}
+	op.Rebooted = op.Rebooted && !op.notBegun(e, s.now)
 	c.open[e.ID] = &op
 	return facts, nil
 }
@@ -284,7 +285,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 				c.Values[valueBlocked+name] = []byte(troubleBefore)
 			}
 		}
-		b.offer(&c, routes, missed, read, now)
+		b.offer(&c, routes, added, missed, read, now)
 		wait = b.commit(c, now)
 	})
 	return wait
@@ -301,17 +302,22 @@ func (b *Bridge) offerUnknown(known []string, now time.Time) {
 	b.withCloudEvents(func() []uint64 { return b.neededFor(unknown()) }, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
 		missed := func(r Route, seq uint64) bool { return b.Outbox.Outcome(r.Name, seq).State == "" }
-		b.offer(&c, unknown(), missed, read, now)
+		b.offer(&c, unknown(), nil, missed, read, now)
 		b.commit(c, now)
 	})
 }
 
-// offer adds to the commit the latest change of every open event, for those of the routes that missed it.
-func (b *Bridge) offer(c *commit, routes []Route, missed func(Route, uint64) bool, read cloudEvents, now time.Time) {
+// offer adds to the commit the latest change of every open event, for those of the routes that missed it. What an
+// earlier route with the name of an added one got does not count for that.
+func (b *Bridge) offer(
+	c *commit, routes []Route, added []string, missed func(Route, uint64) bool, read cloudEvents, now time.Time,
+) {
 	s := b.changeContext(observation{now: now})
 	events, states := b.events.all()
+	isAdded := func(route string) bool { return slices.Contains(added, route) }
 	for _, e := range events {
 		op := states[e.ID]
+		op.Routes, op.Undecided = slices.DeleteFunc(op.Routes, isAdded), slices.DeleteFunc(op.Undecided, isAdded)
 		who := routesThat(func(r Route) bool { return missed(r, op.Latest) }, routes)
 		a, change := b.latestChange(e, op, read[op.Latest])
 		switch {

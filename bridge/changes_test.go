@@ -95,6 +95,62 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 	}
 }
 
+// A reboot after which an event is still listed as to come was not the event's. If it goes then, nobody says that it was
+// carried out.
+func TestAnotherRebootCompletesNoEvent(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Interval = seldom
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(72 * time.Hour)})
+			pause(time.Minute)
+			b.end()
+			pause(30 * time.Second)
+			s.opts.Booted = time.Now()
+			b = s.start(e.all("a"))
+			pause(time.Hour)
+			if again {
+				b.crash()
+				b = s.start(e.all("a"))
+				pause(time.Minute)
+			}
+			s.azure.End(idA)
+			pause(time.Minute)
+			wantIDs(t, e.types(), "scheduled", "vanished")
+			if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeUnknown {
+				t.Errorf("crashed %v: outcome %s, want unknown", again, d.Outcome)
+			}
+			b.end()
+		})
+	}
+}
+
+// What is gone after a while in which nobody watched may be gone for as long, also if the first document after it can't
+// be read in part.
+func TestAPartialFirstDocumentHidesNoGap(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.end()
+		stopped := time.Now()
+		pause(time.Hour)
+		s.azure.End(idA)
+		s.azure.SetFault(imdstest.Fault{Body: `{"DocumentIncarnation":9,"Events":[{"EventStatus":"Scheduled"}]}`, Status: 200, For: 3 * time.Second})
+		b = s.start(e.all("a"))
+		pause(10 * time.Second)
+		b.end()
+		wantIDs(t, e.types(), "scheduled", "vanished")
+		if d := dataIn(t, e.accepted()[1].Event); !d.WhileAway || d.NotEarlierThan.IsZero() || d.NotEarlierThan.After(stopped) {
+			t.Errorf("told as while away %v, not earlier than %v; want not earlier than %v", d.WhileAway, d.NotEarlierThan, stopped)
+		}
+	})
+}
+
 // That nobody watched for a while outlasts a crash.
 func TestACrashForgetsNoGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

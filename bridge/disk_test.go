@@ -402,6 +402,31 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 	})
 }
 
+// A reboot while the file could not be read yet ended the event in it as one in any other gap.
+func TestARebootBeforeALateFileIsKnown(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() {
+			pause(30 * time.Second)
+			s.opts.Booted = time.Now()
+			s.azure.End(idA)
+			pause(20 * time.Second)
+		}, e.all("a"))
+		pause(5 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		b.end()
+		wantIDs(t, e.types(), "scheduled", "vanished")
+		if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
+			t.Errorf("outcome %s, back %v; want completed, back %v", d.Outcome, d.Back, s.opts.Booted)
+		}
+	})
+}
+
 // What is pending in a late file about the bridge is never out of date: nothing newer says it.
 func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -43,7 +43,7 @@ type openEvent struct {
 	First     time.Time       `json:"first"`              // when it was first seen
 	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
 	Gap       bool            `json:"gap,omitempty"`      // nobody watched it for a while
-	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted between two answers
+	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted, perhaps because of it
 	Pause     time.Duration   `json:"pause,omitempty"`    // the longest pause
 	Latest    uint64          `json:"latest"`             // sequence number of the latest change
 	Routes    []string        `json:"routes,omitempty"`   // the routes whose filter accepted it
@@ -56,7 +56,7 @@ type openEvent struct {
 
 	event      imds.Event // of Event
 	submitted  time.Time  // when it was last submitted to the outbox
-	lastListed time.Time  // when it was last seen, if from a file that was read late; zero once it is listed
+	lastListed time.Time  // when it was last seen, if a late file or a partial document hides how long it has been gone
 }
 
 // unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that
@@ -66,6 +66,12 @@ func (op *openEvent) unwatched(d time.Duration, rebooted bool) bool {
 	op.Gap = op.Gap || d > gapAbove || d < 0 // negative: the clock was set back, so the length is unknown
 	op.Rebooted = op.Rebooted || rebooted
 	return op.Gap != was.Gap || op.Rebooted != was.Rebooted
+}
+
+// notBegun reports whether the event, as a document lists it, has certainly not begun. Nobody can say so of one that was
+// approved, or whose time has come.
+func (op *openEvent) notBegun(e imds.Event, now time.Time) bool {
+	return e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Approved
 }
 
 // clone returns an independent copy.
@@ -89,11 +95,12 @@ type openEvents struct {
 }
 
 // load merges the events of the outbox's file, which may become readable late, with the known ones. until is the last
-// valid answer in the file, and since the last one of this run, or zero. It returns the events that were announced
-// again before the file became readable, as the outbox stores them.
+// valid answer in the file, and since the last one of this run, or zero. booted is when the observer did. load returns
+// the events that were announced again before the file became readable, as the outbox stores them.
 func (o *openEvents) load(
-	groups map[string]outbox.Group, until, since time.Time, log *slog.Logger,
+	groups map[string]outbox.Group, until, since, booted time.Time, log *slog.Logger,
 ) (repeated map[string]*outbox.Group) {
+	rebooted := !until.IsZero() && booted.After(until)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.byID == nil {
@@ -110,11 +117,11 @@ func (o *openEvents) load(
 		case op != nil && op.First.Equal(was.First): // the file is read again
 		case op != nil:
 			if op.Life == 1 { // else the life in the file ended meanwhile, and the event came back
-				op.recall(was, until)
+				op.recall(was, until, rebooted)
 			}
 			repeated[id] = op.group()
 		case !since.IsZero(): // unknown in this run until now
-			was.unwatched(elapsed(until, since), false)
+			was.unwatched(elapsed(until, since), rebooted)
 			was.lastListed = until
 			fallthrough
 		default:
@@ -125,9 +132,9 @@ func (o *openEvents) load(
 }
 
 // recall merges the stored state of an event that was taken for new before the file became readable. until is when the
-// file saw it last.
-func (op *openEvent) recall(was *openEvent, until time.Time) {
-	op.unwatched(elapsed(until, op.First), was.Rebooted)
+// file saw it last, and rebooted whether the observer rebooted after that.
+func (op *openEvent) recall(was *openEvent, until time.Time, rebooted bool) {
+	op.unwatched(elapsed(until, op.First), was.Rebooted || rebooted)
 	if !was.Started.IsZero() {
 		op.Started = was.Started
 	}
@@ -144,23 +151,25 @@ func (op *openEvent) recall(was *openEvent, until time.Time) {
 
 // listed records that a document lists these events. One that a partial document leaves out may be in the part that
 // cannot be read, so it is not watched. listed returns the events that this changed as the outbox stores them.
-func (o *openEvents) listed(doc imds.Document) map[string]*outbox.Group {
-	there := make(map[string]bool, len(doc.Events))
-	o.mu.Lock()
-	for _, e := range doc.Events {
-		there[e.ID] = true
-		if op := o.byID[e.ID]; op != nil {
-			op.lastListed = time.Time{}
-		}
-	}
-	o.mu.Unlock()
-	if !doc.Partial {
-		return nil
+func (o *openEvents) listed(doc imds.Document, at observation) map[string]*outbox.Group {
+	there := make(map[string]int, len(doc.Events))
+	for n, e := range doc.Events {
+		there[e.ID] = n
 	}
 	return o.note(func(op *openEvent) bool {
-		was := op.Gap
-		op.Gap = op.Gap || !there[op.event.ID]
-		return op.Gap != was
+		was := *op
+		n, listed := there[op.event.ID]
+		switch {
+		case listed:
+			op.lastListed = time.Time{}
+			op.Rebooted = op.Rebooted && !op.notBegun(doc.Events[n], at.now) // a reboot that was not its own
+		case doc.Partial:
+			op.Gap = true
+			if at.away && op.lastListed.IsZero() {
+				op.lastListed = at.before
+			}
+		}
+		return op.Gap != was.Gap || op.Rebooted != was.Rebooted
 	})
 }
 
@@ -311,7 +320,7 @@ var leftOut = fmt.Sprintf("changes left out: %d events, or %d MiB of them, are o
 
 // fitting returns the changes for which there is room beside the known events. Without a bound, documents that make
 // nothing vanish could open events without end.
-func fitting(known []imds.Event, changes []imds.Change) []imds.Change {
+func fitting(known []imds.Event, changes []imds.Change) (room []imds.Change) {
 	n, bytes := len(known), 0
 	for _, e := range known {
 		bytes += len(e.Raw)
@@ -321,18 +330,17 @@ func fitting(known []imds.Event, changes []imds.Change) []imds.Change {
 			n, bytes = n-1, bytes-len(c.Event.Raw)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(changes), func(c imds.Change) bool {
+	for _, c := range changes {
 		more, longer := 1, len(c.Event.Raw)
 		switch {
 		case c.Kind == imds.Vanished:
-			return false
+			more, longer = 0, 0
 		case c.Previous != nil:
 			more, longer = 0, longer-len(c.Previous.Raw)
 		}
-		if n+more > imds.MaxEvents || bytes+longer > maxOpenBytes {
-			return true
+		if n+more <= imds.MaxEvents && bytes+longer <= maxOpenBytes || c.Kind == imds.Vanished {
+			n, bytes, room = n+more, bytes+longer, append(room, c)
 		}
-		n, bytes = n+more, bytes+longer
-		return false
-	})
+	}
+	return room
 }

@@ -20,8 +20,8 @@ func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
 		return map[string]outbox.Group{idA: {State: imds.CompactJSON(&op)}}
 	}
 	var o openEvents
-	o.load(file("Started"), first, time.Time{}, slog.New(slog.DiscardHandler))
-	if anew := o.load(file("Scheduled"), first, first.Add(time.Minute), slog.New(slog.DiscardHandler)); len(anew) > 0 {
+	o.load(file("Started"), first, time.Time{}, time.Time{}, slog.New(slog.DiscardHandler))
+	if anew := o.load(file("Scheduled"), first, first.Add(time.Minute), time.Time{}, slog.New(slog.DiscardHandler)); len(anew) > 0 {
 		t.Errorf("told anew are %v", anew)
 	}
 	if e, op, _ := o.get(idA); e.Status != "Started" || op.Gap || !op.lastListed.IsZero() {

@@ -70,10 +70,11 @@ func dueLeads(routes []Route, subscribed []string, e imds.Event, now time.Time) 
 	return leads
 }
 
-// dueLead returns the shortest lead of the route that is at least left; 0 for none.
+// dueLead returns the shortest lead of the route that is at least left; 0 for none. A route that is told of events only
+// some time ahead is not reminded of them earlier.
 func dueLead(r Route, left time.Duration) (due time.Duration) {
 	for _, lead := range r.Terms.Remind {
-		if lead >= left && (due == 0 || lead < due) {
+		if lead >= left && (due == 0 || lead < due) && (r.Terms.Lead == 0 || lead <= r.Terms.Lead) {
 			due = lead
 		}
 	}

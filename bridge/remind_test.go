@@ -55,6 +55,24 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 	})
 }
 
+// Who wants to hear of an event only some time ahead is not reminded of it before.
+func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		e := &ear{}
+		b := s.start(e.reminds("a", time.Hour, 5*time.Minute).with(func(x *Terms) { x.Lead = 20 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 2*time.Hour)
+		at := time.Now().Add(2 * time.Hour)
+		pause(3 * time.Hour)
+		wantIDs(t, e.types(), "scheduled", "reminder")
+		if first := at.Sub(e.accepted()[0].at); first > 20*time.Minute+time.Second {
+			t.Errorf("it was told %v before", first)
+		}
+		b.end()
+	})
+}
+
 // A reminder comes also if the clock was ahead when the event was announced.
 func TestAReminderComesAfterTheClockWasSetBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -50,13 +50,13 @@ type schedule struct {
 	urgent    laneHeap // lanes that may be attempted though the route waits, the most important first
 	deadlines laneHeap // lanes in which an item will be late, or fall back, the nearest first
 
-	underWay      []attempt
-	retryOnAccept map[*lane]bool // lanes that failed, and are tried again when the route accepts
-	failing       int            // number of lanes whose last attempt failed
-	standby       bool           // the route's previous worker has not ended
-	stopping      bool           // only first attempts are made from now on
-	lastUrgent    time.Time      // the last attempt ahead of the schedule
-	oneByOne      int            // deliveries to make one by one, because a batch of them was rejected or can't be read
+	underWay      map[*lane]time.Time // when each attempt under way began, by the first of its lanes
+	retryOnAccept map[*lane]bool      // lanes that failed, and are tried again when the route accepts
+	failing       int                 // number of lanes whose last attempt failed
+	standby       bool                // the route's previous worker has not ended
+	stopping      bool                // only first attempts are made from now on
+	lastUrgent    time.Time           // the last attempt ahead of the schedule
+	oneByOne      int                 // deliveries to make one by one, because a batch of them was rejected or can't be read
 }
 
 // A destination is what its answers tell about the destination of a route.
@@ -113,7 +113,7 @@ func newSchedule(t Terms) *schedule {
 	s := &schedule{
 		destination: destination{failed: map[string]bool{}}, terms: t, random: rand.Float64,
 		lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]arrivals{},
-		partialBatches: map[uint64][]*lane{}, retryOnAccept: map[*lane]bool{},
+		partialBatches: map[uint64][]*lane{}, retryOnAccept: map[*lane]bool{}, underWay: map[*lane]time.Time{},
 	}
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
 	s.arriving = laneHeap{
@@ -273,7 +273,7 @@ func (s *schedule) attempt(now time.Time) (a attempt) {
 		s.probe = now.Add(probeEvery)
 	}
 	a = s.pick(first, now)
-	s.underWay = append(s.underWay, a)
+	s.underWay[a.lanes[0]] = now
 	return a
 }
 
@@ -404,7 +404,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 	return a
 }
 
-// apart reports whether deliveries are attempted one by one: because a batch was rejected or can't be read, or to probe.
+// apart reports whether deliveries are attempted one by one: to probe, or because a batch was rejected or can't be read.
 func (s *schedule) apart() bool { return s.oneByOne > 0 || s.blocked }
 
 // sort orders the items of a batch: what matters most comes first where only the latest changes are delivered, else the
@@ -443,7 +443,7 @@ func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Ti
 
 // end ends the attempt, removes the items of gone, and places its lanes.
 func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
-	s.underWay = slices.DeleteFunc(s.underWay, func(other attempt) bool { return other.lanes[0] == a.lanes[0] })
+	delete(s.underWay, a.lanes[0])
 	s.oneByOne = max(0, s.oneByOne-1)
 	for _, l := range a.lanes { // a lane without items can't be compared in that heap
 		s.arriving.update(l, false)
@@ -550,8 +550,8 @@ func (s *schedule) stop(now time.Time) {
 
 // oldestBegan returns the start of the oldest attempt under way; zero if there is none.
 func (s *schedule) oldestBegan() (since time.Time) {
-	for _, a := range s.underWay {
-		since = earlier(since, a.began)
+	for _, began := range s.underWay {
+		since = earlier(since, began)
 	}
 	return since
 }

@@ -492,37 +492,33 @@ const maxRescued = 16 << 20
 // readHistory returns the newest part of the history that can still be read: CloudEvents, and what became of their
 // deliveries and of those of CloudEvents that something refers to.
 func (o *Outbox) readHistory() (kept records, err error) {
-	used := map[string]bool{}
-	o.mu.Lock()
-	for seq := range o.messages {
-		used[seqKey(seq)] = true
-	}
-	o.mu.Unlock()
-	var keys []string
-	var sizes []int
+	kept = records{}
+	var newest []place // of the CloudEvents
+	bytes := 0
 	err = o.storage.Walk(bucketEvents, "", func(key string, value []byte) error {
 		o.diskAnswers()
-		keys, sizes = append(keys, key), append(sizes, len(value))
+		if !json.Valid(value) {
+			return nil
+		}
+		p := place{bucketEvents, key}
+		kept[p], newest, bytes = slices.Clone(value), append(newest, p), bytes+len(value)
+		for ; bytes > maxRescued; newest = newest[1:] {
+			bytes -= len(kept[newest[0]].([]byte))
+			delete(kept, newest[0])
+		}
 		return nil
 	})
-	from, bytes := len(keys), 0
-	for from > 0 && bytes+sizes[from-1] <= maxRescued {
-		from--
-		bytes += sizes[from]
-	}
-	keys, kept = keys[from:], records{}
-	for _, bucket := range []string{bucketEvents, bucketSettled} {
-		err = errors.Join(err, o.storage.Walk(bucket, "", func(key string, value []byte) error {
-			o.diskAnswers()
-			digits, _, _ := strings.Cut(key, "/")
-			recent := len(keys) > 0 && digits >= keys[0]
-			if bucket == bucketEvents && recent && json.Valid(value) || bucket == bucketSettled && (recent || used[digits]) {
-				kept[place{bucket, key}] = slices.Clone(value)
-			}
-			return nil
-		}))
-	}
-	return kept, err
+	return kept, errors.Join(err, o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
+		o.diskAnswers()
+		p := place{bucketSettled, key}
+		o.mu.Lock()
+		used := o.messages[p.seq()] != nil
+		o.mu.Unlock()
+		if used || kept[place{bucketEvents, seqKey(p.seq())}] != nil {
+			kept[p] = slices.Clone(value)
+		}
+		return nil
+	}))
 }
 
 // rescue sets a damaged file aside and starts a new one, with everything in memory and, up to a bound, the newest

@@ -406,6 +406,11 @@ func (m *memory) outcome(name string, seq uint64) Outcome {
 
 // setOutcome records the outcome of a delivery.
 func (m *message) setOutcome(route string, o Outcome) {
-	m.settled = slices.DeleteFunc(m.settled, func(s settled) bool { return s.route == route })
+	for n, s := range m.settled {
+		if s.route == route {
+			m.settled[n].Outcome = o
+			return
+		}
+	}
 	m.settled = append(m.settled, settled{route, o})
 }

@@ -127,7 +127,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	for _, name := range azure.Resources { // this VM first, so that it is never left out
 		vm := vmView{Name: wording.Printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}
 		if vm.Self {
-			v.VMs = slices.Insert(v.VMs, 0, vm)
+			v.VMs = append([]vmView{vm}, v.VMs...)
 		} else {
 			v.VMs = append(v.VMs, vm)
 		}
