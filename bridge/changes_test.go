@@ -176,6 +176,29 @@ func TestACrashForgetsNoGap(t *testing.T) {
 	})
 }
 
+// An open event that can't be read is logged, and is new to the bridge if Azure still lists it.
+func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		box, err := outbox.Open(s.dir, outbox.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		broken := map[string]*outbox.Group{idA: {State: []byte("nonsense"), Latest: 1}, idB: {State: []byte("{}"), Latest: 2}}
+		if err := errors.Join(box.Apply(outbox.Batch{Now: time.Now(), Groups: broken}), box.Close()); err != nil {
+			t.Fatal(err)
+		}
+		s.reboot(idA)
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		b.end()
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if n := strings.Count(s.log.String(), "cannot read an open event"); n != 2 {
+			t.Errorf("the log says %d times that one can't be read, want 2", n)
+		}
+	})
+}
+
 // What can't be read of what the last run kept is logged, and nothing else is.
 func TestAValueThatCannotBeReadIsLogged(t *testing.T) {
 	for value, want := range map[string]int{`{"at":"2000-01-01T00:00:00Z"}`: 0, "nonsense": 1} {

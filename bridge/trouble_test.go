@@ -397,7 +397,9 @@ func TestDeadLettersAreReportedTogether(t *testing.T) {
 		told := func() (counts []int) {
 			for _, h := range admin.accepted() {
 				data := tellingOf(t, h.Event)
-				if data["sink"] != "strict" || len(data["deliveries"].([]any)) != int(data["count"].(float64)) {
+				letters := data["deliveries"].([]any)
+				if data["sink"] != "strict" || len(letters) != int(data["count"].(float64)) ||
+					letters[0].(map[string]any)["error"] != delivery.ErrRejected.Error() {
 					t.Errorf("it says %v", data)
 				}
 				counts = append(counts, int(data["count"].(float64)))
@@ -466,6 +468,32 @@ func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 	})
 }
 
+// Dead letters of an earlier run are reported when it is known whose they are, and never by another VM.
+func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
+	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			image := filepath.Join(t.TempDir(), "outbox.db")
+			strict, admin := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+			b := s.start(strict.all("strict"))
+			pause(1600 * time.Millisecond)
+			s.reboot(idA)
+			pause(600 * time.Millisecond) // it is dead, and to be reported within the second
+			b.snapshot(image)
+			b.end()
+			copyFile(t, image, filepath.Join(s.dir, "outbox.db"))
+			s.vm = vm
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 3 * time.Second})
+			strict.say(nil)
+			b = s.start(admin.trouble("admin"), strict.all("strict"))
+			pause(2500 * time.Millisecond)
+			wantIDs(t, admin.types())
+			pause(time.Minute)
+			b.end()
+			wantIDs(t, admin.types(), want...)
+		})
+	}
+}
+
 // A sink hears as much about the bridge as its level says.
 func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -521,7 +549,8 @@ func TestTheStartIsReportedWithTheGap(t *testing.T) {
 func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		down, audit := &ear{answer: always(errDown)}, &ear{}
+		down, audit, count := &ear{answer: always(errDown)}, &ear{}, &counting{}
+		s.opts.Meter = count
 		heardAll := func(x *Terms) { x.Bridge = LevelAll }
 		b := s.start(down.all("down").with(heardAll), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
 		pause(1500 * time.Millisecond)
@@ -560,6 +589,9 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 		many := drop(pending[2:])
 		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != ListedDead {
 			t.Errorf("of 29 it tells %v", many)
+		}
+		if n := count.of("committed")[cloudevent.DeliveryDropped]; n != 3 {
+			t.Errorf("the meter was told of %d CloudEvents about drops, want 3", n)
 		}
 		b.end()
 	})

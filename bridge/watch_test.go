@@ -368,6 +368,28 @@ func TestIfNoneMatch(t *testing.T) {
 	})
 }
 
+// Only the first answer may take as long as Azure needs to switch events on: an endpoint that stops answering is asked
+// as often after a day as before.
+func TestAnEndpointThatHangsForADayIsStillAskedOften(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		b := s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Hang: true})
+		pause(time.Hour)
+		before := s.polls()
+		pause(time.Hour)
+		first := s.polls() - before
+		pause(24 * time.Hour)
+		before = s.polls()
+		pause(time.Hour)
+		if last := s.polls() - before; last < first*9/10 {
+			t.Errorf("it was asked %d times in the second hour, and %d times after a day", first, last)
+		}
+		b.end()
+	})
+}
+
 // The first document waits for the name of this VM, but for three seconds at most, and longer only where the outbox
 // may turn out to be another VM's.
 func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
