@@ -29,7 +29,7 @@ type sinkSettings struct {
 	Late    string        `yaml:"late" doc:"what happens to a change when a newer one is pending"`
 	Group   groupSettings `yaml:"group" doc:"many events of one type become one message"`
 
-	Remind    []time.Duration  `yaml:"remind" doc:"reminders, this long before an event starts"`
+	Remind    []time.Duration  `yaml:"remind" doc:"reminders, this long before an event starts, but not before lead"`
 	Lead      time.Duration    `yaml:"lead" doc:"hold back scheduled and updated until this long before (default: at once)"`
 	Fallback  fallbackSettings `yaml:"fallback" doc:"another sink that gets what this one can't deliver"`
 	Heartbeat time.Duration    `yaml:"heartbeat" doc:"send a heartbeat this often while all is well (default: never)"`
