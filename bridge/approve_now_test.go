@@ -65,6 +65,27 @@ func TestAnApprovalByHandWaitsForTheName(t *testing.T) {
 	})
 }
 
+// What waits for its lead is not replaced by an approval that came while the name was unknown.
+func TestAnApprovalReplacesNothingThatWaitsForItsLead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		s.beginsLate()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		drain := &ear{}
+		b := s.start(drain.self("drain").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
+		pause(5 * time.Second)
+		s.redeploy(idA, 2*time.Hour)
+		pause(seldom + time.Second)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		pause(2 * time.Hour)
+		wantIDs(t, drain.ids(), idA+"-scheduled", idA+"-approved-1")
+		b.end()
+	})
+}
+
 // As long as one of two people still approves an event by hand, no rule does.
 func TestNoRuleInterferesWithTheSlowerOfTwoPeople(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

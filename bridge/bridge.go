@@ -202,7 +202,7 @@ func (b *Bridge) remember() (stored outbox.Stored, routed bool) {
 	b.mu.Unlock()
 	open := b.Outbox.Groups() // the others ended before the file became readable
 	maps.DeleteFunc(stored.Groups, func(id string, _ outbox.Group) bool { _, is := open[id]; return !is })
-	repeated := b.events.load(stored.Groups, answer.At, since, b.Booted, b.deciding.log)
+	repeated := b.events.load(stored, answer.At, since, b.Booted, b.deciding.log)
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
 	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date

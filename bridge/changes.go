@@ -293,11 +293,11 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 
 // offerUnknown offers the open events to the routes that a file read late doesn't have in its settings: when these were
 // set, the events in the file were not known.
-func (b *Bridge) offerUnknown(known []string, now time.Time) {
+func (b *Bridge) offerUnknown(known map[string]bool, now time.Time) {
 	unknown := func() []Route {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return routesThat(func(r Route) bool { return !slices.Contains(known, r.Name) }, b.routes)
+		return routesThat(func(r Route) bool { return !known[r.Name] }, b.routes)
 	}
 	b.withCloudEvents(func() []uint64 { return b.neededFor(unknown()) }, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
@@ -442,10 +442,14 @@ func (b *Bridge) decideHeldGroup(
 		d := &decided[n]
 		d.Held, d.Due = time.Time{}, leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
 	}
+	last := len(decided) - 1 // the latest change of Azure's
+	for last >= 0 && !imds.ChangeKind(decided[last].Change).OfAzure() {
+		last--
+	}
 	for n, d := range decided {
 		by := successor{kind: presentState(e, open), notBefore: e.NotBefore}
-		if last := decided[len(decided)-1]; n < len(decided)-1 {
-			by = successor{kind: imds.ChangeKind(last.Change), comes: true, due: last.Due}
+		if n < last {
+			by = successor{kind: imds.ChangeKind(decided[last].Change), comes: true, due: decided[last].Due}
 		}
 		if !c.overtake(d, by, now) {
 			ref := outbox.Ref{Route: route, Seq: d.Seq()}

@@ -98,7 +98,7 @@ type openEvents struct {
 // valid answer in the file, and since the last one of this run, or zero. booted is when the observer did. load returns
 // the events that were announced again before the file became readable, as the outbox stores them.
 func (o *openEvents) load(
-	groups map[string]outbox.Group, until, since, booted time.Time, log *slog.Logger,
+	file outbox.Stored, until, since, booted time.Time, log *slog.Logger,
 ) (repeated map[string]*outbox.Group) {
 	rebooted := !until.IsZero() && booted.After(until)
 	o.mu.Lock()
@@ -107,12 +107,14 @@ func (o *openEvents) load(
 		o.byID = map[string]*openEvent{}
 	}
 	repeated = map[string]*outbox.Group{}
-	for id, g := range groups {
+	for id, g := range file.Groups {
 		was, err := decodeOpen(g)
 		if err != nil {
 			log.Error("cannot read an open event from the outbox", "event", id, "err", err)
 			continue
 		}
+		forgotten := func(route string) bool { _, known := file.Routes[route]; return !known }
+		was.Routes = slices.DeleteFunc(was.Routes, forgotten) // a new one of that name is decided about anew
 		switch op := o.byID[id]; {
 		case op != nil && op.First.Equal(was.First): // the file is read again
 		case op != nil:

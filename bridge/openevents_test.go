@@ -15,9 +15,9 @@ import (
 // What a file brings that is read again is older than what is known, so it changes nothing.
 func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
 	first := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	file := func(status string) map[string]outbox.Group {
+	file := func(status string) outbox.Stored {
 		op := openEvent{Event: imds.CompactJSON(map[string]string{"EventId": idA, "EventStatus": status}), Life: 1, First: first}
-		return map[string]outbox.Group{idA: {State: imds.CompactJSON(&op)}}
+		return outbox.Stored{Groups: map[string]outbox.Group{idA: {State: imds.CompactJSON(&op)}}}
 	}
 	var o openEvents
 	o.load(file("Started"), first, time.Time{}, time.Time{}, slog.New(slog.DiscardHandler))

@@ -388,27 +388,40 @@ func TestARemovedSinkIsFreed(t *testing.T) {
 
 // What an earlier sink of that name was told says nothing about a new one: its own filter decides.
 func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Interval = seldom
-		kept, before, after := (&ear{}).all("kept"), &ear{}, &ear{}
-		b := s.start(kept, before.all("ops"))
-		pause(1500 * time.Millisecond)
-		s.redeploy(idA, 7*24*time.Hour)
-		pause(time.Minute)
-		b.Reload([]Route{kept}, nil, SettingsInfo{})
-		pause(25 * time.Hour)
-		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze"})
-		pause(time.Minute)
-		freezes := after.all("ops")
-		freezes.Filter.Only.Types = []string{"Freeze"}
-		b.Reload([]Route{kept, freezes}, nil, SettingsInfo{})
-		pause(time.Minute)
-		s.azure.Start(idA)
-		pause(time.Minute)
-		b.end()
-		wantIDs(t, before.ids(), idA+"-scheduled")
-		wantIDs(t, after.ids(), idB+"-scheduled")
-	})
+	for _, late := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Interval = seldom
+			kept, before, after := (&ear{}).all("kept"), &ear{}, &ear{}
+			b := s.start(kept, before.all("ops"))
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 7*24*time.Hour)
+			pause(time.Minute)
+			b.Reload([]Route{kept}, nil, SettingsInfo{})
+			pause(time.Minute)
+			b.end()
+			pause(25 * time.Hour)
+			b = s.start(kept)
+			pause(15 * time.Minute)
+			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze"})
+			pause(time.Minute)
+			freezes := after.all("ops")
+			freezes.Filter.Only.Types = []string{"Freeze"}
+			if !late {
+				b.Reload([]Route{kept, freezes}, nil, SettingsInfo{})
+			} else {
+				var bring func()
+				b, bring = s.lateFile(b, func() {}, kept, freezes)
+				pause(time.Minute)
+				bring()
+			}
+			pause(time.Minute)
+			s.azure.Start(idA)
+			pause(time.Minute)
+			b.end()
+			wantIDs(t, before.ids(), idA+"-scheduled")
+			wantIDs(t, after.ids(), idB+"-scheduled")
+		})
+	}
 }
 
 // A sink that is added while an event is open is reminded of it too.

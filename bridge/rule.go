@@ -19,8 +19,8 @@ type Rule struct {
 	// After names the routes that must have accepted the event's latest change. A route whose filter refused that change
 	// keeps the rule from approving.
 	After []string
-	// Wait is counted from the last of these acceptances, or from the change if After is empty; but not from before the
-	// rule is there.
+	// Wait is counted from the last of these acceptances, or from the change if After is empty. If there was no rule then,
+	// it is counted from when there is one.
 	Wait time.Duration
 	// Others allows events that also name other VMs, whose sinks this observer does not see.
 	Others bool

@@ -47,6 +47,7 @@ type belief struct {
 	changes  []change
 	kept     *belief      // what its file holds, which comes late; nil when it is there
 	late     bool         // that came, and no document since then lists the event
+	hidden   bool         // a partial document left it out after a while in which nobody may have watched
 	before   []checkpoint // what a crash may take it back to
 }
 
@@ -67,7 +68,7 @@ func (b belief) copy() belief {
 // key is the same for beliefs that make no difference.
 func (b belief) key() string {
 	var s strings.Builder
-	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before), b.kept != nil, b.late)
+	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before), b.kept != nil, b.late, b.hidden)
 	if b.seen != nil {
 		fmt.Fprint(&s, *b.seen)
 	}
@@ -304,6 +305,9 @@ func (t *truth) answer(a *answer) {
 		if e, ok := listed[id]; ok {
 			now = &e
 		} else if a.partial {
+			for i := range beliefs {
+				beliefs[i].hidden = beliefs[i].hidden || t.away == nil || *t.away
+			}
 			continue
 		}
 		var after []belief
@@ -352,6 +356,9 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 		kind = "updated"
 	}
 	away := t.away
+	if b.hidden { // it may have gone then
+		away, b.hidden = nil, false
+	}
 	if b.late {
 		away, b.late = new(true), false
 	}

@@ -298,7 +298,8 @@ func (w *Worker) settle(r result, now time.Time) {
 		w.handleAccepted(r, now)
 	case len(r.lost) > 0:
 		w.discard(r.attempt, r.lost, now)
-		w.report(Report{Now: now, Dead: r.lost, Reason: ReasonLost, Error: r.err.Error()})
+		w.deadErr = r.err.Error()
+		w.report(Report{Now: now, Dead: r.lost, Reason: ReasonLost, Error: w.deadErr})
 	case errors.Is(r.err, ErrRejected):
 		w.handleRejected(r, now)
 	default:
@@ -371,6 +372,9 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 	}
 	if r.answer.Progress != nil {
 		report.Batch = cmp.Or(r.batch[0].Batch, r.batch[0].Seq)
+	}
+	if len(old) > 0 {
+		w.deadErr = report.Error
 	}
 	w.report(report)
 	w.logFailure(r, report.Next)

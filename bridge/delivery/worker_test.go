@@ -819,6 +819,30 @@ func TestStateNamesTheNextAttempt(t *testing.T) {
 	})
 }
 
+// That of the last dead letter is told until an acceptance, whatever made it one.
+func TestStateTellsWhyTheLastDeadLetterDied(t *testing.T) {
+	bubble(t, delivery.Terms{MaxAge: time.Minute}, func(t *testing.T, r *route) {
+		r.say(fails(errDown))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(10 * time.Minute)
+		if st := r.worker.State(); st.Error != errDown.Error() || st.Failing {
+			t.Errorf("after a delivery became too old the state is %s", text(st))
+		}
+		r.say(nil)
+		r.add(change(2, "E2", "scheduled", 24*time.Hour))
+		pause(time.Second)
+		if st := r.worker.State(); st.Error != "" {
+			t.Errorf("after an acceptance the state is %s", text(st))
+		}
+		r.lost[3] = true
+		r.add(change(3, "E3", "scheduled", 24*time.Hour))
+		pause(time.Second)
+		if st := r.worker.State(); st.Error == "" {
+			t.Errorf("after one was lost the state is %s", text(st))
+		}
+	})
+}
+
 // An error goes with the delivery that it is about.
 func TestStateForgetsTheErrorOfWhatWasRemoved(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {

@@ -52,6 +52,7 @@ type file struct {
 	db      *bolt.DB     // nil while none is open, or after bbolt panicked with its locks held
 	fd      *os.File     // the file that db has open
 	damaged atomic.Bool  // db is damaged and must not be closed by bbolt
+	gone    bool         // the last Open found that the path no longer names the file; only Open uses it
 
 	syncDir func(dir string) error // the function syncDir; tests replace it
 	answers func()                 // is called while the file is read and the disk answers
@@ -74,6 +75,9 @@ func (f *file) Open() (opened bool, err error) {
 	switch {
 	case usable && !readOnly && f.isOpen(f.measure()):
 		return false, nil
+	case usable && !readOnly && !f.gone: // so that it is read once more
+		f.gone = true
+		return false, fmt.Errorf("%s was %w", f.path, ErrReplaced)
 	case readOnly:
 		probe, err := os.OpenFile(f.path, os.O_RDWR, 0)
 		if err != nil {
@@ -81,6 +85,7 @@ func (f *file) Open() (opened bool, err error) {
 		}
 		probe.Close()
 	}
+	f.gone = false
 	_ = f.Close() // if something is wrong, opening it again returns the error
 	err = f.open(f.readOnly)
 	if !f.readOnly && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)) && f.open(true) == nil {
@@ -267,7 +272,7 @@ func (f *file) Write(writes []Write) error {
 		return nil
 	})
 	if info := f.measure(); err == nil && !f.isOpen(info) {
-		err = fmt.Errorf("%s was %w", f.path, ErrReplaced)
+		err = fmt.Errorf("%s was %w", f.path, ErrReplaced) // as the next Open says
 	}
 	return err
 }

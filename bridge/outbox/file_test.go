@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -665,47 +666,91 @@ func TestFileIsNotCompactedForItsSizeAlone(t *testing.T) {
 	want(t, "pending", pending(o, "a"), "A-scheduled")
 }
 
-// A file that somebody removes or replaces while it is in use is noticed with the next change: everything in memory,
-// with the CloudEvents that only the old file held, is written to the one that is there then.
+// A file that somebody removes or replaces while it is in use is noticed with the next write, whoever makes it, and also
+// if the disk was full before. Everything in memory is written to the file that is there then, with the CloudEvents, the
+// outcomes and the history that only the old one held.
 func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows does not let a mapped file be removed; CI runs this on Linux")
 	}
-	for claim, take := range map[string]func(path, backup string) error{
-		"it is removed":                    func(path, _ string) error { return os.Remove(path) },
-		"an older one is put in its place": func(path, backup string) error { return os.Rename(backup, path) },
+	remove := func(path, _ string) error { return os.Remove(path) }
+	add := func(o *outbox.Outbox) { _, _ = add(o, "C", "scheduled", "a") }
+	for _, tt := range []struct {
+		claim   string
+		full    bool
+		take    func(path, backup string) error
+		write   func(o *outbox.Outbox)
+		history int
+	}{
+		{"it is removed", false, remove, add, 4},
+		{"an older one is put in its place", false, func(path, backup string) error { return os.Rename(backup, path) }, add, 4},
+		{"it is removed from a full disk", true, remove, add, 4},
+		{"it is removed before its oldest records are", false, remove, func(o *outbox.Outbox) {
+			_ = <-o.Maintain(time.Now().Add(outbox.KeepHistory - time.Minute))
+			add(o)
+		}, 4},
 	} {
-		t.Run(claim, func(t *testing.T) {
+		t.Run(tt.claim, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
 				path := filepath.Join(dir, "outbox.db")
-				o := open(t, dir, outbox.Options{})
-				mustAdd(t, o, "A", "scheduled", "a")
+				disk := &filling{Storage: outbox.File(dir, slog.New(slog.DiscardHandler))}
+				o := open(t, dir, outbox.Options{Storage: disk})
+				mustAdd(t, o, "OVER", "vanished", "b")
+				time.Sleep(time.Hour)
+				told := mustAdd(t, o, "A", "scheduled", "a", "b")
+				groups := map[string]*outbox.Group{"A": {State: []byte("{}"), Latest: told.Seq}}
+				q := o.Queue("b")
+				q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
 				data, err := os.ReadFile(path)
-				if err == nil {
-					err = os.WriteFile(path+".backup", data, 0o600)
-				}
-				b := mustAdd(t, o, "B", "scheduled", "a")
-				if err := errors.Join(err, take(path, path+".backup")); err != nil {
+				if err := errors.Join(err, o.Apply(outbox.Batch{Now: time.Now(), Groups: groups}),
+					os.WriteFile(path+".backup", data, 0o600)); err != nil {
 					t.Fatal(err)
 				}
-				_, _ = add(o, "C", "scheduled", "a")
-				time.Sleep(time.Minute)
-				if _, err := o.Body(b.Seq); err != nil {
-					t.Errorf("then Body = %v", err)
+				mustAdd(t, o, "B", "scheduled", "a")
+				if disk.full.Store(tt.full); tt.full {
+					tt.write(o)
+					time.Sleep(time.Minute)
 				}
+				if err := tt.take(path, path+".backup"); err != nil {
+					t.Fatal(err)
+				}
+				disk.full.Store(false)
+				if !tt.full {
+					tt.write(o)
+				}
+				time.Sleep(time.Minute)
 				if err := errors.Join(o.Durable(), o.Close()); err != nil {
 					t.Errorf("a minute later Durable and Close = %v", err)
 				}
 				o = open(t, dir, outbox.Options{})
 				want(t, "after a restart pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
-				for _, c := range o.List(outbox.Selection{State: outbox.StatePending}) {
-					if _, err := o.Body(c.Seq()); err != nil {
+				for _, d := range o.List(outbox.Selection{State: outbox.StatePending}) {
+					if _, err := o.Body(d.Seq()); err != nil {
 						t.Errorf("after a restart: %v", err)
 					}
+				}
+				if got := o.Outcome("b", told.Seq).State; got != outbox.StateAccepted {
+					t.Errorf("after a restart the outcome of what was accepted is %q", got)
+				}
+				if got := bodies(o); len(got) != tt.history {
+					t.Errorf("after a restart the history has %d CloudEvents, want %d", len(got), tt.history)
 				}
 				o.Close()
 			})
 		})
 	}
+}
+
+// filling is a storage that can be full.
+type filling struct {
+	outbox.Storage
+	full atomic.Bool
+}
+
+func (f *filling) Write(writes []outbox.Write) error {
+	if f.full.Load() {
+		return errFull
+	}
+	return f.Storage.Write(writes)
 }

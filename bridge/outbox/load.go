@@ -220,7 +220,7 @@ func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, e
 	last := place{bucketMeta, metaLast}
 	delete(newer.writes, last) // the larger of the two counts, or a sequence number would be used twice
 	unreadable = map[place]error{}
-	o.fileState = Stored{Values: map[string][]byte{}, Groups: map[string]Group{}}
+	o.fileState = Stored{Values: map[string][]byte{}, Groups: map[string]Group{}, Routes: map[string]bool{}}
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
 		if w.Value == nil {
@@ -234,9 +234,7 @@ func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, e
 				o.fileState.Groups[w.Key] = g
 			}
 		case bucketRoutes:
-			if len(w.Value) == 0 { // else it was removed
-				o.fileState.Routes = append(o.fileState.Routes, w.Key)
-			}
+			o.fileState.Routes[w.Key] = len(w.Value) == 0
 		}
 		if _, known := newer.writes[at]; known {
 			if w.Bucket == bucketMarks {
@@ -521,22 +519,28 @@ func (o *Outbox) readHistory() (kept records, err error) {
 	}))
 }
 
-// rescue sets a damaged file aside and starts a new one, with everything in memory and, up to a bound, the newest
-// history that can still be read.
-func (o *Outbox) rescue(cause error) error {
+// salvage takes what only the file holds into memory, before it is given up: CloudEvents, and the newest history up to a
+// bound.
+func (o *Outbox) salvage() {
 	kept, err := o.readHistory()
 	if err != nil {
-		o.log.Error("part of the history of the damaged outbox is lost", "kept", len(kept), "err", err)
+		o.log.Error("part of the history in the outbox is lost", "kept", len(kept), "err", err)
 	}
 	o.readBodies()
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	maps.Copy(kept, o.waiting)
 	o.waiting = kept
-	o.mu.Unlock()
+}
+
+// rescue sets a damaged file aside and starts a new one, with everything in memory and, up to a bound, the newest
+// history that can still be read.
+func (o *Outbox) rescue(cause error) error {
+	o.salvage()
 	o.opened = false
 	if err := o.storage.SetAside("damaged", cause); err != nil {
 		return err
 	}
-	_, err = o.open()
+	_, err := o.open()
 	return err
 }

@@ -53,7 +53,7 @@ const (
 type Stored struct {
 	Values map[string][]byte
 	Groups map[string]Group
-	Routes []string // the routes that were in the settings
+	Routes map[string]bool // the routes that it knows: true those in the settings, false those removed from them
 }
 
 // fileName is the name of the file.

@@ -20,10 +20,9 @@ type Write struct {
 type Storage interface {
 	// Open opens the storage, and does nothing if it is open. It is called first, and again after any failure. opened
 	// means that it was not open before, so its content may differ. After an error that wraps ErrReadOnly, the storage can
-	// be read.
+	// be read. One that wraps ErrReplaced is returned once: until the next Open, Read and Walk return what was there.
 	Open() (opened bool, err error)
-	// Write writes all of them in one transaction, or none. They are ordered by bucket and key. After an error that wraps
-	// ErrReplaced, Read still returns what was written before, until the next Open.
+	// Write writes all of them in one transaction, or none. They are ordered by bucket and key.
 	Write(writes []Write) error
 	// Read returns a value; nil if there is none.
 	Read(bucket, key string) ([]byte, error)

@@ -324,7 +324,7 @@ func (o *Outbox) flush() error {
 	}
 	switch {
 	case errors.Is(err, ErrReplaced):
-		o.readBodies()
+		o.salvage()
 		o.rewrite()
 	case errors.Is(err, ErrDamaged):
 		if err = o.rescue(err); err == nil {
