@@ -18,15 +18,18 @@ type attribute struct{ name, value string }
 
 // attributes returns the attributes of a CloudEvent as the binary modes send them, except datacontenttype: those of the
 // specification first, then the extensions sorted by name. Empty ones are left out.
-func attributes(ce event.Event) ([]attribute, error) {
-	all := []attribute{
+func attributes(ce event.Event) (all []attribute, err error) {
+	for _, a := range []attribute{
 		{"specversion", ce.SpecVersion()}, {"id", ce.ID()}, {"source", ce.Source()}, {"type", ce.Type()},
 		{"subject", ce.Subject()}, {"dataschema", ce.DataSchema()},
+	} {
+		if a.value != "" {
+			all = append(all, a)
+		}
 	}
 	if !ce.Time().IsZero() {
 		all = append(all, attribute{"time", types.FormatTime(ce.Time())})
 	}
-	all = slices.DeleteFunc(all, func(a attribute) bool { return a.value == "" })
 	extensions := ce.Extensions()
 	for _, name := range slices.Sorted(maps.Keys(extensions)) {
 		value, err := types.Format(extensions[name])

@@ -214,3 +214,16 @@ func publicCopy(t *testing.T) string {
 	}
 	return path
 }
+
+// What a command leaves behind, such as an agent that keeps its output open, doesn't spoil the token that it printed.
+func TestTokenCommandMayLeaveSomethingBehind(t *testing.T) {
+	for _, program := range []string{"sh", "setsid", "sleep"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%v; CI has it", err)
+		}
+	}
+	script := "setsid sleep 60 & sleep 0.2; echo s3cr3t"
+	if token, err := runTokenCommand(t.Context(), []string{"sh", "-c", script}); token != "s3cr3t" || err != nil {
+		t.Errorf("the token is %q, %v", token, err)
+	}
+}

@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	maxAnswer   = 64 << 10         // bytes of a response that are read, and of its header
+	maxAnswer   = 64 << 10         // bytes of the header of a response, or of another answer, that are read
+	maxBody     = 512 << 10        // of the body of a response: Slack's has the message in it twice, every letter as \uXXXX
 	connectTime = 10 * time.Second // to connect, and again for the TLS handshake
 	idleTime    = 30 * time.Second // after which an idle connection is closed
 )
@@ -53,6 +54,8 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 		u, err := parseURL(text, "is not the URL of a proxy; expected none or one such as "+
 			"http://proxy.example.com:3128", false, "http", "https", "socks5", "socks5h")
 		wrong.when(err != nil, "proxy", "%w", err)
+		wrong.when(err == nil && u.Scheme == "https" && t != (TLSSettings{}), "proxy", "tls is for the destination, but would "+
+			"be for an https proxy too; expected an http one")
 		c.proxy, c.where = http.ProxyURL(u), "proxy"
 	}
 	return c, wrong.err()
@@ -66,6 +69,17 @@ func (c *caller) Close() error {
 		c.transport.CloseIdleConnections()
 	}
 	return nil
+}
+
+// abandon makes sure that the next attempt uses no connection of the transport, because the one that failed may be dead.
+// Those that are idle are closed. One of HTTP/2 is not idle as long as the request is on it, and closes after idleTime.
+func (c *caller) abandon(transport *http.Transport) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.transport == transport {
+		c.transport = nil
+	}
+	transport.CloseIdleConnections()
 }
 
 // current returns the transport for the current content of the TLS files.
@@ -123,7 +137,7 @@ func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) 
 }
 
 // fetch makes one request. Its errors have a class and are redacted; the response is not redacted. It reads at most
-// maxAnswer bytes of the body; a body that breaks off earlier, as when ctx ends, is marked as cut and is no error.
+// maxBody bytes of the body; a body that breaks off earlier, as when ctx ends, is marked as cut and is no error.
 func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	transport, err := c.current()
 	if err != nil {
@@ -134,16 +148,15 @@ func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		// Nothing keeps running in the background, and the next attempt does not use the same dead connection.
-		c.Close()
+		c.abandon(transport)
 		return response{}, failure(req.Context(), redact, origin(req.URL), classOfFailure(err), err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusSwitchingProtocols { // the body is the connection, and ctx does not end it
 		return response{status: resp.StatusCode, header: resp.Header}, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	cut := err != nil || len(body) == maxAnswer
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	cut := err != nil || len(body) == maxBody
 	return response{resp.StatusCode, resp.Header, string(body), cut}, nil
 }
 
@@ -161,14 +174,14 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 	if at == nil {
 		at = to
 	}
-	secure := at == to && to.Scheme == "https"
+	secure := at.Scheme == "https"
 	ports := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}
 	port := cmp.Or(at.Port(), ports[at.Scheme])
 	conn, err := transport.DialContext(ctx, "tcp", net.JoinHostPort(at.Hostname(), port))
 	if err == nil {
 		defer conn.Close()
 		if secure {
-			_, err = handshake(ctx, conn, transport.TLSClientConfig, to.Hostname())
+			_, err = handshake(ctx, conn, transport.TLSClientConfig, at.Hostname())
 		}
 	}
 	switch {

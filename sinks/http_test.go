@@ -183,7 +183,7 @@ func TestSwitchedProtocolEndsTheAttempt(t *testing.T) {
 	}
 }
 
-// Of an endless answer no more than 64 KiB are read.
+// Of an endless answer no more than 512 KiB are read.
 func TestAnswersAreReadInPart(t *testing.T) {
 	sent := make(chan int, 1)
 	srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -52,6 +52,16 @@ func TestProxyIsUsedAsAsked(t *testing.T) {
 	}
 }
 
+// The settings of TLS are the destination's. An https proxy would be verified by them too, so it is refused with them.
+func TestHTTPSProxyIsRefusedWithTheDestinationsTLS(t *testing.T) {
+	_, err := open("webhook", "{url: 'https://destination.example', proxy: 'https://proxy.example', "+
+		"tls: {server_name: foo.internal}}", testHost(t))
+	if err == nil || !strings.Contains(err.Error(), "https proxy") {
+		t.Errorf("open = %v, want the proxy refused", err)
+	}
+	mustOpen(t, "webhook", "url: https://destination.example\nproxy: https://proxy.example", testHost(t))
+}
+
 // What a proxy refuses is never the CloudEvent's fault.
 func TestProxyRejectsNothing(t *testing.T) {
 	proxy := newProxy(t)

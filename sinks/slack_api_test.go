@@ -98,6 +98,18 @@ func TestSlackErrorsHaveClasses(t *testing.T) {
 	}
 }
 
+// Slack's answer repeats the message, with six bytes for a letter beyond ASCII. It is read whole, or the message would be
+// posted again.
+func TestSlackMayRepeatALongMessage(t *testing.T) {
+	w := newWorkspace(t)
+	l := newTeller(t, "token: xoxb-1\nchannel: C1\napi_url: "+w.url+"/api/\ntext: x")
+	long := strings.Repeat(`\u7dad`, 2*13_000)
+	w.refuse("chat.postMessage", slackNo{body: `{"message":{"text":"` + long + `"},"ok":true,"channel":"C1","ts":"1.2"}`})
+	if a, err := l.tell(deliveries(t)[0]); err != nil || a.ID == "" {
+		t.Errorf("told with %+v, %.300v", a, err)
+	}
+}
+
 // The answers of an incoming webhook have classes too. What is a success by its status is a yes unless it says no, or
 // is no answer of the service.
 func TestSlackWebhookErrorsHaveClasses(t *testing.T) {

@@ -162,6 +162,9 @@ func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	out := output{max: 2 * maxPrinted}
 	c.Stdout = &out
 	err := runGroup(ctx, c, 0)
+	if errors.Is(err, exec.ErrWaitDelay) { // it succeeded, and left something behind that holds its output
+		err = nil
+	}
 	token, _, _ := strings.Cut(string(out.kept[:min(len(out.kept), maxPrinted)]), "\n")
 	token = strings.TrimSpace(token)
 	switch {

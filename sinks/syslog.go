@@ -35,10 +35,11 @@ type syslogSettings struct {
 var syslogTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 64}
 
 const (
-	syslogConfirm      = 2 * time.Second // how long the receiver may take to close the connection
-	syslogMaxAttribute = 1024            // bytes of an attribute, at most
-	syslogMinText      = 256             // bytes that a message reserves for its text
-	syslogMaxID        = 256             // bytes of the id, also where other attributes are cut more
+	syslogConfirm      = 2 * time.Second        // how long the receiver may take to close the connection
+	syslogSpare        = 200 * time.Millisecond // before the end of an attempt, in which it counts as one that doesn't
+	syslogMaxAttribute = 1024                   // bytes of an attribute, at most
+	syslogMinText      = 256                    // bytes that a message reserves for its text
+	syslogMaxID        = 256                    // bytes of the id, also where other attributes are cut more
 )
 
 // A syslogTransport is how messages go to a receiver, and how long they may be: RFC 5424 has every receiver take 2048
@@ -143,7 +144,7 @@ func (k *syslogSink) Deliver(ctx context.Context, batch []delivery.Delivery) (de
 	}
 	var answer delivery.Answer
 	err := k.withConn(ctx, func(conn net.Conn, rtt time.Duration) (err error) {
-		answer.Status, err = send(conn, messages, rtt)
+		answer.Status, err = send(ctx, conn, messages, rtt)
 		return err
 	})
 	return answer, err
@@ -206,7 +207,7 @@ func (k *syslogSink) withConn(ctx context.Context, do func(conn net.Conn, rtt ti
 }
 
 // stream sends the messages, each behind its length, and waits until the receiver has closed the connection.
-func (k *syslogSink) stream(conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
+func (k *syslogSink) stream(ctx context.Context, conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
 	if err := checkOpen(conn, rtt); err != nil {
 		return "", err
 	}
@@ -222,7 +223,13 @@ func (k *syslogSink) stream(conn net.Conn, messages [][]byte, rtt time.Duration)
 			return "", err
 		}
 	}
-	conn.SetReadDeadline(time.Now().Add(syslogConfirm))
+	wait := syslogConfirm
+	if end, ok := ctx.Deadline(); ok {
+		if left := time.Until(end) - syslogSpare; left > 0 {
+			wait = min(wait, left)
+		}
+	}
+	conn.SetReadDeadline(time.Now().Add(wait))
 	n, err := io.Copy(io.Discard, io.LimitReader(conn, maxAnswer))
 	switch {
 	case err == nil && n < maxAnswer, errors.Is(err, io.ErrUnexpectedEOF): // TLS may end without a word
@@ -248,7 +255,7 @@ func checkOpen(conn net.Conn, rtt time.Duration) error {
 }
 
 // datagrams sends each message by itself, and waits for the error that a closed port causes.
-func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
+func (k *syslogSink) datagrams(_ context.Context, conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
 	for _, m := range messages {
 		if _, err := conn.Write(m); err != nil {
 			return "", err

@@ -333,6 +333,21 @@ func TestSyslogKnowsWhatItCan(t *testing.T) {
 	}
 }
 
+// A receiver that says nothing counts as one that has the messages also where the attempt may take no longer than that
+// wait.
+func TestSyslogWaitsNoLongerThanTheAttempt(t *testing.T) {
+	address := listen(t, func(c net.Conn) {
+		_, _ = io.Copy(io.Discard, c)
+		<-t.Context().Done()
+	})
+	k := syslogOf(t, "url: tcp://"+address)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if a, err := k.Deliver(ctx, deliveries(t)[:1]); err != nil || !strings.Contains(a.Status, "did not say that it has it") {
+		t.Errorf("Deliver = %+v, %v", a, err)
+	}
+}
+
 // A receiver that wants a certificate gets it, and one that gets none says so after the handshake: nothing is lost.
 func TestSyslogShowsItsCertificate(t *testing.T) {
 	ca := newAuthority(t)

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -16,6 +17,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -161,6 +163,58 @@ func TestHTTP2IsSpoken(t *testing.T) {
 	if got := r.all()[0].Proto; got != "HTTP/2.0" {
 		t.Errorf("spoke %s, want HTTP/2.0", got)
 	}
+}
+
+// A connection of HTTP/2 that has gone dead, as when a NAT forgets it, costs one attempt: the next one makes another.
+func TestDeadHTTP2ConnectionCostsOneAttempt(t *testing.T) {
+	var r recorder
+	ca := newAuthority(t)
+	srv := httptest.NewUnstartedServer(&r)
+	srv.EnableHTTP2 = true
+	srv.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}}
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	for range 5 { // the dead connection was chosen again now and then
+		h, dials := testHost(t), 0
+		var dead atomic.Bool
+		h.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			if dials++; dials == 1 {
+				c = hole{c, &dead}
+			}
+			return c, err
+		}
+		s := mustOpen(t, "webhook", "url: "+srv.URL+"\ntls: {ca_file: "+ca.file+"}", h)
+		try := func(limit time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err := s.Deliver(ctx, deliveries(t)[:1])
+			return err
+		}
+		if err := try(20 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		dead.Store(true)
+		if err := try(100 * time.Millisecond); err == nil {
+			t.Error("the dead connection delivers")
+		}
+		if err := try(5 * time.Second); err != nil {
+			t.Errorf("the attempt after it: %v", err)
+		}
+	}
+}
+
+// A hole is a connection that swallows what is written once it is dead.
+type hole struct {
+	net.Conn
+	dead *atomic.Bool
+}
+
+func (c hole) Write(p []byte) (int, error) {
+	if c.dead.Load() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
 }
 
 // An authority issues certificates; file holds its own.
