@@ -62,6 +62,7 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 		After: info.State.LastSeq, Stream: info.Created, Read: info.State.LastSeq, ReadAt: info.State.LastTime.UTC(),
 	}
 	latest := map[string]uint64{} // by Azure event
+	stages := map[string]stage{}  // likewise
 	first := uint64(0)            // the first message that is not older than from
 	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
 		if first == 0 && !from.IsZero() && !r.stored.Before(from) {
@@ -70,10 +71,16 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 		m, err := r.message()
 		switch {
 		case err != nil, m.onlySink != "", m.eventID == "", first != 0:
-		case m.change.Kind == imds.Vanished:
-			delete(latest, m.eventID)
 		case m.change.Kind.OfAzure():
-			latest[m.eventID] = r.seq
+			now := stages[m.eventID]
+			if now.outdated(m) {
+				return
+			}
+			now.update(m)
+			stages[m.eventID], latest[m.eventID] = now, r.seq
+			if m.change.Kind == imds.Vanished {
+				delete(latest, m.eventID)
+			}
 		}
 	})
 	if err != nil {

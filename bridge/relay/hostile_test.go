@@ -393,7 +393,7 @@ func TestWhatIsDeletedWhileItWaitsIsADeadLetter(t *testing.T) {
 	})
 }
 
-// What was open when a sink was new, and is deleted before a relay reads it, holds nothing up.
+// What was open when a sink was new, and is deleted before a relay reads it, holds nothing up, and is said.
 func TestAnOpenEventThatIsDeletedHoldsNothingUp(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		gone, there := eventNo(1), eventNo(2)
@@ -414,8 +414,9 @@ func TestAnOpenEventThatIsDeletedHoldsNothingUp(t *testing.T) {
 		r, stop := s.run(route("hook", sink))
 		pause(time.Minute)
 		wantIDs(t, "told", sink.all(), left)
-		if st := r.Status(); !st.Ready || st.Sinks[0].Pending != 0 {
-			t.Errorf("ready %v because of %q, pending %d", st.Ready, st.Reasons, st.Sinks[0].Pending)
+		if st := r.Status(); !st.Ready || st.Sinks[0].Pending != 0 ||
+			!strings.Contains(strings.Join(st.Warnings, "\n"), "deleted 1 messages") {
+			t.Errorf("ready %v because of %q, pending %d, warnings %q", st.Ready, st.Reasons, st.Sinks[0].Pending, st.Warnings)
 		}
 		stop()
 	})

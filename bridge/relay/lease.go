@@ -55,7 +55,7 @@ func takeLease(
 	l := &lease{kv: kv, key: "lease." + token(sink), me: me}
 	var rev uint64
 	var seenAt time.Time // when this revision was first seen
-	lost := false        // the server lost it, and its holder doesn't know that yet
+	lost := false        // the server lost it, or a later revision of it, and its holder may not know that yet
 	for {
 		began := time.Now()
 		now, by, err := l.read(ctx)
@@ -64,7 +64,7 @@ func takeLease(
 		}
 		seen(by)
 		if now != rev || seenAt.IsZero() {
-			lost = rev != 0 && now == 0
+			lost = now < rev
 			rev, seenAt = now, time.Now()
 		}
 		if by.Relay == "" && !lost || by.ID == me.ID || began.Sub(seenAt) >= takeOverAfter {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -344,6 +345,50 @@ func TestALeaseThatTheServerLosesStaysWithItsHolder(t *testing.T) {
 		}
 		stopOther()
 	})
+}
+
+// Or it may come back with what the lease was before. The holder still has it: nobody else serves the sink meanwhile.
+func TestALeaseThatTheServerForgetsStaysWithItsHolder(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var attempts, most atomic.Int32
+		long := with(route("hook", deliverer(func(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
+			if n := attempts.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			defer attempts.Add(-1)
+			select {
+			case <-time.After(30 * time.Second):
+				return delivery.Answer{}, nil
+			case <-ctx.Done():
+				return delivery.Answer{}, ctx.Err()
+			}
+		})), func(t *bridge.Terms) { t.Timeout = 0 })
+		_, stop := s.run(long)
+		stop()
+		var stops []func()
+		s.crash("KV_FOREWARN_leases", func() { // and comes back with the free lease of before
+			for _, name := range []string{"relay-1", "relay-2"} {
+				_, stop := s.start(relay.Options{Name: name, Routes: []bridge.Route{long}})
+				stops = append(stops, stop)
+				pause(5 * time.Second)
+			}
+			s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+			pause(time.Second)
+		})
+		pause(time.Minute)
+		if most.Load() != 1 {
+			t.Errorf("%d attempts were made at a time", most.Load())
+		}
+		for _, stop := range stops {
+			stop()
+		}
+	})
+}
+
+type deliverer func(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error)
+
+func (d deliverer) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	return d(ctx, batch)
 }
 
 // After another relay has stopped, a relay gives up no sink for it; after one has died, once at most.

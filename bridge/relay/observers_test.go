@@ -276,6 +276,35 @@ func TestSilenceIsNoticedInAStreamOfEverything(t *testing.T) {
 	})
 }
 
+// A VM that is stopped and started again without heartbeats is not silent: after the last one no more were due.
+func TestAVMThatIsRestartedWithoutHeartbeatsIsNotSilent(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		ops := newEar()
+		_, stop := s.run(with(route("ops", ops), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
+		b := &bridges{stage: s, quiet: map[string]bool{}}
+		b.beat("web_0", false)
+		pause(30 * time.Second)
+		b.beat("web_0", true)
+		pause(10 * time.Second)
+		ce, err := cloudevent.WrapBridge(cloudevent.BridgeStarted, map[string]any{"version": "test"}, observerOf("web_0"),
+			time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := ce.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.publishRaw("forewarn.bridge.sub.rg.web_0.started."+ce.ID(),
+			map[string][]string{"Content-Type": {"application/cloudevents+json"}}, body)
+		pause(10 * time.Minute)
+		if got := ops.news(); len(got) > 0 {
+			t.Errorf("told %q", got)
+		}
+		stop()
+	})
+}
+
 // An event whose end nobody tells, because its VM was made again, excuses no silence hours later. After a day, one that
 // deletes its VM counts as over.
 func TestAnEventThatNobodyEndsExcusesNoSilenceForEver(t *testing.T) {

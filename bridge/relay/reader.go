@@ -101,7 +101,9 @@ func (q *queue) readOpen() error {
 		case errors.Is(err, delivery.ErrLost):
 			q.mu.Lock()
 			delete(q.openSeqs, seq)
+			q.deletedUnread++
 			q.mu.Unlock()
+			q.log.Error("the stream has deleted a message that was pending for this sink", "err", err)
 			continue
 		case err != nil:
 			return err

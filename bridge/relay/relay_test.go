@@ -156,6 +156,25 @@ func TestNewSinkBeginsNow(t *testing.T) {
 	}
 }
 
+// What a VM says late, because it had no connection, is not the latest of an event: other VMs have said more.
+func TestNewSinkHearsNothingOutdated(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		over, begun := eventNo(1), eventNo(2)
+		late := []event.Event{over.say(t, imds.Scheduled, "vm-1"), begun.say(t, imds.Scheduled, "vm-1")}
+		pause(time.Minute)
+		started := begun.say(t, imds.Started, "vm-2")
+		s.publish(over.say(t, imds.Started, "vm-2"), started)
+		pause(time.Minute)
+		s.publish(over.say(t, imds.Vanished, "vm-2"))
+		s.publish(late...)
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), started)
+		stop()
+	})
+}
+
 // With --from a new sink gets what came since.
 func TestNewSinkBeginsWhereItIsTold(t *testing.T) {
 	f := newFleet(t)
