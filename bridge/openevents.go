@@ -322,7 +322,7 @@ var leftOut = fmt.Sprintf("changes left out: %d events, or %d MiB of them, are o
 
 // fitting returns the changes for which there is room beside the known events. Without a bound, documents that make
 // nothing vanish could open events without end.
-func fitting(known []imds.Event, changes []imds.Change) (room []imds.Change) {
+func fitting(known []imds.Event, changes []imds.Change) (fit []imds.Change) {
 	n, bytes := len(known), 0
 	for _, e := range known {
 		bytes += len(e.Raw)
@@ -341,8 +341,8 @@ func fitting(known []imds.Event, changes []imds.Change) (room []imds.Change) {
 			more, longer = 0, longer-len(c.Previous.Raw)
 		}
 		if n+more <= imds.MaxEvents && bytes+longer <= maxOpenBytes || c.Kind == imds.Vanished {
-			n, bytes, room = n+more, bytes+longer, append(room, c)
+			n, bytes, fit = n+more, bytes+longer, append(fit, c)
 		}
 	}
-	return room
+	return fit
 }

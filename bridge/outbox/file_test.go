@@ -681,14 +681,16 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 		take    func(path, backup string) error
 		write   func(o *outbox.Outbox)
 		history int
+		stops   time.Duration // after the write
 	}{
-		{"it is removed", false, remove, add, 4},
-		{"an older one is put in its place", false, func(path, backup string) error { return os.Rename(backup, path) }, add, 4},
-		{"it is removed from a full disk", true, remove, add, 4},
+		{"it is removed", false, remove, add, 4, time.Minute},
+		{"it is removed just before a stop", false, remove, add, 4, 0},
+		{"an older one is put in its place", false, func(path, backup string) error { return os.Rename(backup, path) }, add, 4, time.Minute},
+		{"it is removed from a full disk", true, remove, add, 4, time.Minute},
 		{"it is removed before its oldest records are", false, remove, func(o *outbox.Outbox) {
-			_ = <-o.Maintain(time.Now().Add(outbox.KeepHistory - time.Minute))
+			<-o.Maintain(time.Now().Add(outbox.KeepHistory - time.Minute))
 			add(o)
-		}, 4},
+		}, 3, time.Minute},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -719,7 +721,7 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				if !tt.full {
 					tt.write(o)
 				}
-				time.Sleep(time.Minute)
+				time.Sleep(tt.stops)
 				if err := errors.Join(o.Durable(), o.Close()); err != nil {
 					t.Errorf("a minute later Durable and Close = %v", err)
 				}

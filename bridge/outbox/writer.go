@@ -311,10 +311,30 @@ func (o *Outbox) flush() error {
 		o.opened, o.merged, err = false, false, nil
 	}
 	if err == nil {
-		var loaded bool
-		if loaded, err = o.open(); loaded {
-			o.notifyLoaded()
+		err = o.openAndWrite()
+	}
+	for range 2 { // Open says it once more
+		if errors.Is(err, ErrReplaced) {
+			o.salvage()
+			o.rewrite()
+			o.opened = false
+			err = o.openAndWrite()
 		}
+	}
+	if errors.Is(err, ErrDamaged) {
+		if err = o.rescue(err); err == nil {
+			err = o.writeWaiting()
+		}
+	}
+	o.endTry(err, o.nextTry())
+	return err
+}
+
+// openAndWrite opens the storage if it isn't open, and writes all waiting records.
+func (o *Outbox) openAndWrite() error {
+	loaded, err := o.open()
+	if loaded {
+		o.notifyLoaded()
 	}
 	if err == nil {
 		err = o.checkTakenUp()
@@ -322,16 +342,6 @@ func (o *Outbox) flush() error {
 	if err == nil {
 		err = o.writeWaiting()
 	}
-	switch {
-	case errors.Is(err, ErrReplaced):
-		o.salvage()
-		o.rewrite()
-	case errors.Is(err, ErrDamaged):
-		if err = o.rescue(err); err == nil {
-			err = o.writeWaiting()
-		}
-	}
-	o.endTry(err, o.nextTry())
 	return err
 }
 
