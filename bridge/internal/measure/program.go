@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -60,6 +61,10 @@ func (p *program) ended() bool {
 // pending is how many deliveries a running forewarn says it has to make.
 func (b *bench) pending(config string) (int, error) {
 	text, err := exec.Command(b.forewarn, "status", "--config", config, "-o", "json").Output()
+	exit, ended := errors.AsType[*exec.ExitError](err)
+	if ended && exit.ExitCode() == 1 { // it is not ready, as when the emulated service is slow
+		err = nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("forewarn status: %w", err)
 	}
