@@ -513,7 +513,7 @@ var brokenVariants = []variant{
 		transportOf: instance(func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
 	{claim: "a reload leaves filters as they were", promise: "filters", seed: 42,
 		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Filter = first.filter() })},
-	{claim: "a reload leaves reminders as they were", promise: "reminders", seed: 184,
+	{claim: "a reload leaves reminders as they were", promise: "reminders", seed: 186,
 		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Terms.Remind = first.remind })},
 	{claim: "a reload leaves late as it was", promise: "late", story: []step{
 		{at(time.Minute), reload{changes: map[string]routeChange{
