@@ -333,14 +333,15 @@ func fitting(known []imds.Event, changes []imds.Change) (fit []imds.Change) {
 		}
 	}
 	for _, c := range changes {
+		if c.Kind == imds.Vanished {
+			fit = append(fit, c)
+			continue
+		}
 		more, longer := 1, len(c.Event.Raw)
-		switch {
-		case c.Kind == imds.Vanished:
-			more, longer = 0, 0
-		case c.Previous != nil:
+		if c.Previous != nil {
 			more, longer = 0, longer-len(c.Previous.Raw)
 		}
-		if n+more <= imds.MaxEvents && bytes+longer <= maxOpenBytes || c.Kind == imds.Vanished {
+		if n+more <= imds.MaxEvents && bytes+longer <= maxOpenBytes {
 			n, bytes, fit = n+more, bytes+longer, append(fit, c)
 		}
 	}
