@@ -333,17 +333,17 @@ func fitting(known []imds.Event, changes []imds.Change) (fit []imds.Change) {
 		}
 	}
 	for _, c := range changes {
-		if c.Kind == imds.Vanished {
-			fit = append(fit, c)
-			continue
+		if c.Kind != imds.Vanished {
+			more, longer := 1, len(c.Event.Raw)
+			if c.Previous != nil {
+				more, longer = 0, longer-len(c.Previous.Raw)
+			}
+			if n+more > imds.MaxEvents || bytes+longer > maxOpenBytes {
+				continue
+			}
+			n, bytes = n+more, bytes+longer
 		}
-		more, longer := 1, len(c.Event.Raw)
-		if c.Previous != nil {
-			more, longer = 0, longer-len(c.Previous.Raw)
-		}
-		if n+more <= imds.MaxEvents && bytes+longer <= maxOpenBytes {
-			n, bytes, fit = n+more, bytes+longer, append(fit, c)
-		}
+		fit = append(fit, c)
 	}
 	return fit
 }
