@@ -21,7 +21,7 @@ import (
 
 const (
 	maxAnswer   = 64 << 10         // bytes of the header of a response, or of another answer, that are read
-	maxBody     = 512 << 10        // of the body of a response: Slack's has the message in it twice, every letter as \uXXXX
+	maxBody     = 512 << 10        // of the body of a response; Slack repeats a message in it, with six bytes for a letter
 	connectTime = 10 * time.Second // to connect, and again for the TLS handshake
 	idleTime    = 30 * time.Second // after which an idle connection is closed
 )
@@ -54,8 +54,8 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 		u, err := parseURL(text, "is not the URL of a proxy; expected none or one such as "+
 			"http://proxy.example.com:3128", false, "http", "https", "socks5", "socks5h")
 		wrong.when(err != nil, "proxy", "%w", err)
-		wrong.when(err == nil && u.Scheme == "https" && t != (TLSSettings{}), "proxy", "tls is for the destination, but would "+
-			"be for an https proxy too; expected an http one")
+		wrong.when(err == nil && u.Scheme == "https" && t != (TLSSettings{}), "proxy", "with tls beside it an https proxy "+
+			"would be verified as if it were the destination; expected an http proxy")
 		c.proxy, c.where = http.ProxyURL(u), "proxy"
 	}
 	return c, wrong.err()

@@ -36,7 +36,7 @@ var syslogTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateS
 
 const (
 	syslogConfirm      = 2 * time.Second        // how long the receiver may take to close the connection
-	syslogSpare        = 200 * time.Millisecond // before the end of an attempt, in which it counts as one that doesn't
+	syslogSpare        = 200 * time.Millisecond // of an attempt that is left when that wait ends
 	syslogMaxAttribute = 1024                   // bytes of an attribute, at most
 	syslogMinText      = 256                    // bytes that a message reserves for its text
 	syslogMaxID        = 256                    // bytes of the id, also where other attributes are cut more

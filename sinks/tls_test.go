@@ -147,15 +147,22 @@ func TestRenewedCertificatesArePickedUp(t *testing.T) {
 	deliver("when it is back", accepted)
 }
 
-// HTTP/2 is spoken where the destination speaks it.
-func TestHTTP2IsSpoken(t *testing.T) {
-	var r recorder
-	ca := newAuthority(t)
-	srv := httptest.NewUnstartedServer(&r)
+// serveHTTP2 is a destination that speaks HTTP/2, with a certificate of ca.
+func serveHTTP2(t *testing.T, h http.Handler, ca authority) *httptest.Server {
+	t.Helper()
+	srv := httptest.NewUnstartedServer(h)
 	srv.EnableHTTP2 = true
 	srv.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}}
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
+	return srv
+}
+
+// HTTP/2 is spoken where the destination speaks it.
+func TestHTTP2IsSpoken(t *testing.T) {
+	var r recorder
+	ca := newAuthority(t)
+	srv := serveHTTP2(t, &r, ca)
 	s := mustOpen(t, "webhook", "url: "+srv.URL+"\ntls: {ca_file: "+ca.file+"}", testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
 		t.Fatal(err)
@@ -169,11 +176,7 @@ func TestHTTP2IsSpoken(t *testing.T) {
 func TestDeadHTTP2ConnectionCostsOneAttempt(t *testing.T) {
 	var r recorder
 	ca := newAuthority(t)
-	srv := httptest.NewUnstartedServer(&r)
-	srv.EnableHTTP2 = true
-	srv.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}}
-	srv.StartTLS()
-	t.Cleanup(srv.Close)
+	srv := serveHTTP2(t, &r, ca)
 	for range 5 { // the dead connection was chosen again now and then
 		h, dials := testHost(t), 0
 		var dead atomic.Bool

@@ -697,7 +697,8 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				dir := t.TempDir()
 				path := filepath.Join(dir, "outbox.db")
 				disk := &filling{Storage: outbox.File(dir, slog.New(slog.DiscardHandler))}
-				o := open(t, dir, outbox.Options{Storage: disk})
+				var log bytes.Buffer
+				o := open(t, dir, outbox.Options{Storage: disk, Log: slog.New(slog.NewTextHandler(&log, nil))})
 				mustAdd(t, o, "OVER", "vanished", "b")
 				time.Sleep(time.Hour)
 				told := mustAdd(t, o, "A", "scheduled", "a", "b")
@@ -724,6 +725,9 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				time.Sleep(tt.stops)
 				if err := errors.Join(o.Durable(), o.Close()); err != nil {
 					t.Errorf("a minute later Durable and Close = %v", err)
+				}
+				if n := strings.Count(log.String(), "taken away"); n != 1 {
+					t.Errorf("the log says %d times that the file was taken away:\n%s", n, &log)
 				}
 				o = open(t, dir, outbox.Options{})
 				want(t, "after a restart pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")

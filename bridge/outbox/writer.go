@@ -313,8 +313,11 @@ func (o *Outbox) flush() error {
 	if err == nil {
 		err = o.openAndWrite()
 	}
-	for range 2 { // Open says it once more
+	for n := range 2 { // Open says it once more
 		if errors.Is(err, ErrReplaced) {
+			if n == 0 {
+				o.log.Warn("the outbox's file was taken away; what is known is written anew", "err", err)
+			}
 			o.salvage()
 			o.rewrite()
 			o.opened = false

@@ -272,7 +272,7 @@ func (f *fleet) addHeartbeat(r rawMessage) {
 	}
 	v.interval = b.interval()
 	if b.Stopping {
-		v.interval = 0 // whether more are to come after the stop, the next one says
+		v.interval = 0 // the next heartbeat says whether more are to come
 		v.lastStop = later(v.lastStop, r.stored)
 	} else {
 		v.lastAlive = later(v.lastAlive, r.stored)

@@ -39,8 +39,12 @@ func (r *Relay) Status() bridge.Status {
 	for _, route := range r.Routes {
 		k, reasons := r.sinkStatus(route, now)
 		if n := r.deletedUnread(route); n > 0 {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream's limits deleted %d messages before the sink %s could get "+
-				"them; raise its max_age or max_bytes", n, route.Name))
+			messages := "1 message"
+			if n > 1 {
+				messages = fmt.Sprint(n, " messages")
+			}
+			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream has deleted %s before the sink %s got them; raise its "+
+				"max_age or max_bytes", messages, route.Name))
 		}
 		s.Sinks = append(s.Sinks, k)
 		s.Reasons = append(s.Reasons, reasons...)

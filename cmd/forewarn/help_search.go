@@ -81,12 +81,13 @@ func explanations(phrase string) []entry {
 	}
 	for i := range parts {
 		found := findEntries(strings.Join(parts[i:], "."))
-		there := slices.DeleteFunc(slices.Clone(found), func(e entry) bool {
+		var there []entry
+		for _, e := range found {
 			name := e.topic[strings.LastIndexByte(e.topic, ' ')+1:]
-			return !slices.ContainsFunc(parts[:i], func(p string) bool {
-				return p == name || p == "approve" && name == "approval"
-			})
-		})
+			if slices.ContainsFunc(parts[:i], func(p string) bool { return p == name || p == "approve" && name == "approval" }) {
+				there = append(there, e)
+			}
+		}
 		if len(there) > 0 {
 			return there
 		}
