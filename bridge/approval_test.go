@@ -78,6 +78,9 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 		s.azure.End(idA)
 		pause(3 * time.Second)
 		b.end()
+		if why := `why=""`; strings.Contains(s.log.String(), why) {
+			t.Errorf("the log has a line with %s", why)
+		}
 	})
 }
 
@@ -500,9 +503,125 @@ func TestWithoutADiskNothingIsApproved(t *testing.T) {
 		pause(time.Minute)
 		wantIDs(t, s.approvals())
 		s.wantLogged("the outbox is not durable")
+		if tried := "approval waits until"; strings.Contains(s.log.String(), tried) {
+			t.Errorf("the log says %q, so something was decided", tried)
+		}
 		s.disk.fail(nil)
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
+// Nor is anything approved if it is the decision that the disk fails at.
+func TestADecisionThatCannotBeWrittenIsNotSent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		var last atomic.Bool
+		s.wrote = func() {
+			if last.Load() {
+				s.disk.fail(errFull)
+			}
+		}
+		b := s.start((&ear{}).all("a").only("Freeze"))
+		pause(1500 * time.Millisecond)
+		last.Store(true)
+		s.userReboot(idA)
+		pause(time.Minute)
+		wantIDs(t, s.approvals())
+		s.wantLogged("approval waits until the outbox can be written")
+		if sent := "approving event"; strings.Contains(s.log.String(), sent) {
+			t.Errorf("the log says %q", sent)
+		}
+		last.Store(false)
+		s.disk.fail(nil)
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
+// The last look before an approval may see that an event has moved before a poll does. Then nothing is sent: the event is
+// decided anew when its change is known.
+func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Interval = 5 * time.Minute
+		rule := rebootRule
+		rule.Wait = time.Minute
+		s.opts.Rules = []Rule{rule}
+		audit := &ear{}
+		s.userReboot(idA)
+		b := s.start(audit.all("audit"))
+		pause(30 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(4 * time.Minute)
+		wantIDs(t, s.approvals())
+		wantIDs(t, audit.types(), "scheduled")
+		if sent := "approval not sent"; strings.Contains(s.log.String(), sent) {
+			t.Errorf("the log says %q, so it was tried", sent)
+		}
+		pause(4 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
+// What was decided but never sent does not keep people from hearing that the event was called off.
+func TestADecisionThatWasNeverSentHidesNoCancellation(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var refuses atomic.Bool
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if refuses.Load() && r.Header.Get("If-None-Match") == "" { // polls go through
+					return nil, errDown
+				}
+				return next.RoundTrip(r)
+			})
+		}
+		s.beginsLate()
+		s.opts.Rules = []Rule{drainRule}
+		audit := &ear{}
+		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		refuses.Store(true)
+		pause(8 * time.Second)
+		s.azure.End(idA)
+		pause(3 * time.Second)
+		s.wantLogged("approval not sent; trying again")
+		wantIDs(t, audit.types(), "scheduled", "approved", "vanished")
+		if d := dataIn(t, audit.accepted()[2].Event); d.Outcome != cloudevent.OutcomeCanceled {
+			t.Errorf("the outcome is %s, want %s", d.Outcome, cloudevent.OutcomeCanceled)
+		}
+		refuses.Store(false)
+		b.end()
+	})
+}
+
+// However many approvals take their longest, the approval loop counts as alive.
+func TestManySlowApprovalsAreNoStandstill(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.Wait = 10 * time.Second
+		s.opts.Rules = []Rule{rule}
+		for n := range 40 {
+			s.userReboot(fmt.Sprintf("%s-%d", idA, n))
+		}
+		b := s.start((&ear{}).all("a"))
+		pause(5 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Hang: true})
+		for range 50 {
+			pause(10 * time.Second)
+			if err := b.Alive(); err != nil {
+				t.Fatalf("Alive = %v", err)
+			}
+		}
+		s.wantLogged("approval not sent; trying again")
+		s.azure.ClearFaults()
 		b.end()
 	})
 }

@@ -344,8 +344,8 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		}
 		o := b.Options
 		o.Outbox = outbox
-		if a := New(o).ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
-			t.Errorf("ApproveNow = %+v, want it approved", a)
+		if a := New(o).ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved || a.After > 1 {
+			t.Errorf("ApproveNow = %+v, want it approved, at once", a)
 		}
 		if err := outbox.Close(); err != nil {
 			t.Error(err)

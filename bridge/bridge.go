@@ -414,16 +414,15 @@ func (b *Bridge) startWorker(r Route) {
 				c.Log.Debug("cannot close sink", "err", err)
 			}
 		}
-		b.forget(c, r.Name)
+		b.forget(r.Name)
 	}()
 }
 
-// forget drops a worker that has ended because its route was removed.
-func (b *Bridge) forget(c *routeWorker, route string) {
+// forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.
+func (b *Bridge) forget(route string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	removed := !slices.ContainsFunc(b.routes, func(r Route) bool { return r.Name == route })
-	if removed && b.workers[route] == c {
+	if !slices.ContainsFunc(b.routes, func(r Route) bool { return r.Name == route }) {
 		delete(b.workers, route)
 	}
 }

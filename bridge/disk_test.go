@@ -30,7 +30,7 @@ type disk struct {
 	mu      sync.Mutex
 	err     error         // of every write
 	gate    chan struct{} // that every write waits for; nil for nothing
-	reads   chan struct{} // that every read of one value waits for; nil for nothing
+	reads   chan struct{} // that every read of a CloudEvent waits for; nil for nothing
 	unread  error         // of every read of one value
 	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
@@ -80,7 +80,7 @@ func (d *disk) Read(bucket, key string) ([]byte, error) {
 	d.mu.Lock()
 	gate, err := d.reads, d.unread
 	d.mu.Unlock()
-	if gate != nil {
+	if gate != nil && bucket == "events" {
 		<-gate
 	}
 	if err != nil {
@@ -137,7 +137,7 @@ func (d *disk) block() (release func()) {
 	return func() { close(gate) }
 }
 
-// hang makes every write, and every read of one value, hang until release is called.
+// hang makes every write, and every read of a CloudEvent, hang until release is called.
 func (d *disk) hang() (release func()) {
 	writes := d.block()
 	d.mu.Lock()
@@ -470,6 +470,42 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 		b.end()
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
 	})
+}
+
+// A stop while a late file is taken up, or before anybody has seen that it is there, loses nothing of it: the event in it
+// goes on, and a route that is new hears of it, though its filter has to read it on a slow disk.
+func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
+	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e, added, down := &ear{}, &ear{}, (&ear{answer: always(errDown)}).all("down")
+			choosy := added.all("added")
+			choosy.Filter.When = condition(t, `data.event.EventId != ""`)
+			s.reboot(idA)
+			b := s.start(e.all("first"), down)
+			pause(3 * time.Second)
+			b, bring := s.lateFile(b, func() {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Minute})
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503, For: time.Minute})
+			}, e.all("first"), choosy, down)
+			pause(6 * time.Second)
+			slow := make(chan struct{})
+			s.disk.mu.Lock()
+			s.disk.reads = slow
+			s.disk.mu.Unlock()
+			bring()
+			pause(stopAfter)
+			time.AfterFunc(time.Second, func() { close(slow) })
+			b.end()
+			s.azure.ClearFaults()
+			b = s.start(e.all("first"), choosy, down)
+			pause(20 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			b.end()
+			wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
+			wantIDs(t, added.ids(), idA+"-scheduled", idA+"-vanished")
+		})
+	}
 }
 
 // An id that was used before the file was away isn't used again for another change.

@@ -229,6 +229,8 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 		b = s.start((&ear{}).all("a"))
 		pause(2 * time.Second)
 		b.Reload([]Route{r}, nil, SettingsInfo{Hash: "new"})
+		pause(5 * time.Second)
+		wantIDs(t, e.ids()) // whose backlog it is, is still to be heard
 		pause(time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		if h := b.Status().Settings.Hash; h != "new" {

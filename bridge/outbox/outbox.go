@@ -39,7 +39,7 @@ type Callbacks struct {
 	// ForgotDeadLetter or ForgotHistory.
 	Forgot func(what string, n int)
 	// Loaded is called after a file was read later than by Open: groups, values and marks may have been added. Until it
-	// returns, nothing is written, and the file's pending deliveries wait.
+	// returns, nothing is written, and the file's pending deliveries wait; Close waits two seconds for it.
 	Loaded func()
 }
 

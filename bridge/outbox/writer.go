@@ -19,6 +19,7 @@ const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
 	openPatience = 15 * time.Second      // how long Open waits for the disk's next answer
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
+	takePatience = 2 * time.Second       // how long the last write waits for Callbacks.Loaded
 	diskRetry    = 5 * time.Second
 	newerRetry   = time.Minute // for a file of a newer forewarn, until somebody acts
 )
@@ -359,13 +360,22 @@ func (o *Outbox) notifyLoaded() {
 }
 
 // checkTakenUp returns errNotTakenUp until Callbacks.Loaded has returned. Writing earlier would replace records of the
-// file by newer ones that lack its content, and a crash would lose it.
+// file by newer ones that lack its content, and a crash would lose it. The last write waits for it, but not for long.
 func (o *Outbox) checkTakenUp() error {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.takingUp != nil && !o.closed {
+	taking, last := o.takingUp, o.closed
+	o.mu.Unlock()
+	switch {
+	case taking == nil:
+		return nil
+	case !last:
 		return errNotTakenUp
 	}
+	select {
+	case <-taking:
+	case <-time.After(takePatience):
+	}
+	o.diskAnswers()
 	return nil
 }
 
