@@ -71,14 +71,11 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		if !again {
 			a.Seq = b.Outbox.Reserve(now)
 		}
-		if a.Group == "" || !imds.ChangeKind(a.Change).OfAzure() {
+		if !imds.ChangeKind(a.Change).OfAzure() {
 			continue
 		}
 		if op := c.open[a.Group]; op != nil {
 			op.Latest = a.Seq
-		}
-		if again {
-			continue
 		}
 		for _, d := range b.Outbox.Pending(a.Group) {
 			by := successor{kind: imds.ChangeKind(a.Change), notBefore: a.NotBefore}
@@ -87,7 +84,9 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 					by.comes, by.due = true, to.Due
 				}
 			}
-			c.overtake(d, by, now)
+			if !again || by.comes && d.Seq() < a.Seq { // what is offered again is news only to those that get it
+				c.overtake(d, by, now)
+			}
 		}
 	}
 	c.Now, c.Groups = now, b.events.set(c.open)
@@ -127,7 +126,7 @@ type successor struct {
 	kind      imds.ChangeKind
 	notBefore time.Time
 	comes     bool      // the route gets it too
-	due       time.Time // when, if later than at once
+	due       time.Time // when, if later than at once; zero unless it comes
 }
 
 // overtake decides about a pending delivery when a newer change of its event comes, and reports whether it did. A
@@ -142,7 +141,7 @@ func (c *commit) overtake(d outbox.Delivery, by successor, now time.Time) bool {
 	reminder := d.Change == string(imds.Reminder)
 	ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
 	switch {
-	case over && (waits || reminder), reminder && !d.NotBefore.Equal(by.notBefore), by.comes && ahead && !by.due.IsZero():
+	case over && (waits || reminder), reminder && !d.NotBefore.Equal(by.notBefore), ahead && !by.due.IsZero():
 		c.Supersede = append(c.Supersede, ref)
 	case waits:
 		due := d.Due.Add(by.notBefore.Sub(d.NotBefore))

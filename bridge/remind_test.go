@@ -31,13 +31,16 @@ func (s *stage) redeploy(id string, notice time.Duration) {
 	s.azure.Schedule(imdstest.Event{ID: id, Type: "Redeploy", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(notice)})
 }
 
-// A route gets one reminder for each of its leads; a route without leads gets none.
+// A route gets one reminder for each of its leads; a route without leads gets none, and neither does one that doesn't
+// take the event.
 func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		chat, audit := &ear{}, &ear{}
-		b := s.start(chat.reminds("chat", 3*time.Hour, time.Hour), audit.all("audit"))
+		chat, audit, cold := &ear{}, &ear{}, &ear{}
+		freezes := cold.reminds("freezes", 3*time.Hour, time.Hour)
+		freezes.Filter.Only.Types = []string{"Freeze"}
+		b := s.start(chat.reminds("chat", 3*time.Hour, time.Hour), audit.all("audit"), freezes)
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 4*time.Hour)
 		at := time.Now().Add(4 * time.Hour)
@@ -45,6 +48,7 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 		stamp := at.UTC().Truncate(time.Second).Format("20060102T150405") + "Z"
 		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-reminder-3h-"+stamp, idA+"-reminder-1h-"+stamp)
 		wantIDs(t, audit.ids(), idA+"-scheduled")
+		wantIDs(t, cold.ids())
 		if got := at.Sub(chat.accepted()[1].at); got < 3*time.Hour-5*time.Second || got > 3*time.Hour+time.Second {
 			t.Errorf("the first reminder came %v before, want 3h", got)
 		}
@@ -59,8 +63,11 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		e := &ear{}
-		b := s.start(e.reminds("a", time.Hour, 5*time.Minute).with(func(x *Terms) { x.Lead = 20 * time.Minute }))
+		e, only := &ear{}, &ear{}
+		lead := func(x *Terms) { x.Lead = 20 * time.Minute }
+		reminders := only.reminds("only", time.Hour, 20*time.Minute).with(lead)
+		reminders.Filter.Only.Changes = []string{"reminder"}
+		b := s.start(e.reminds("a", time.Hour, 5*time.Minute).with(lead), reminders)
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 2*time.Hour)
 		at := time.Now().Add(2 * time.Hour)
@@ -68,6 +75,12 @@ func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
 		wantIDs(t, e.types(), "scheduled", "reminder")
 		if first := at.Sub(e.accepted()[0].at); first > 20*time.Minute+time.Second {
 			t.Errorf("it was told %v before", first)
+		}
+		wantIDs(t, only.types(), "reminder") // of the lead itself
+		for _, h := range only.accepted() {
+			if first := at.Sub(h.at); first > 20*time.Minute+time.Second {
+				t.Errorf("who takes only reminders was told %v before", first)
+			}
 		}
 		b.end()
 	})
@@ -118,6 +131,9 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 		if got := chat.types(); len(got) != n {
 			t.Errorf("after a restart told %v, want nothing more than the %d before", got, n)
 		}
+		if n := strings.Count(s.log.String(), "reminder due"); n != 1 {
+			t.Errorf("the log says %d times that a reminder is due, want once: the others nobody got", n)
+		}
 		b.end()
 	})
 }
@@ -139,10 +155,14 @@ func TestAReminderIsLeftOutForWhoWasToldJustNow(t *testing.T) {
 		wantIDs(t, mail.types(), "scheduled", "reminder", "reminder")
 		wantIDs(t, drain.types(), "reminder")
 		s.redeploy(idB, 8*time.Minute)
+		announced := time.Now()
 		pause(7 * time.Minute)
 		wantIDs(t, chat.types(), "scheduled", "reminder", "scheduled")
 		wantIDs(t, mail.types(), "scheduled", "reminder", "reminder", "scheduled")
 		wantIDs(t, drain.types(), "reminder", "reminder")
+		if late := drain.accepted()[1].at.Sub(announced); late > 3*time.Second {
+			t.Errorf("the reminder of an event that begins soon came %v after it was announced, want it at once", late)
+		}
 		b.end()
 	})
 }
@@ -194,6 +214,33 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 				chat.say(nil)
 				pause(40 * time.Minute)
 				wantIDs(t, chat.types(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// Nobody is reminded of what is no longer to come when it is first seen: it is listed as begun, or its time is over.
+func TestNobodyIsRemindedOfWhatIsNotToCome(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		status string
+		in     time.Duration
+		want   []string
+	}{
+		"it is to come":    {"Scheduled", 5 * time.Minute, []string{"reminder"}},
+		"it has begun":     {"Started", 5 * time.Minute, nil},
+		"its time is over": {"Scheduled", -time.Minute, nil},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				drain := &ear{}
+				route := drain.reminds("drain", 10*time.Minute)
+				route.Filter.Only.Changes = []string{"reminder"}
+				b := s.start(route)
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Status: tt.status, NotBefore: time.Now().Add(tt.in)})
+				pause(4 * time.Minute)
+				wantIDs(t, drain.types(), tt.want...)
 				b.end()
 			})
 		})
@@ -321,6 +368,34 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 	})
 }
 
+// So does what was told at once and is tried in vain, because less than the lead was left; but not the news of an
+// approval, which stay true.
+func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		drain := &ear{answer: always(errDown)}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated", "approved").with(func(t *Terms) {
+			t.Late = delivery.LateSend
+		}))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Minute) // less than the lead
+		s.redeploy(idB, 5*time.Minute)
+		pause(2 * time.Second)
+		if a := b.ApproveNow(t.Context(), idB, s.shown(idB), "somebody"); a.Result != cloudevent.ResultApproved {
+			t.Fatalf("ApproveNow = %+v", a)
+		}
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		s.azure.Update(idB, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(time.Minute)
+		drain.say(nil)
+		pause(30 * time.Minute)
+		wantIDs(t, drain.ids(), idB+"-approved-1")
+		pause(30 * time.Minute)
+		wantIDs(t, drain.types(), "approved", "updated", "updated")
+		b.end()
+	})
+}
+
 // What waits for its lead gives way to a newer change that does not wait, also on a route that is told everything.
 func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -333,6 +408,25 @@ func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
 		pause(time.Hour)
 		wantIDs(t, e.types(), "updated")
+		b.end()
+	})
+}
+
+// So does what waits for its lead at a sink that was away when the change came, and is told of it when it returns.
+func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain, kept := &ear{}, (&ear{}).all("kept")
+		route := drain.all("drain").with(func(x *Terms) { x.Lead = 10 * time.Minute })
+		b := s.start(kept, route)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(time.Minute)
+		b.Reload([]Route{kept}, nil, SettingsInfo{})
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "Now with a reason." })
+		pause(time.Minute)
+		b.Reload([]Route{kept, route}, nil, SettingsInfo{})
+		pause(time.Hour)
+		wantIDs(t, drain.types(), "updated")
 		b.end()
 	})
 }
@@ -390,7 +484,8 @@ func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 					s.opts.Interval = seldom
 					s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 45 * time.Second})
 					drain, want := &ear{}, tt.want
-					route := drain.leads("drain", lead, strings.Fields(changes)...)
+					route := drain.leads("drain", lead, strings.Fields(changes)...).
+						with(func(t *Terms) { t.Late = delivery.LateSend }) // so that nothing is left out but for the lead
 					route.Filter.Only.VMs = "self"
 					b := s.start(route)
 					pause(15 * time.Second)
@@ -449,9 +544,12 @@ func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 }
 
 // An event that this VM is added to reminds who is told of this VM's events, whenever the VM's name is known: also if it
-// was not known at the change that added it, and what was told before was about another VM.
+// was not known at the change that added it, and what was told before was about another VM, or when the time of the
+// reminder has passed by then.
 func TestAnEventThatComesToThisVMReminds(t *testing.T) {
-	for _, unknown := range []time.Duration{0, 20 * time.Second} {
+	for added, unknown := range map[time.Duration]time.Duration{
+		5 * time.Second: 0, 6 * time.Second: 20 * time.Second, 34 * time.Minute: 0,
+	} {
 		bubble(t, func(t *testing.T, s *stage) {
 			if unknown > 0 {
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: unknown})
@@ -462,9 +560,9 @@ func TestAnEventThatComesToThisVMReminds(t *testing.T) {
 			b := s.start(route)
 			pause(5 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
-			pause(5 * time.Second)
+			pause(added)
 			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} })
-			pause(39 * time.Minute)
+			pause(39*time.Minute - added)
 			wantIDs(t, drain.types(), "reminder")
 			b.end()
 		})
@@ -672,6 +770,26 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 	})
 }
 
+// A heartbeat takes the place of the one before, and of nothing else: neither of another sink's, nor of what its own sink
+// is still to hear about forewarn.
+func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		often, seldom := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
+		b := s.start(
+			often.all("often").with(func(t *Terms) { t.Bridge, t.Heartbeat = LevelAll, time.Minute }),
+			seldom.all("seldom").with(func(t *Terms) { t.Heartbeat = 20 * time.Minute }))
+		pause(10 * time.Minute)
+		often.say(nil)
+		seldom.say(nil)
+		pause(5 * time.Minute)
+		wantIDs(t, seldom.types(), "heartbeat")
+		if got := often.types(); !slices.Contains(got, "started") {
+			t.Errorf("heard %v, want that it has started too", got)
+		}
+		b.end()
+	})
+}
+
 // Heartbeats come as often as they promise, so that a monitor may count on it.
 func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -693,8 +811,41 @@ func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 				t.Errorf("heartbeat %d came after %v, want a minute", n+1, apart)
 			}
 		}
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(4 * time.Minute)
+		if got := len(watch.accepted()); got != 5 {
+			t.Errorf("with the last of them half a minute after the endpoint stopped answering, %d heartbeats came, want 5", got)
+		}
 		b.end()
 	})
+}
+
+// Before the first answer of the endpoint no heartbeat says that all is well, and so none says at a stop that no other
+// will come. After an answer one comes at once, and one at the stop.
+func TestNoHeartbeatComesBeforeTheFirstAnswer(t *testing.T) {
+	for _, answers := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Status: 503})
+			watch := &ear{}
+			b := s.start(watch.all("watch").with(func(t *Terms) { t.Heartbeat = time.Hour }))
+			pause(3 * time.Minute)
+			wantIDs(t, watch.types())
+			var want []any // of stopping
+			if answers {
+				want = []any{nil, true}
+				s.azure.ClearFaults()
+				pause(time.Minute)
+			}
+			b.end()
+			var got []any
+			for _, h := range watch.accepted() {
+				got = append(got, tellingOf(t, h.Event)["stopping"])
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("with an answer %v: stopping in the heartbeats is %v, want %v", answers, got, want)
+			}
+		})
+	}
 }
 
 // A monitor is told at once when a reload changes how often heartbeats come, or ends them: it would miss those that it
