@@ -88,10 +88,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case d.unsent() && d.Seq != op.Latest:
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
 		return
-	case !d.unsent() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
+	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
 		return
-	case d.unsent() && (d.waits(now) || b.approverName() == ""): // after a restart the name takes a moment
+	case d.unsent() && d.waits(now):
 		return
 	}
 	var ce *event.Event
@@ -248,10 +248,10 @@ func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) 
 	return cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status}, err
 }
 
-// unchanged reports whether the document lists the event as it is in e, and as Scheduled.
+// unchanged reports whether the document lists the event as it is in e.
 func unchanged(e imds.Event, doc imds.Document) bool {
 	i := slices.IndexFunc(doc.Events, func(other imds.Event) bool { return other.ID == e.ID })
-	return i >= 0 && doc.Events[i].Status == imds.StatusScheduled &&
+	return i >= 0 &&
 		len(imds.Diff([]imds.Event{e}, imds.Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) == 0
 }
 
@@ -305,7 +305,7 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 	now := time.Now()
 	a = d.record(a, op, now)
 	_, current, open := b.events.get(e.ID)
-	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !current.Approval.unsent() {
+	if a.Result == cloudevent.ResultMoot && !current.Approval.unsent() {
 		b.deciding.Unlock()
 		return a // the event vanished meanwhile, which has recorded it as moot
 	}

@@ -126,7 +126,6 @@ type routeWorker struct {
 	settings int    // the number of the settings with its route
 	stop     func() // lets it end because the program stops
 	leave    func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
-	cut      func() // aborts it
 	done     chan struct{}
 }
 
@@ -203,7 +202,6 @@ func (b *Bridge) remember() (stored outbox.Stored, routed bool) {
 	open := b.Outbox.Groups() // the others ended before the file became readable
 	maps.DeleteFunc(stored.Groups, func(id string, _ outbox.Group) bool { _, is := open[id]; return !is })
 	repeated := b.events.load(stored, answer.At, since, b.Booted, b.deciding.log)
-	b.reread.Store(true)
 	b.nextReminder = time.Time{}
 	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date
 		return stored, b.hasRoutes
@@ -394,7 +392,7 @@ func (b *Bridge) startWorker(r Route) {
 			Secrets: r.Secrets, Log: b.Log, Meter: b.Meter, Random: b.Random,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
 		}),
-		kind: r.Kind, settings: b.settings, done: make(chan struct{}), cut: cut,
+		kind: r.Kind, settings: b.settings, done: make(chan struct{}),
 		stop: sync.OnceFunc(func() { close(stop) }),
 		leave: sync.OnceFunc(func() {
 			close(leave)
@@ -407,7 +405,6 @@ func (b *Bridge) startWorker(r Route) {
 	go func() {
 		defer end()
 		defer close(c.done)
-		defer cut()
 		c.Run(ctx, stop, leave)
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {

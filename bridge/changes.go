@@ -438,13 +438,13 @@ func (b *Bridge) decideHeldGroup(
 	}
 	e, state, open := b.events.get(id)
 	decided := slices.Clone(held[from:])
+	last := 0 // the latest change of Azure's
 	for n := range decided {
 		d := &decided[n]
-		d.Held, d.Due = time.Time{}, leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
-	}
-	last := len(decided) - 1 // the latest change of Azure's
-	for last >= 0 && !imds.ChangeKind(decided[last].Change).OfAzure() {
-		last--
+		kind := imds.ChangeKind(d.Change)
+		if d.Held, d.Due = (time.Time{}), leadTime(lead, kind, d.NotBefore, now); kind.OfAzure() {
+			last = n
+		}
 	}
 	for n, d := range decided {
 		by := successor{kind: presentState(e, open), notBefore: e.NotBefore}
@@ -458,7 +458,7 @@ func (b *Bridge) decideHeldGroup(
 	}
 	op := c.open[id]
 	switch {
-	case from == len(held), op == nil && !open:
+	case from == len(held), !open:
 		return
 	case op == nil:
 		op = &state
@@ -525,7 +525,7 @@ func leadTime(lead time.Duration, kind imds.ChangeKind, notBefore, now time.Time
 	return time.Time{}
 }
 
-// ChangeOf decodes a change from its CloudEvent.
+// ChangeOf decodes a change from its CloudEvent, without Change.Fields.
 func ChangeOf(ce event.Event) imds.Change {
 	c := imds.Change{Kind: imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))}
 	var d cloudevent.Data
@@ -533,7 +533,6 @@ func ChangeOf(ce event.Event) imds.Change {
 		return c
 	}
 	c.Event, _ = imds.UnmarshalEvent(d.Event)
-	c.Fields = d.Changed
 	if previous, err := imds.UnmarshalEvent(d.Previous); err == nil { // only an updated one has one
 		c.Previous = &previous
 	}

@@ -82,17 +82,14 @@ func (b *Bridge) discover(ctx context.Context) {
 	}
 }
 
-// moveTo switches to the endpoint found. It logs a new endpoint, or any if news is true.
+// moveTo switches to the endpoint found, and has it asked for the identity of this VM at once. It logs a new endpoint,
+// or any if news is true.
 func (b *Bridge) moveTo(found Found, news bool) {
-	moved := b.Client.MoveTo(found.Endpoint)
-	if moved || news {
+	if moved := b.Client.MoveTo(found.Endpoint); moved || news {
 		b.Log.Info("endpoint found", "endpoint", found.Endpoint, "how", found.How)
 	}
-	if !moved {
-		return
-	}
 	select {
-	case b.identity <- struct{}{}: // ask it at once for the identity of this VM
+	case b.identity <- struct{}{}:
 	default:
 	}
 }

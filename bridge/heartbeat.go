@@ -19,12 +19,12 @@ type beat struct {
 // changes their interval, one comes at once; when it ends them, a last one that promises no other.
 func (b *Bridge) sendHeartbeats(now time.Time) {
 	b.mu.Lock()
-	well := len(b.imds.reasons()) == 0 && now.Sub(b.imds.lastAnswer) < awayAbove
+	well := now.Sub(b.imds.lastAnswer) < awayAbove
 	var due []Route
 	for _, r := range b.routes {
 		every, last := r.Terms.Heartbeat, b.lastHeartbeat[r.Name]
 		changed := every != last.every
-		if changed && every == 0 || well && every > 0 && (changed || now.Sub(last.at) >= every) {
+		if changed && every == 0 || well && every != 0 && (changed || now.Sub(last.at) >= every) {
 			due = append(due, r)
 		}
 	}

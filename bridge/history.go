@@ -83,7 +83,6 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories 
 	about := []byte(`"type":"` + cloudevent.EventPrefix)
 	for span := 24 * time.Hour; ; span *= 4 {
 		var newest []outbox.Record
-		more = false
 		all := span > outbox.KeepHistory
 		from := uint64(0)
 		if !all {
@@ -101,7 +100,7 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories 
 		if err != nil {
 			return nil, false, err
 		}
-		if !all && len(newest) <= n && !more {
+		if !all && len(newest) <= n {
 			continue // look further back
 		}
 		if len(newest) > n {

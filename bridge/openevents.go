@@ -148,7 +148,6 @@ func (op *openEvent) recall(was *openEvent, until time.Time, rebooted bool) {
 			op.Routes = append(op.Routes, r)
 		}
 	}
-	op.Undecided = slices.DeleteFunc(op.Undecided, func(r string) bool { return slices.Contains(op.Routes, r) })
 }
 
 // listed records that a document lists these events. One that a partial document leaves out may be in the part that

@@ -56,14 +56,14 @@ func nextLead(routes []Route, e imds.Event, now, at time.Time) time.Time {
 }
 
 // dueLeads returns the leads for which a reminder of the event is due: for each route, the shortest lead that has been
-// reached. subscribed names the routes that get the event.
+// reached; the same one may be due for several. subscribed names the routes that get the event.
 func dueLeads(routes []Route, subscribed []string, e imds.Event, now time.Time) (leads []time.Duration) {
 	left := e.NotBefore.Sub(now)
 	if e.Status != imds.StatusScheduled || left <= 0 {
 		return nil
 	}
 	for _, r := range routes {
-		if lead := dueLead(r, left); lead > 0 && slices.Contains(subscribed, r.Name) && !slices.Contains(leads, lead) {
+		if lead := dueLead(r, left); lead > 0 && slices.Contains(subscribed, r.Name) {
 			leads = append(leads, lead)
 		}
 	}

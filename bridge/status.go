@@ -217,7 +217,7 @@ func (b *Bridge) Status() Status {
 // approval returns the approval of the event's latest change, or else why it was refused.
 func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 	d := op.Approval
-	if d == nil || !d.Done || d.Seq != op.Latest {
+	if d == nil || d.Seq != op.Latest {
 		return nil, ""
 	}
 	switch d.Result {

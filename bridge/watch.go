@@ -85,7 +85,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	polling, cancel := context.WithTimeoutCause(ctx, limit, noAnswer(limit))
 	defer cancel()
 	known := imds.Seen{Buffer: &w.buffer}
-	if w.done && w.clean {
+	if w.done {
 		known = imds.Seen{Sum: w.body, Version: w.version, Incarnation: w.number, Buffer: &w.buffer}
 	}
 	p := w.Client.PollUnless(polling, etag, known)
@@ -95,7 +95,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	w.Meter.Polled(p.Class)
 	now := time.Now()
 	w.notePause()
-	if etag == "" && p.Err == nil {
+	if etag == "" {
 		w.full = now
 	}
 	wasEmpty := w.empty
@@ -107,7 +107,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	case w.empty && !wasEmpty:
 		w.etag = "" // an empty answer counts once the next one is empty too
 		return w.Interval
-	case w.last.IsZero() && !w.waited:
+	case !w.waited:
 		w.waited = true
 		if w.awaitName(ctx) > w.Interval {
 			return 0 // the answer is too old by now: ask again
@@ -189,8 +189,7 @@ func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 	etag := p.ETag // copied, so that the answer can be freed while handle waits for the disk
 	if !p.Seen && (p.Sum != w.body || !w.done) {
-		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" &&
-			len(p.Body) > 0 {
+		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" {
 			w.Log.Warn("the document changed but its incarnation did not", "incarnation", w.number)
 		}
 		w.report(p.Document.Problems)
