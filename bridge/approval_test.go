@@ -71,15 +71,21 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-started")
+		s.wantLogged("to=drain,audit")
 		a := dataIn(t, audit.accepted()[1].Event).Approval
+		if tenths := fmt.Sprintf("%.1f", a.After); fmt.Sprint(a.After) != tenths && fmt.Sprint(a.After)+".0" != tenths {
+			t.Errorf("it is told as approved after %v seconds, want %s", a.After, tenths)
+		}
 		if a == nil || a.Result != cloudevent.ResultApproved || a.By != "rule 1" || a.Status != "200 OK" || a.Attempts != 1 || a.After < 25 {
 			t.Errorf("the approval is told as %+v", a)
 		}
 		s.azure.End(idA)
 		pause(3 * time.Second)
 		b.end()
-		if why := `why=""`; strings.Contains(s.log.String(), why) {
-			t.Errorf("the log has a line with %s", why)
+		for _, wrong := range []string{`why=""`, "approval not sent"} {
+			if strings.Contains(s.log.String(), wrong) {
+				t.Errorf("the log has a line with %s", wrong)
+			}
 		}
 	})
 }
@@ -199,8 +205,9 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 				}
 				s.beginsLate()
 				s.opts.Rules = []Rule{rebootRule}
-				audit, chat := &ear{}, &ear{}
-				b := s.start(audit.all("audit"), chat.all("chat").with(func(terms *Terms) { terms.Bridge = LevelTrouble }).only("Freeze"))
+				audit, chat, other := &ear{}, &ear{}, &ear{}
+				b := s.start(audit.all("audit"), other.all("other").only("Freeze"),
+					chat.all("chat").with(func(terms *Terms) { terms.Bridge = LevelTrouble }).only("Freeze"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(time.Minute)
@@ -216,6 +223,7 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 					want = append(want, idA+"-approved-1")
 				}
 				wantIDs(t, chat.ids(), want...)
+				wantIDs(t, other.ids())
 				b.end()
 			})
 		})
@@ -859,6 +867,9 @@ func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
 	for claim, then := range map[string]func(s *stage, b *running){
 		"for another sink": func(s *stage, b *running) { b.Reload(b.Routes, []Rule{drainRule}, SettingsInfo{}) },
 		"for longer":       func(s *stage, b *running) { b.Reload(b.Routes, []Rule{longer}, SettingsInfo{}) },
+		"for longer, but for one that never will": func(s *stage, b *running) {
+			b.Reload(b.Routes, []Rule{longer, {Filter: Filter{Only: Match{Types: []string{"Freeze"}}}}}, SettingsInfo{})
+		},
 		"for a disk that is back before the decision is looked at": func(s *stage, b *running) {
 			s.disk.fail(errFull)
 			pause(time.Minute)
@@ -1002,6 +1013,108 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
 		b.end()
 	})
+}
+
+// An event that ends while its decision comes to nothing has one approval on record, and stops nothing.
+func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		audit := &ear{}
+		var b *running
+		s.logged = func(words string) {
+			if words == "event not approved" {
+				s.azure.End(idA)
+				b.handle(t.Context(), imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()})
+			}
+		}
+		b = s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		broken := rebootRule
+		broken.Filter.When = condition(t, "data.no.such.thing > 1")
+		b.Reload(b.Routes, []Rule{broken}, SettingsInfo{})
+		pause(10 * time.Second)
+		s.redeploy(idB, time.Hour)
+		pause(3 * time.Second)
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished", idB+"-scheduled")
+		b.end()
+	})
+}
+
+// Azure's answer to an approval is on record also if it comes after the end of the event, whose approval was moot by then.
+func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				resp, err := next.RoundTrip(r)
+				if r.Method == http.MethodPost {
+					time.Sleep(5 * time.Second)
+				}
+				return resp, err
+			})
+		}
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		s.azure.End(idA)
+		pause(time.Minute)
+		wantIDs(t, audit.types(), "scheduled", "approved", "vanished", "approved")
+		wantIDs(t, audit.results(t), cloudevent.ResultMoot, cloudevent.ResultApproved)
+		b.end()
+	})
+}
+
+// A rule's decision that comes to nothing says nothing about what becomes of the event: it was called off, unless somebody
+// asked Azure by hand before and got no answer.
+func TestADecisionThatComesToNothingChangesNoOutcome(t *testing.T) {
+	for asked, want := range map[bool]cloudevent.Outcome{
+		false: cloudevent.OutcomeCanceled, true: cloudevent.OutcomeUnknown,
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			var refuses atomic.Bool
+			s.proxy = func(next http.RoundTripper) http.RoundTripper {
+				return roundTrip(func(r *http.Request) (*http.Response, error) {
+					if refuses.Load() && r.Header.Get("If-None-Match") == "" { // polls go through
+						return nil, errDown
+					}
+					return next.RoundTrip(r)
+				})
+			}
+			s.beginsLate()
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+			audit := &ear{}
+			b := s.start(audit.all("audit"))
+			pause(1500 * time.Millisecond)
+			s.userReboot(idA)
+			pause(1500 * time.Millisecond)
+			if asked {
+				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+			}
+			refuses.Store(true)
+			b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+			pause(3 * time.Second)
+			b.Reload(b.Routes, nil, SettingsInfo{})
+			pause(2 * time.Second)
+			refuses.Store(false)
+			pause(2 * time.Second)
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			results := audit.results(t)
+			wantIDs(t, results[len(results)-1:], cloudevent.ResultMoot)
+			all := audit.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != want {
+				t.Errorf("asked by hand %v: the outcome is %q, want %s", asked, d.Outcome, want)
+			}
+			b.end()
+		})
+	}
 }
 
 // What is decided about an event is decided by the rules of now, however long it takes to ask for it or for another

@@ -43,13 +43,13 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A sink whose filter waits for the VM's name hears of an approval too, once the name is known.
+// A sink whose filter waits for the VM's name hears of an approval too, once the name is known; one that acts does not.
 func TestAnApprovalByHandWaitsForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		mine := &ear{}
-		b := s.start(mine.self("mine"))
+		mine, drain := &ear{}, &ear{}
+		b := s.start(mine.self("mine"), drain.self("drain").with(func(t *Terms) { t.Acts = true }))
 		pause(5 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}})
 		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Source: "User", Resources: []string{"vm-1"}})
@@ -61,6 +61,7 @@ func TestAnApprovalByHandWaitsForTheName(t *testing.T) {
 		}
 		pause(2 * time.Minute)
 		wantIDs(t, mine.ids(), idA+"-scheduled", idA+"-approved-1")
+		wantIDs(t, drain.ids(), idA+"-scheduled")
 		b.end()
 	})
 }
@@ -82,6 +83,31 @@ func TestAnApprovalReplacesNothingThatWaitsForItsLead(t *testing.T) {
 		}
 		pause(2 * time.Hour)
 		wantIDs(t, drain.ids(), idA+"-scheduled", idA+"-approved-1")
+		b.end()
+	})
+}
+
+// What a sink could not be told yet of an approval is told though the event moves then, and the news of that waits for
+// its lead.
+func TestAnApprovalIsToldThoughTheEventMovesAway(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		s.beginsLate()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		ops := &ear{answer: always(errDown)}
+		b := s.start(ops.all("ops").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 30*time.Minute)
+		pause(2 * seldom)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		pause(time.Minute)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(2 * seldom)
+		ops.say(nil)
+		pause(90 * time.Minute)
+		wantIDs(t, ops.types(), "approved", "updated")
 		b.end()
 	})
 }
@@ -360,27 +386,39 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 // Nor is an event whose approval by hand a crash interrupted: Azure may have taken it, so that this is on disk before
 // Azure is asked.
 func TestWhatACrashFoundBeingApprovedIsNotCalledOff(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.proxy = func(next http.RoundTripper) http.RoundTripper {
-			return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
-		}
-		s.beginsLate()
-		audit := &ear{}
-		b := s.start(audit.all("audit"))
-		pause(1500 * time.Millisecond)
-		s.userReboot(idA)
-		pause(1500 * time.Millisecond)
-		asked := make(chan cloudevent.Approval, 1)
-		go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
-		pause(time.Second)
-		b.crash()
-		<-asked // of a process that is no more
-		b = s.start(audit.all("audit"))
-		pause(1500 * time.Millisecond)
-		wantIDs(t, s.approvals(), idA)
-		s.endsUnknown(audit)
-		b.end()
-	})
+	for _, by := range []string{"a rule", "hand"} {
+		t.Run("by "+by, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
+				}
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				asked := make(chan cloudevent.Approval, 1)
+				if by == "hand" {
+					go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
+				} else {
+					b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+					asked <- cloudevent.Approval{}
+				}
+				pause(2 * time.Second)
+				b.crash()
+				<-asked             // of a process that is no more
+				if by == "a rule" { // else its decision is the first thing that is looked at
+					s.azure.End(idA)
+				}
+				b = s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				wantIDs(t, s.approvals(), idA)
+				s.endsUnknown(audit)
+				b.end()
+			})
+		})
+	}
 }
 
 // An approval by hand that is under way at SIGTERM is on record before the outbox is closed; one that would take too

@@ -73,6 +73,11 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 		audit.grows("3")
 		b.end()
 		want("at a stop", "audit 1", "audit 2", "audit 2", "audit 3")
+		b = s.start(route, watch.all("watch").with(all), deaf.all("deaf"))
+		pause(5 * time.Second)
+		audit.grows("") // as that of a new file does
+		b.end()
+		want("at a stop before the first line of a new file", "audit 1", "audit 2", "audit 2", "audit 3", "audit 3")
 		for name, other := range map[string]*ear{"the log itself": audit.ear, "a route that gets nothing about it": deaf} {
 			if got := heads(other); len(got) > 0 {
 				t.Errorf("%s heard %q", name, got)

@@ -45,6 +45,7 @@ func TestTheOutcomeIsHonest(t *testing.T) {
 		{"its time had not come, for another VM", scheduled("Freeze", later), openEvent{}, "vm-1", cloudevent.OutcomeCanceled},
 		{"its time had come", scheduled("Reboot", sooner), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 		{"nobody watched for a while", scheduled("Reboot", later), openEvent{Gap: true}, "vm-0", cloudevent.OutcomeUnknown},
+		{"its time is now", scheduled("Reboot", now), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 		{"it had no time", scheduled("Reboot", time.Time{}), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 		{"a Preempt before its time", scheduled("Preempt", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
@@ -98,10 +99,10 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 // A reboot after which an event is still listed as to come was not the event's. If it goes then, nobody says that it was
 // carried out.
 func TestAnotherRebootCompletesNoEvent(t *testing.T) {
-	for _, again := range []bool{false, true} {
+	for _, what := range []string{"nothing else", "a crash after it", "a change during it"} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
-			e := &ear{}
+			e, want := &ear{}, []string{"scheduled", "vanished"}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(72 * time.Hour)})
@@ -109,46 +110,101 @@ func TestAnotherRebootCompletesNoEvent(t *testing.T) {
 			b.end()
 			pause(30 * time.Second)
 			s.opts.Booted = time.Now()
+			if what == "a change during it" {
+				s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "Now with a reason." })
+				want = []string{"scheduled", "updated", "vanished"}
+			}
 			b = s.start(e.all("a"))
 			pause(time.Hour)
-			if again {
+			if what == "a crash after it" {
 				b.crash()
 				b = s.start(e.all("a"))
 				pause(time.Minute)
 			}
 			s.azure.End(idA)
 			pause(time.Minute)
-			wantIDs(t, e.types(), "scheduled", "vanished")
-			if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeUnknown {
-				t.Errorf("crashed %v: outcome %s, want unknown", again, d.Outcome)
+			wantIDs(t, e.types(), want...)
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeUnknown {
+				t.Errorf("%s: outcome %s, want unknown", what, d.Outcome)
 			}
 			b.end()
 		})
 	}
 }
 
-// What is gone after a while in which nobody watched may be gone for as long, also if the first document after it can't
-// be read in part.
-func TestAPartialFirstDocumentHidesNoGap(t *testing.T) {
+// A reboot after an approval may well be the event's, though Azure lists it as to come for a while. If it goes then, it
+// was carried out.
+func TestARebootAfterAnApprovalCompletesTheEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
 		e := &ear{}
 		b := s.start(e.all("a"))
-		pause(2 * time.Second)
-		s.reboot(idA)
-		pause(5 * time.Second)
-		b.end()
-		stopped := time.Now()
-		pause(time.Hour)
-		s.azure.End(idA)
-		s.azure.SetFault(imdstest.Fault{Body: `{"DocumentIncarnation":9,"Events":[{"EventStatus":"Scheduled"}]}`, Status: 200, For: 3 * time.Second})
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
+			t.Fatalf("ApproveNow = %+v, want it approved", a)
+		}
+		pause(1500 * time.Millisecond)
+		b.crash()
+		pause(30 * time.Second)
+		s.opts.Booted = time.Now()
 		b = s.start(e.all("a"))
-		pause(10 * time.Second)
+		pause(10 * time.Second) // it is still listed as to come
+		s.azure.End(idA)
+		pause(3 * time.Second)
 		b.end()
-		wantIDs(t, e.types(), "scheduled", "vanished")
-		if d := dataIn(t, e.accepted()[1].Event); !d.WhileAway || d.NotEarlierThan.IsZero() || d.NotEarlierThan.After(stopped) {
-			t.Errorf("told as while away %v, not earlier than %v; want not earlier than %v", d.WhileAway, d.NotEarlierThan, stopped)
+		wantIDs(t, e.types(), "scheduled", "approved", "vanished")
+		all := e.accepted()
+		if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeCompleted {
+			t.Errorf("outcome %s, want completed", d.Outcome)
 		}
 	})
+}
+
+// What is gone after a while in which nobody watched may be gone for as long, also if the first document after it can't
+// be read in part, and if that happens twice. What is there again was seen to go.
+func TestAPartialFirstDocumentHidesNoGap(t *testing.T) {
+	for _, what := range []string{"it is gone", "it is gone, after two gaps", "it is there again"} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.reboot(idA)
+			pause(5 * time.Second)
+			b.end()
+			stopped := time.Now()
+			pause(time.Hour)
+			s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[{"EventStatus":"Scheduled"}]}`))
+			b = s.start(e.all("a"))
+			pause(5 * time.Second)
+			if what == "it is gone, after two gaps" {
+				s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
+				s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[{"EventStatus":"Started"}]}`))
+				pause(6 * time.Minute)
+			}
+			if what == "it is there again" {
+				s.azure.SetDocument(nil)
+				pause(5 * time.Second)
+			}
+			s.azure.End(idA)
+			s.azure.SetDocument(nil)
+			pause(5 * time.Second)
+			b.end()
+			wantIDs(t, e.types(), "scheduled", "vanished")
+			d := dataIn(t, e.accepted()[1].Event)
+			if what == "it is there again" {
+				if d.WhileAway || !d.NotEarlierThan.IsZero() {
+					t.Errorf("%s: told as while away %v, not earlier than %v; want neither", what, d.WhileAway,
+						d.NotEarlierThan)
+				}
+			} else if !d.WhileAway || d.NotEarlierThan.IsZero() || d.NotEarlierThan.After(stopped) {
+				t.Errorf("%s: told as while away %v, not earlier than %v; want not earlier than %v", what, d.WhileAway,
+					d.NotEarlierThan, stopped)
+			}
+		})
+	}
 }
 
 // That nobody watched for a while outlasts a crash.
@@ -196,6 +252,31 @@ func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
 		if n := strings.Count(s.log.String(), "cannot read an open event"); n != 2 {
 			t.Errorf("the log says %d times that one can't be read, want 2", n)
 		}
+	})
+}
+
+// An open event of which the file has lost the latest change is not told to new sinks, which the log says; its end is.
+func TestAnEventWhoseLatestChangeIsLostGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		box, err := outbox.Open(s.dir, outbox.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := imds.CompactJSON(map[string]string{"EventId": idA, "EventType": "Reboot", "EventStatus": "Scheduled"})
+		state := imds.CompactJSON(openEvent{Event: known, Life: 1, First: time.Now()})
+		kept := outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{idA: {State: state, Latest: 1}}}
+		if err := errors.Join(box.Apply(kept), box.Close()); err != nil {
+			t.Fatal(err)
+		}
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(5 * time.Second)
+		wantIDs(t, idsOf(e.tried()), idA+"-vanished")
+		if list := b.Outbox.List(outbox.Selection{}); len(list) > 0 {
+			t.Errorf("pending or dead are %v, want nothing", list)
+		}
+		b.end()
+		s.wantLogged("the latest change of an open event can't be told to new sinks")
 	})
 }
 
@@ -280,6 +361,9 @@ func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *test
 				t.Errorf("%s: told %s, outcome %s; want %s, %s", then, d.Change, d.Outcome, imds.Vanished,
 					cloudevent.OutcomeUnknown)
 			}
+			if want := then == "it restarts"; d.WhileAway != want { // only then may it have gone while nobody watched
+				t.Errorf("%s: told as while away %t, want %t", then, d.WhileAway, want)
+			}
 		})
 	}
 }
@@ -327,29 +411,38 @@ func TestOnlyAStandstillIsAPause(t *testing.T) {
 	}
 }
 
-// The end of an event says for how long this machine stood still at most while the event was open.
+// The end of an event says for how long this machine stood still at most while the event was open, also if the program
+// crashed since then.
 func TestTheLongestStandstillIsTold(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
-		b := s.start(e.all("a"))
-		pause(2 * time.Second)
-		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
-		pause(2 * time.Second)
-		s.azure.Start(idA)
-		for _, d := range []time.Duration{2 * time.Second, 7 * time.Second, 3 * time.Second} {
-			b.pauses.mu.Lock()
-			b.pauses.last = b.pauses.last.Add(-d) // as if nothing had run meanwhile
-			b.pauses.mu.Unlock()
-			pause(10 * time.Second)
-		}
-		s.azure.End(idA)
-		pause(2 * time.Second)
-		all := e.accepted()
-		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.LongestPause < 6 || d.LongestPause > 8 {
-			t.Errorf("%s, longestPause %v, want vanished and about 7 s", d.Change, d.LongestPause)
-		}
-		b.end()
-	})
+	for _, crash := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
+			pause(2 * time.Second)
+			s.azure.Start(idA)
+			for _, d := range []time.Duration{2 * time.Second, 7 * time.Second, 3 * time.Second} {
+				b.pauses.mu.Lock()
+				b.pauses.last = b.pauses.last.Add(-d) // as if nothing had run meanwhile
+				b.pauses.mu.Unlock()
+				pause(10 * time.Second)
+			}
+			if crash {
+				b.crash()
+				b = s.start(e.all("a"))
+				pause(2 * time.Second)
+			}
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			all := e.accepted()
+			d := dataIn(t, all[len(all)-1].Event)
+			if d.Change != imds.Vanished || d.LongestPause < 6 || d.LongestPause > 8 {
+				t.Errorf("crash %t: %s, longestPause %v, want vanished and about 7 s", crash, d.Change, d.LongestPause)
+			}
+			b.end()
+		})
+	}
 }
 
 // A standstill is what passed since the last sign of life beyond the usual time between two, by the clock that went
@@ -574,6 +667,23 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			b.end()
 		})
 	})
+	t.Run("and decide as soon as it comes", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Random = func() float64 { return 0 } // it is asked for after 0, 0.5, 1.5 and 3.5 seconds
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 3100 * time.Millisecond})
+			s.reboot(idA)
+			self, began := &ear{}, time.Now()
+			b := s.start(self.self("self"))
+			pause(10 * time.Second)
+			wantIDs(t, self.ids(), idA+"-scheduled")
+			for _, h := range self.accepted() {
+				if d := h.at.Sub(began).Round(100 * time.Millisecond); d != 3500*time.Millisecond {
+					t.Errorf("it was told after %v, want 3.5 s", d)
+				}
+			}
+			b.end()
+		})
+	})
 	t.Run("and decide about a change that comes while it is put on disk", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 20 * time.Second})
@@ -673,15 +783,16 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 	}{
 		{"a refusal", imdstest.Fault{Status: 403}, 0, 2 * time.Second},
 		{"a malformed request", imdstest.Fault{Status: 400}, 0, 2 * time.Second},
-		{"not found", imdstest.Fault{Status: 404}, 3 * time.Second, 10 * time.Second},
-		{"gone", imdstest.Fault{Status: 410}, 3 * time.Second, 10 * time.Second},
-		{"something else", imdstest.Fault{HTML: true}, 3 * time.Second, 10 * time.Second},
+		{"not found", imdstest.Fault{Status: 404}, 3 * time.Second, 3600 * time.Millisecond},
+		{"gone", imdstest.Fault{Status: 410}, 3 * time.Second, 3600 * time.Millisecond},
+		{"something else", imdstest.Fault{HTML: true}, 3 * time.Second, 3600 * time.Millisecond},
 		{"too many requests", imdstest.Fault{Status: 429}, time.Minute, 62 * time.Second},
 		{"an error of the service", imdstest.Fault{Status: 500}, time.Minute, 62 * time.Second},
 		{"no answer", imdstest.Fault{Hang: true}, time.Minute, 62 * time.Second},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Random = func() float64 { return 0 } // it is asked after 0, 0.5, 1.5 and 3.5 seconds
 				tt.fault.Path = imdstest.InstanceFacts
 				s.azure.SetFault(tt.fault)
 				self := &ear{}
@@ -701,6 +812,7 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 					t.Errorf("it passed after %v, want %v to %v", d, tt.least, tt.most)
 				}
 				s.wantLogged("imds.vm_name")
+				s.wantLogged("instance metadata gave no identity")
 				if warned := strings.Join(b.Status().Warnings, " "); !strings.Contains(warned, "sinks get the events of every VM") || !strings.Contains(warned, "imds.vm_name") {
 					t.Errorf("the status warns of %q, want what it means and what helps", warned)
 				}
@@ -730,6 +842,27 @@ func TestFiltersWaitForANameThatComesSoon(t *testing.T) {
 			b.end()
 		})
 	}
+}
+
+// Nor is one given up that says so again after something else: each time begins anew.
+func TestAHostThatSaysAgainThatThereIsNothingIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		instance := func(status int) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: status})
+		}
+		instance(404)
+		self := &ear{}
+		b := s.start(self.self("self"))
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+		pause(time.Second)
+		instance(503)
+		pause(10 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 404, Times: 1})
+		pause(time.Minute)
+		wantIDs(t, self.ids(), idB+"-scheduled")
+		b.end()
+	})
 }
 
 // A filter that refused an event when the name was known decides about its next change at once.
@@ -766,6 +899,9 @@ func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
 		pause(2 * time.Second)
 		wantIDs(t, e.ids(), idB+"-scheduled")
+		if strings.Contains(s.log.String(), "VM name unknown") {
+			t.Error("the log says that the name is unknown, though the one of before is kept")
+		}
 		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
@@ -783,7 +919,8 @@ func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 	})
 }
 
-// What the bridge knows of itself when nobody tells it stands in the CloudEvents' source.
+// What the bridge knows of itself when nobody tells it stands in the CloudEvents: the host in their source, and the
+// operating system in what they say of the observer.
 func TestTheHostStandsInForAName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
@@ -794,6 +931,10 @@ func TestTheHostStandsInForAName(t *testing.T) {
 		for _, h := range e.accepted() {
 			if got := h.Event.Source(); got != "urn:forewarn:host-0" {
 				t.Errorf("the source of %s is %s", h.Event.ID(), got)
+			}
+			observer, _ := tellingOf(t, h.Event)["observer"].(map[string]any)
+			if got := observer["osType"]; got != imds.ThisOS {
+				t.Errorf("%s names the system %v, want %s", h.Event.ID(), got, imds.ThisOS)
 			}
 		}
 		if len(e.ids()) != 2 {
@@ -935,6 +1076,29 @@ func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
 	})
 }
 
+// What waited for the name of this VM is told when that comes, also if the disk can't be read then: a message too many
+// is better than one too few. So are the reminders that a sink waits for that takes nothing else.
+func TestWhatWaitedForTheNameIsToldThoughTheDiskCannotBeRead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 30 * time.Second})
+		self, drain := &ear{}, &ear{}
+		reminded := drain.self("drain").with(func(x *Terms) { x.Remind = []time.Duration{5 * time.Minute} })
+		reminded.Filter.Only.Changes = []string{"reminder"}
+		b := s.start(self.self("self"), reminded)
+		pause(5 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}, NotBefore: time.Now().Add(15 * time.Minute)})
+		pause(10 * time.Second)
+		s.disk.misread(errors.New("input/output error"))
+		pause(time.Minute)
+		s.disk.misread(nil)
+		pause(13 * time.Minute)
+		wantIDs(t, self.ids(), idA+"-scheduled")
+		wantIDs(t, drain.types(), "reminder")
+		s.wantLogged("cannot read a CloudEvent from the outbox")
+		b.end()
+	})
+}
+
 // However many VMs Azure names, the line about an event stays readable.
 func TestALongListOfVMsIsCutInTheLog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -956,6 +1120,30 @@ func TestALongListOfVMsIsCutInTheLog(t *testing.T) {
 			}
 		}
 		s.wantLogged(" resources=vm-000000,")
+	})
+}
+
+// The line about an event says when it begins, if Azure said that, and nothing of it if not.
+func TestTheLogSaysWhenAnEventBeginsIfAzureDoes(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("audit"))
+		pause(1500 * time.Millisecond)
+		s.azure.SetDocument([]byte(`{"DocumentIncarnation":2,"Events":[
+			{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Scheduled","NotBefore":"Mon, 03 Jan 2000 04:05:06 GMT"},
+			{"EventId":"` + idB + `","EventType":"Reboot","EventStatus":"Scheduled"}]}`))
+		pause(2 * time.Second)
+		b.end()
+		for id, want := range map[string]string{idA: "2000-01-03T04:05:06.000Z", idB: ""} {
+			got := "no line"
+			for line := range strings.Lines(s.log.String()) {
+				if strings.Contains(line, "change=scheduled event="+id) {
+					_, got, _ = strings.Cut(strings.TrimSpace(line), " notBefore=")
+				}
+			}
+			if got != want {
+				t.Errorf("the line about %s says %q of when it begins, want %q", id, got, want)
+			}
+		}
 	})
 }
 

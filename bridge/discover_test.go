@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -142,6 +143,29 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "http://168.63.129.16:8080" {
 			t.Errorf("stored is %q", got)
 		}
+	})
+}
+
+// The log names each endpoint that is moved to, and one that is found again after a search in vain, and no other.
+func TestTheLogNamesTheEndpointThatWasFound(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		finds := []string{"http://a.test", "http://a.test", "", "http://a.test", "http://a.test", "http://b.test", "http://b.test"}
+		s.opts.Discover = func(context.Context, string) (Found, error) {
+			found := finds[0]
+			if finds = finds[min(1, len(finds)-1):]; found == "" {
+				return Found{}, errors.New("nobody answered")
+			}
+			return Found{found, FoundDHCP}, nil
+		}
+		b := s.start((&ear{}).all("a"))
+		pause(20 * time.Minute)
+		b.end()
+		var found []string
+		for _, line := range regexp.MustCompile(`msg="endpoint found" endpoint=(\S+)`).FindAllStringSubmatch(s.log.String(), -1) {
+			found = append(found, line[1])
+		}
+		wantIDs(t, found, "http://a.test", "http://a.test", "http://b.test")
 	})
 }
 

@@ -36,7 +36,7 @@ type disk struct {
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
 	wrote   func()        // is called after each write; nil for nothing
 
-	compactions int
+	walks, compactions int
 }
 
 func (d *disk) Compact() error {
@@ -91,6 +91,9 @@ func (d *disk) Read(bucket, key string) ([]byte, error) {
 }
 
 func (d *disk) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	d.mu.Lock()
+	d.walks++
+	d.mu.Unlock()
 	return d.Storage.Walk(bucket, from, func(key string, value []byte) error { return f(key, d.older(bucket, value)) })
 }
 
@@ -341,6 +344,38 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 	}
 }
 
+// So does that nobody watched it for a while: before the start without the file, or until this.
+func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
+	for _, when := range []string{"before", "until the start"} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 5*time.Hour)
+			pause(2 * time.Second)
+			if when == "before" {
+				s.azure.SetFault(imdstest.Fault{Status: 503, For: 30 * time.Second})
+				pause(time.Minute)
+			}
+			b, bring := s.lateFile(b, func() {
+				if when != "before" {
+					pause(30 * time.Second)
+				}
+			}, e.all("a"))
+			pause(2500 * time.Millisecond)
+			bring()
+			pause(10 * time.Second)
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			b.end()
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+				t.Errorf("nobody watched %s: told %s, outcome %s; want vanished, unknown", when, d.Change, d.Outcome)
+			}
+		})
+	}
+}
+
 // What was told as new before a late file came is a first change, as its CloudEvent says, also for routes that are added
 // later. What came after it is not.
 func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
@@ -425,6 +460,40 @@ func TestARebootBeforeALateFileIsKnown(t *testing.T) {
 			t.Errorf("outcome %s, back %v; want completed, back %v", d.Outcome, d.Back, s.opts.Booted)
 		}
 	})
+}
+
+// So did one whose event is still listed, whether the file knows of the reboot or came too late for that.
+func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			reboots := func() {
+				pause(2 * time.Minute)
+				s.opts.Booted = time.Now()
+			}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.redeploy(idA, time.Minute)
+			pause(3 * time.Second)
+			if known {
+				b.end()
+				reboots()
+				b, reboots = s.start(e.all("a")), func() {}
+				pause(5 * time.Second)
+			}
+			b, bring := s.lateFile(b, reboots, e.all("a"))
+			pause(2500 * time.Millisecond)
+			bring()
+			pause(10 * time.Second)
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			b.end()
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
+				t.Errorf("known %v: outcome %s, back %v; want completed, back %v", known, d.Outcome, d.Back, s.opts.Booted)
+			}
+		})
+	}
 }
 
 // What is pending in a late file about the bridge is never out of date: nothing newer says it.
@@ -580,6 +649,24 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	}
 }
 
+// So is a reminder in it of an event that was announced anew, whoever gets it: that was told a moment ago.
+func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		down, chat := &ear{answer: always(errDown)}, &ear{}
+		s.redeploy(idA, 45*time.Minute)
+		b := s.start(down.reminds("chat", 30*time.Minute))
+		pause(17 * time.Minute) // the reminder is pending
+		b, bring := s.lateFile(b, func() {}, chat.reminds("chat", 30*time.Minute))
+		pause(20 * time.Second)
+		wantIDs(t, chat.types(), "scheduled")
+		bring()
+		pause(5 * time.Minute)
+		wantIDs(t, chat.types(), "scheduled", "scheduled") // what was pending is told too, but for the reminder
+		b.end()
+	})
+}
+
 // A stop does not wait to hear which VM this is, also while a file that came late does.
 func TestAStopDoesNotWaitForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -708,19 +795,30 @@ func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 	})
 }
 
-// While nothing changes the disk is left alone, but for the time of the last answer, once a minute.
+// While nothing changes the disk is left alone, but for the time of the last answer, once a minute: it is searched for
+// what is too old once in ten minutes only, and not made smaller.
 func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		b := s.start((&ear{}).all("a"))
 		s.reboot(idA)
 		pause(10 * time.Second)
 		s.disk.mu.Lock()
-		before := s.disk.writes
+		writes, walks, compactions := s.disk.writes, s.disk.walks, s.disk.compactions
 		s.disk.mu.Unlock()
 		pause(5 * time.Minute)
 		s.disk.mu.Lock()
-		if n := s.disk.writes - before; n < 4 || n > 6 {
+		if n := s.disk.writes - writes; n < 4 || n > 6 {
 			t.Errorf("the disk was written %d times in five minutes, want once a minute", n)
+		}
+		if s.disk.walks != walks || s.disk.compactions != compactions {
+			t.Errorf("in five minutes it was searched %d times and made smaller %d times, want neither",
+				s.disk.walks-walks, s.disk.compactions-compactions)
+		}
+		s.disk.mu.Unlock()
+		pause(6 * time.Minute)
+		s.disk.mu.Lock()
+		if s.disk.walks == walks {
+			t.Error("in eleven minutes it was not searched for what is too old, want once in ten")
 		}
 		s.disk.mu.Unlock()
 		b.end()
@@ -918,6 +1016,10 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 			if strings.Contains(h.Event.ID(), idA) {
 				t.Errorf("heard %s of the other VM", h.Event.ID())
 			}
+			said := tellingOf(t, h.Event)
+			if said["gap"] != nil || said["notEarlierThan"] != nil { // since the other VM's last answer
+				t.Errorf("%s says %v, want no gap before the first start", h.Event.ID(), said)
+			}
 		}
 		if st := b.Status(); st.Observer.Name != "vm-1" {
 			t.Errorf("this VM is %s", st.Observer.Name)
@@ -926,7 +1028,33 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 	})
 }
 
-// The outbox is compacted after the first answer, which that must not delay, and then once a day.
+// Whose the outbox is may be known only when the first events are open already. They are the new VM's and go on, though
+// the rest of the outbox is forgotten.
+func TestTheEventsOfACloneOutliveItsOutbox(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		pause(5 * time.Second)
+		b.end()
+		s.vm = "vm-1"
+		s.reboot(idA)
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
+		e := &ear{}
+		b = s.start(e.all("a"))
+		pause(5 * time.Minute)
+		if n := len(b.Status().Events); n != 1 {
+			t.Errorf("%d events are open, want 1", n)
+		}
+		s.azure.End(idA)
+		pause(5 * time.Second)
+		b.end()
+		if got := e.types(); len(got) == 0 || got[len(got)-1] != "vanished" {
+			t.Errorf("heard %v, want the end too", got)
+		}
+	})
+}
+
+// The outbox is compacted, and searched for what is too old, after the first answer, which that must not delay. Then it
+// is compacted once a day.
 func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
@@ -934,6 +1062,10 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
 		began := time.Now()
 		b := s.start()
+		pause(500 * time.Millisecond)
+		s.disk.mu.Lock()
+		walks := s.disk.walks
+		s.disk.mu.Unlock()
 		for _, tt := range []struct {
 			after time.Duration
 			want  int
@@ -942,6 +1074,9 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 			s.disk.mu.Lock()
 			if got := s.disk.compactions; got != tt.want {
 				t.Errorf("after %v it was compacted %d times, want %d", tt.after, got, tt.want)
+			}
+			if searched := s.disk.walks > walks; searched != (tt.want > 0) {
+				t.Errorf("after %v it was searched: %v, want %v", tt.after, searched, tt.want > 0)
 			}
 			s.disk.mu.Unlock()
 		}

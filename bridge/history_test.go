@@ -117,6 +117,9 @@ func TestAnEventThatCameBackIsNotOver(t *testing.T) {
 					t.Errorf("after %d changes, from the one with number %d, reversed %v: outcome %q of %d, want %q", len(list), first,
 						reversed, h.Outcome, len(h.Changes), tt.want)
 				}
+				if text := string(imds.CompactJSON(h)); strings.Contains(text, "null") {
+					t.Errorf("without deliveries it is %s, want an empty list", text)
+				}
 			}
 		}
 	}
@@ -142,7 +145,7 @@ func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 			}
 			for n := range 12 {
 				time.Sleep(apart)
-				ids = append(ids, fmt.Sprintf("E%02d", n))
+				ids = append(ids, fmt.Sprintf("E%02d", 12-n)) // the oldest comes first, whatever its id
 				add(changeAt(t, ids[n], "vm-0", imds.Scheduled, time.Now()))
 				ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{}, imds.Observer{Name: "vm-0"}, time.Now())
 				if err != nil {

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -61,7 +62,22 @@ func TestAMutedSinkWaits(t *testing.T) {
 			unmuted["endedBy"] != nil {
 			t.Errorf("on record are %v", said)
 		}
+		for _, name := range []string{"vm", "types"} {
+			if v, has := muted[name]; has {
+				t.Errorf("a mute for all VMs and types has the %s %v on record", name, v)
+			}
+		}
 		s.wantLogged("muted; deliveries wait")
+		narrow := delivery.Mute{Types: []string{"freeze"}, VM: "vm-*", Why: "repairs", By: "bob"}
+		if _, err := b.Mute(narrow, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Second)
+		told := audit.accepted()
+		last := tellingOf(t, told[len(told)-1].Event)
+		if fmt.Sprint(last["types"]) != "[Freeze]" || last["vm"] != "vm-*" || last["sink"] != nil {
+			t.Errorf("of a mute for the VMs vm-* and Freeze, on record is %v", last)
+		}
 		b.end()
 	})
 }
@@ -100,6 +116,9 @@ func TestAMuteEndsOnce(t *testing.T) {
 		}
 		mute("other")
 		id := mute("")
+		if _, err := b.Mute(delivery.Mute{Why: "repairs", By: "alice"}, LongestMute+1); err == nil || len(b.Mutes()) != 2 {
+			t.Errorf("muting for too long: %v, and there are %d mutes, want an error and 2", err, len(b.Mutes()))
+		}
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b.end()
@@ -233,8 +252,9 @@ func TestWhatAMuteNeeds(t *testing.T) {
 		}
 		all = append(all, &m)
 	}
-	if _, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now); err == nil {
-		t.Error("there may be more mutes than the most")
+	const full = "there are 100 mutes; end one first"
+	if _, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now); fmt.Sprint(err) != full {
+		t.Errorf("of one more than the most: %v, want %s", err, full)
 	}
 }
 

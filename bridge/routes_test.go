@@ -124,19 +124,21 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 	})
 }
 
-// A route whose name returns gets the newest change of every open event, unless it had it before.
+// A route whose name returns gets the newest change of every open event, unless it had it before, or its `when` refuses
+// the event.
 func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		audit, ops := &ear{}, &ear{}
-		both, one := []Route{audit.all("audit"), ops.all("ops")}, []Route{audit.all("audit")}
+		audit, ops, picky := &ear{}, &ear{}, &ear{}
+		both, one := []Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []Route{audit.all("audit")}
+		both[2].Filter.When = condition(t, "severity > 20")
 		b := s.start(both...)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(2 * time.Second)
 		b.Reload(one, nil, SettingsInfo{})
 		pause(2 * time.Second)
-		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops"}) { // what it has pending may be replayed and dropped
-			t.Errorf("the sinks are %v, want audit and ops", got)
+		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops", "picky"}) { // what it has pending may be replayed and dropped
+			t.Errorf("the sinks are %v, want audit, ops and picky", got)
 		}
 		b.Reload(both, nil, SettingsInfo{})
 		pause(2 * time.Second)
@@ -159,6 +161,7 @@ func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 		b = s.start(both...)
 		pause(3 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-started")
+		wantIDs(t, picky.ids())
 		b.end()
 	})
 }
@@ -437,6 +440,21 @@ func TestAnAddedSinkIsReminded(t *testing.T) {
 		b.Reload([]Route{kept, added.reminds("added", 30*time.Minute)}, nil, SettingsInfo{})
 		pause(40 * time.Minute)
 		wantIDs(t, added.types(), "scheduled", "reminder")
+		b.end()
+	})
+}
+
+// So is one that was there before, and whose settings ask for reminders only now: at once, if it is time.
+func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(20*time.Minute + 10*time.Second)
+		b.Reload([]Route{e.reminds("a", 45*time.Minute)}, nil, SettingsInfo{})
+		pause(2 * time.Second)
+		wantIDs(t, e.types(), "scheduled", "reminder")
 		b.end()
 	})
 }

@@ -75,6 +75,18 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"it may be excepted", with(func(r *Rule) {
 			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "except", true},
+		{"another source is excepted", with(func(r *Rule) {
+			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+		}), event(as), "vm-0", nil, "", false},
+		{"its source is excepted", with(func(r *Rule) {
+			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+		}), event(func(e *imds.Event) { e.Source = "Platform" }), "vm-0", nil, "except", true},
+		{"its type is excepted, whichever VM it names first", with(func(r *Rule) {
+			r.Others, r.Filter.Except.Types = true, []string{"Reboot"}
+		}), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "except", true},
+		{"the rule names no source", with(func(r *Rule) { r.Filter.Only.Sources = nil }), event(as), "vm-0", nil, "", false},
+		{"neither the rule nor Azure names a source", with(func(r *Rule) { r.Filter.Only.Sources = nil }),
+			event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "", false},
 		{"when holds", with(func(r *Rule) { r.Filter.When = condition(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
 		{"when does not hold", with(func(r *Rule) { r.Filter.When = condition(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
 		{"when fails", with(func(r *Rule) { r.Filter.When = condition(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
@@ -82,6 +94,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
 			"waits until Sun 22 Nov, 03:00:00 UTC", false},
+		{"a reminder replaced it at the sink", with(after), event(as), "vm-0", func(string) acceptance {
+			return acceptance{outbox.StateSuperseded, now.Add(-30 * time.Second)}
+		}, "", false},
 		{"the sink was not told yet", with(after), event(as), "vm-0", state(outbox.StatePending), "waits for drain", false},
 		{"the sink did not get it", with(after), event(as), "vm-0", state(""), "did not get", true},
 		{"the sink refused it", with(after), event(as), "vm-0", state(outbox.StateDead), "did not accept", true},
@@ -115,6 +130,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		{"another source", imds.Event{Source: "Platform", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
 		{"other VMs", imds.Event{Source: "User", Resources: []string{"vm-1"}}, "vm-0", -1, false},
 		{"excepted", imds.Event{Source: "User", Resources: []string{"vm-0"}}, "vm-0", -1, false},
+		{"excepted, though Azure does not say who asked", imds.Event{Resources: []string{"vm-0"}}, "vm-0", -1, false},
 		{"when does not hold", imds.Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", 5, false},
 		{"no source", imds.Event{Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
 		{"no VMs", imds.Event{Source: "User"}, "vm-0", -1, true},
@@ -126,6 +142,14 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		got := rule.picks(tt.event, map[string]any{"duration": tt.duration}, tt.self)
 		if got.approve || got.notApplicable == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
+		}
+	}
+	rule.Filter.Except = Match{Sources: []string{"User"}}
+	for source, speaks := range map[string]bool{"User": false, "": true} {
+		e := imds.Event{ID: idA, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
+		got := rule.picks(e, map[string]any{"duration": -1}, "vm-0")
+		if got.approve || got.notApplicable == speaks {
+			t.Errorf("with User excepted, of the source %q: %+v, want that it speaks of it: %v", source, got, speaks)
 		}
 	}
 }

@@ -558,7 +558,7 @@ var brokenVariants = []variant{
 				h.observer = ""
 			}
 		})},
-	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 20,
+	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 78,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Acts = false })},
 
 	// Promise 7.

@@ -60,6 +60,28 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 	}
 }
 
+// A sink that refused a delivery which was dropped since has nothing more to refuse: while an event is due it is not
+// called blocked.
+func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{answer: always(errRefused)}).all("a"))
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(14 * time.Minute)})
+		pause(time.Second) // of which it is known for half
+		if st := b.Status(); st.Ready || st.Sinks[0].State != SinkIsBlocked || st.Sinks[0].OldestPendingSeconds != 0.5 {
+			t.Errorf("when it refuses, ready is %v and the sink is %+v", st.Ready, st.Sinks[0])
+		}
+		if _, err := b.Drop([]string{b.Outbox.List(outbox.Selection{})[0].Key}, "root"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Second)
+		if st := b.Status(); !st.Ready || st.Sinks[0].State != SinkOK {
+			t.Errorf("with nothing pending, ready is %v (%v) and the sink is %+v", st.Ready, st.Reasons, st.Sinks[0])
+		}
+		b.end()
+	})
+}
+
 // What of a document is not understood, or not taken because there is too much, is in the status as long as Azure sends
 // it, and makes nothing vanish.
 func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
@@ -80,7 +102,8 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		if n := len(st.Events); n != imds.MaxEvents || !known {
 			t.Errorf("%d events are open, want %d, the one of before among them", n, imds.MaxEvents)
 		}
-		want := []string{"it lists more than 10000 events; the rest is ignored", leftOut}
+		want := []string{"it lists more than 10000 events; the rest is ignored",
+			"changes left out: 10000 events, or 16 MiB of them, are open already"}
 		if !slices.Equal(st.IMDS.Problems, want) {
 			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
 		}
@@ -150,6 +173,9 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		}
 		if other.AffectsSelf || other.SecondsLeft != 0 || !other.NotBefore.IsZero() {
 			t.Errorf("the second event is %+v", other)
+		}
+		if got := b.Sinks(); !slices.Equal(got, []string{"down", "gone", "refusing", "strict", "well"}) {
+			t.Errorf("the names of the sinks are %q", got)
 		}
 		sinks := map[string]SinkStatus{}
 		for _, s := range st.Sinks {

@@ -73,8 +73,8 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 			admin, down := &ear{}, &ear{answer: always(errRefused)}
 			b := s.start(admin.trouble("admin"), down.all("down").with(func(x *Terms) { x.Heartbeat = 10 * time.Minute }))
 			pause(time.Hour)
-			if st := b.Status(); st.Sinks[1].State != SinkIsBlocked {
-				t.Fatalf("the sink is %s, want it blocked by heartbeats", st.Sinks[1].State)
+			if st := b.Status(); st.Sinks[1].State != SinkIsBlocked || !st.Ready {
+				t.Fatalf("the sink is %s, want it blocked by heartbeats; ready %v: %v", st.Sinks[1].State, st.Ready, st.Reasons)
 			}
 			wantIDs(t, admin.types())
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(notice)})
@@ -347,6 +347,9 @@ func TestAnEndpointThatIsAwayIsReported(t *testing.T) {
 			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
 		}
 		pause(10 * time.Minute)
+		if n := strings.Count(s.log.String(), "changes may go unnoticed"); n != 1 {
+			t.Errorf("the log says %d times that changes may go unnoticed, want once", n)
+		}
 		s.azure.ClearFaults()
 		pause(20 * time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable", "imds.recovered")
@@ -433,6 +436,27 @@ func TestDeadLettersAreReportedTogether(t *testing.T) {
 	})
 }
 
+// Two reports never have the same id or time, though what they report happens at once: a receiver would drop the second
+// as a repeat.
+func TestReportsOfOneMomentAreToldApart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
+		b := s.start(admin.trouble("admin"), strict.all("one"), strict.all("two"), strict.all("three"))
+		pause(1500 * time.Millisecond)
+		s.notSelf(idA)
+		pause(3 * time.Second)
+		b.end()
+		told := admin.accepted()
+		wantIDs(t, admin.types(), "delivery.deadlettered", "delivery.deadlettered", "delivery.deadlettered")
+		for n := range told[1:] {
+			was, is := told[n].Event, told[n+1].Event
+			if is.ID() == was.ID() || !is.Time().After(was.Time()) {
+				t.Errorf("%s of %v follows %s of %v", is.ID(), is.Time(), was.ID(), was.Time())
+			}
+		}
+	})
+}
+
 // A crash loses no report of a dead letter, and makes no second one.
 func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -513,6 +537,9 @@ func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 		wantIDs(t, ears[""].types())
 		wantIDs(t, ears[LevelTrouble].types(), "sink.blocked")
 		wantIDs(t, ears[LevelAll].types(), "started", "sink.blocked", "settings.loaded", "stopping")
+		if booted, has := tellingOf(t, ears[LevelAll].accepted()[0].Event)["bootTime"]; has {
+			t.Errorf("nobody knows when it booted, and the start says %v", booted)
+		}
 	})
 }
 
@@ -576,7 +603,14 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 			if err := breaks(t, whole, structured(t, told[0].Event)); err != nil {
 				t.Errorf("it breaks the contract: %v\n%s", err, told[0].Event.Data())
 			}
-			return tellingOf(t, told[0].Event)
+			data := tellingOf(t, told[0].Event)
+			for _, d := range data["deliveries"].([]any) {
+				d := d.(map[string]any)
+				if _, has := d["error"]; has == (d["attempts"] == 0.0) {
+					t.Errorf("of one that was dropped it tells %v, want an error if it was tried", d)
+				}
+			}
+			return data
 		}
 		pending := b.Outbox.List(outbox.Selection{Route: "down"})
 		for _, d := range pending[:2] { // the first is about the bridge

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/systemtest"
 )
@@ -249,8 +251,12 @@ func TestAPartialDocumentMakesNothingVanish(t *testing.T) {
 		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":9,"Events":[{"EventType":"Freeze"},{"EventId":%q,"EventStatus":"Scheduled","EventType":"Freeze"}]}`, idB))
 		pause(2 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
+		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":10,"Events":[{"EventType":"Freeze"},`+
+			`{"EventId":%q,"EventStatus":"Started","EventType":"Freeze"}]}`, idB))
+		pause(2 * time.Minute)
+		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled", idB+"-started")
 		if n := strings.Count(s.log.String(), "no readable EventId"); n != 1 {
-			t.Errorf("the log names the problem %d times, want once", n)
+			t.Errorf("the log names the problem, which two documents have, %d times, want once", n)
 		}
 		b.end()
 	})
@@ -343,6 +349,15 @@ func TestIfNoneMatch(t *testing.T) {
 			b.end()
 		})
 	})
+	t.Run("is never of an empty answer", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := start(s)
+			document := func() { s.azure.SetDocument([]byte(`{"DocumentIncarnation":7,"Events":null}`)) }
+			got := after(s, document, 4*time.Second)
+			want(t, got, "1", "", "", "")
+			b.end()
+		})
+	})
 	t.Run("is that of the newest document", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			b := start(s)
@@ -415,10 +430,26 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 				if h := e.accepted(); len(h) != 1 || h[0].at.Sub(began).Round(100*time.Millisecond) != tt.wait {
 					t.Errorf("heard %v, want it after %v", h, tt.wait)
 				}
+				said := strings.Contains(s.log.String(), "continuing without a confirmed VM name")
+				if said != tt.fault.Hang {
+					t.Errorf("the log says that it goes on without the name: %t, want %t", said, tt.fault.Hang)
+				}
 				b.end()
 			})
 		})
 	}
+	t.Run("metadata answers late, and the event begins meanwhile", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Delay: 2 * time.Second})
+			s.reboot(idA)
+			time.AfterFunc(time.Second, func() { s.azure.Start(idA) })
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(12 * time.Second)
+			wantIDs(t, e.ids(), idA+"-started") // the document of before is too old by then
+			b.end()
+		})
+	})
 	t.Run("metadata hangs, and something of a past run is pending", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{answer: always(errDown)}
@@ -438,6 +469,26 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 			wantIDs(t, idsOf(h), idA+"-scheduled", idA+"-vanished")
 			if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 10*time.Second {
 				t.Errorf("the first was delivered after %v, want 10 s", h[0].at.Sub(began))
+			}
+			b.end()
+		})
+	})
+	t.Run("metadata never answered, so what is pending can't be another VM's", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			s.reboot(idA)
+			e := &ear{answer: always(errDown)}
+			b := s.start(e.all("a"))
+			pause(10 * time.Second)
+			b.end()
+			e.say(nil)
+			began := time.Now()
+			b = s.start(e.all("a"))
+			pause(12 * time.Second)
+			h := e.accepted()
+			wantIDs(t, idsOf(h), idA+"-scheduled")
+			if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 3*time.Second {
+				t.Errorf("it was delivered after %v, want 3 s", h[0].at.Sub(began))
 			}
 			b.end()
 		})
@@ -514,6 +565,55 @@ func TestAnEndpointThatNeverAnsweredMayBeTheWrongOne(t *testing.T) {
 			b.end()
 		})
 	}
+	for endpoint, want := range map[string]string{
+		imds.DefaultEndpoint: "is this an Azure VM?", "http://azure.test": "is imds.endpoint right",
+	} {
+		if hint := EndpointHint(endpoint); !strings.Contains(hint, want) {
+			t.Errorf("the hint for %s is %q, want that it asks %q", endpoint, hint, want)
+		}
+	}
+}
+
+// Of an outage the log says why, once, and when it is over, however short it was; and so of the next.
+func TestTheLogSaysOfEachOutageWhyAndWhenItIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		pause(10 * time.Second)
+		once, long := imdstest.Fault{Status: 503, Times: 1}, imdstest.Fault{Status: 503, For: time.Minute}
+		for n, outage := range []imdstest.Fault{once, long, once} {
+			if got := strings.Count(s.log.String(), "endpoint answers again"); got != n {
+				t.Errorf("after %d outages the log says %d times that the endpoint answers again", n, got)
+			}
+			s.azure.SetFault(outage)
+			pause(2 * time.Minute)
+			if got := strings.Count(s.log.String(), "no valid answer from the endpoint; known events stay"); got != n+1 {
+				t.Errorf("after %d outages the log says %d times that there is no valid answer", n+1, got)
+			}
+		}
+		if got := strings.Count(s.log.String(), `"endpoint answers again" after=1`); got != 2 {
+			t.Errorf("the log says %d times that the endpoint answers again after one failure, want 2", got)
+		}
+		b.end()
+	})
+}
+
+// A stop that ends a poll, or a search for the endpoint, is no failure of theirs: the log does not speak of one.
+func TestAStopIsNoFailureOfTheEndpoint(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Hang: true})
+		s.opts.Discover = func(ctx context.Context, _ string) (Found, error) {
+			<-ctx.Done()
+			return Found{}, ctx.Err()
+		}
+		b := s.start()
+		pause(5 * time.Second)
+		b.end()
+		for _, words := range []string{"no valid answer", "endpoint not found"} {
+			if strings.Contains(s.log.String(), words) {
+				t.Errorf("after a stop the log says %q", words)
+			}
+		}
+	})
 }
 
 // A hint that the first answer takes Azure long is given while there is none of any kind, and not after an error.
@@ -538,6 +638,10 @@ func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
 				pause(9 * time.Second)
 				if strings.Contains(s.log.String(), hint) {
 					t.Error("hinted before 10 s")
+				}
+				pause(1500 * time.Millisecond)
+				if hinted := strings.Contains(s.log.String(), hint); hinted != tt.hinted {
+					t.Errorf("hinted after 10 s: %v, want %v", hinted, tt.hinted)
 				}
 				pause(time.Minute)
 				if n := strings.Count(s.log.String(), hint); (n == 1) != tt.hinted || n > 1 {
