@@ -148,7 +148,11 @@ func TestNATSDial(t *testing.T) {
 			t.Fatalf("with the password %s it is %s, want %s", now.password, conn.Status(), now.status)
 		}
 	}
-	if _, err := n.Dial(t.Context()); classOf(err) != blocked {
+	_, err = n.Dial(t.Context())
+	for tries := 1; classOf(err) == again && tries < 5; tries++ { // a reset on Windows may overtake the refusal
+		_, err = n.Dial(t.Context())
+	}
+	if classOf(err) != blocked {
 		t.Errorf("with a wrong password: %v, want it blocked", err)
 	}
 	if err := os.WriteFile(file, []byte("hunter3"), 0o600); err != nil {
