@@ -576,18 +576,25 @@ func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
 	})
 }
 
+// refusesLooks makes each request for the whole document fail while the result is true, such as the last look before an
+// approval. Polls that know the document go through.
+func (s *stage) refusesLooks() *atomic.Bool {
+	var refuses atomic.Bool
+	s.proxy = func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			if refuses.Load() && r.Header.Get("If-None-Match") == "" {
+				return nil, errDown
+			}
+			return next.RoundTrip(r)
+		})
+	}
+	return &refuses
+}
+
 // What was decided but never sent does not keep people from hearing that the event was called off.
 func TestADecisionThatWasNeverSentHidesNoCancellation(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		var refuses atomic.Bool
-		s.proxy = func(next http.RoundTripper) http.RoundTripper {
-			return roundTrip(func(r *http.Request) (*http.Response, error) {
-				if refuses.Load() && r.Header.Get("If-None-Match") == "" { // polls go through
-					return nil, errDown
-				}
-				return next.RoundTrip(r)
-			})
-		}
+		refuses := s.refusesLooks()
 		s.beginsLate()
 		s.opts.Rules = []Rule{drainRule}
 		audit := &ear{}
@@ -1078,15 +1085,7 @@ func TestADecisionThatComesToNothingChangesNoOutcome(t *testing.T) {
 		false: cloudevent.OutcomeCanceled, true: cloudevent.OutcomeUnknown,
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
-			var refuses atomic.Bool
-			s.proxy = func(next http.RoundTripper) http.RoundTripper {
-				return roundTrip(func(r *http.Request) (*http.Response, error) {
-					if refuses.Load() && r.Header.Get("If-None-Match") == "" { // polls go through
-						return nil, errDown
-					}
-					return next.RoundTrip(r)
-				})
-			}
+			refuses := s.refusesLooks()
 			s.beginsLate()
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 			audit := &ear{}
