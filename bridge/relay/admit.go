@@ -114,6 +114,7 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 		}
 		g.rec.Matched, g.rec.First, g.rec.FirstStored = true, m.seq, m.stored
 	}
+	was := g.rec.stage
 	if m.change.Kind.OfAzure() {
 		outdated = g.rec.outdated(m)
 		g.rec.update(m)
@@ -123,7 +124,7 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	} else {
 		selected = q.route.Hears(m.change, "")
 	}
-	if first && !selected { // otherwise it is saved with the result of the delivery
+	if !selected && (first || g.rec.stage != was) { // otherwise it is saved with the result of the delivery
 		q.markDirty(g)
 	}
 	return selected, outdated

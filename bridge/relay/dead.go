@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -21,7 +22,8 @@ const noSink = "-"
 // A deadLetter is a delivery that became a dead letter, as the stream of dead letters keeps it.
 type deadLetter struct {
 	Sink      string    `json:"sink"`
-	Seq       uint64    `json:"seq"` // of the message in the stream
+	Seq       uint64    `json:"seq"`             // of the message in the stream
+	Again     int       `json:"again,omitempty"` // number of earlier ones with this Seq, of messages that are no more
 	ID        string    `json:"id,omitempty"`
 	Type      string    `json:"type,omitempty"`
 	Event     string    `json:"event,omitempty"` // the Azure event's id
@@ -49,11 +51,27 @@ type deadLetters struct {
 
 func deadSubject(stream string) string { return "forewarn_dead." + stream }
 
-func (d *deadLetters) subject(sink string, seq uint64) string {
-	return d.prefix + "." + token(sink) + "." + strconv.FormatUint(seq, 10)
+// key returns <sink>/<number>. Where others have had the number, -2 and so on follow.
+func (l deadLetter) key() string {
+	key := entryKey(l.Sink, l.Seq)
+	if l.Again > 0 {
+		key += "-" + strconv.Itoa(l.Again+1)
+	}
+	return key
 }
 
-// add stores a dead letter with its CloudEvent, which may be nil. A second one of the same delivery replaces it.
+// subject returns the subject of the dead letter with that key, "" if no key is like that.
+func (d *deadLetters) subject(key string) string {
+	at := strings.LastIndexByte(key, '/')
+	if number := key[at+1:]; at < 0 || number == "" || strings.Trim(number, "0123456789-") != "" {
+		return ""
+	}
+	return d.prefix + "." + token(key[:at]) + "." + key[at+1:]
+}
+
+// add stores a dead letter with its CloudEvent, which may be nil. A second one of the same delivery replaces it. A
+// stream that was made again, or lost messages, gives a number to another message: that one's dead letter gets a key of
+// its own.
 func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Event) error {
 	if ce != nil {
 		body, err := ce.MarshalJSON()
@@ -63,22 +81,64 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 		letter.CloudEvent, letter.Bytes = body, len(body)
 	}
 	letter.Error = imds.CutText(letter.Error, 1<<10)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	for {
+		err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
+		if isConflict(err) {
+			_, was, unread := d.get(ctx, letter.key())
+			switch {
+			case unread == nil && was.ID == letter.ID && was.Pending.Equal(letter.Pending):
+				err = d.put(ctx, letter)
+			case unread == nil, errors.Is(unread, errUnreadable):
+				letter.Again++
+				continue
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", d.name, err)
+		}
+		d.added(letter)
+		return nil
+	}
+}
+
+// put publishes a dead letter, without its CloudEvent if that is too large.
+func (d *deadLetters) put(ctx context.Context, letter deadLetter, o ...jetstream.PublishOpt) error {
 	body, err := json.Marshal(letter)
 	if err == nil && len(body)+4<<10 >= d.maxPayload { // which counts the headers too
 		letter.CloudEvent = nil
 		body, err = json.Marshal(letter)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = d.js.Publish(ctx, d.subject(letter.key()), body, append(o, jetstream.WithExpectStream(d.name))...)
+	}
+	return err
+}
+
+// get returns the dead letter with that key, and its sequence number in the stream of dead letters. The error wraps
+// ErrUnknownKey if there is none, and errUnreadable if a relay didn't write it.
+func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLetter, err error) {
+	subject := d.subject(key)
+	if subject == "" {
+		return 0, l, ErrUnknownKey
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if _, err = d.js.Publish(ctx, d.subject(letter.Sink, letter.Seq), body,
-		jetstream.WithExpectStream(d.name)); err != nil {
-		return fmt.Errorf("stream %s: %w", d.name, err)
+	stream, err := d.js.Stream(ctx, d.name)
+	if err != nil {
+		return 0, l, err
 	}
-	d.added(letter)
-	return nil
+	msg, err := stream.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, l, ErrUnknownKey
+	} else if err != nil {
+		return 0, l, err
+	}
+	if err := json.Unmarshal(msg.Data, &l); err != nil {
+		return 0, l, fmt.Errorf("%w: %s: %w", errUnreadable, key, err)
+	}
+	return msg.Sequence, l, nil
 }
 
 // addInvalid stores a dead letter for a message that isn't a CloudEvent. The message itself stays in the stream.

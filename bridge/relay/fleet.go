@@ -309,13 +309,12 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// caughtUp reports whether everything is taken in that the stream held, unless it is older than fleetPeriod, and the
-// heartbeats up to a sequence number of theirs.
-func (f *fleet) caughtUp(audit *jetstream.StreamInfo, lastHeartbeat uint64) bool {
+// caughtUp reports whether the stream is taken in up to its last message, unless that is older than fleetPeriod, and
+// the heartbeats up to a sequence number of theirs.
+func (f *fleet) caughtUp(now time.Time, last rawMessage, lastHeartbeat uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	old := audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetPeriod
-	return (old || f.lastRead >= audit.State.LastSeq) && f.lastHeartbeat >= lastHeartbeat
+	return (f.lastRead >= last.seq || now.Sub(last.stored) >= fleetPeriod) && f.lastHeartbeat >= lastHeartbeat
 }
 
 // observed returns all VMs, with what explains their silence at this time.

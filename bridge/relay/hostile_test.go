@@ -415,7 +415,7 @@ func TestAnOpenEventThatIsDeletedHoldsNothingUp(t *testing.T) {
 		pause(time.Minute)
 		wantIDs(t, "told", sink.all(), left)
 		if st := r.Status(); !st.Ready || st.Sinks[0].Pending != 0 ||
-			!strings.Contains(strings.Join(st.Warnings, "\n"), "deleted 1 message before") {
+			!strings.Contains(strings.Join(st.Warnings, "\n"), "deleted 1 message that") {
 			t.Errorf("ready %v because of %q, pending %d, warnings %q", st.Ready, st.Reasons, st.Sinks[0].Pending, st.Warnings)
 		}
 		stop()

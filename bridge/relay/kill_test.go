@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
@@ -179,4 +180,30 @@ func number(t *testing.T, name string, without int) int {
 		t.Fatalf("%s: %v", name, err)
 	}
 	return n
+}
+
+// A relay knows how far along an event is, also after a takeover, though its sink isn't told of the start.
+func TestTheStageOfAnEventOutlivesARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
+		hook.Filter.Only.Changes = []string{"scheduled", "updated"}
+		_, stop := s.run(hook)
+		a := eventNo(1).in(time.Hour)
+		scheduled := a.say(t, imds.Scheduled, "vm-1")
+		s.publish(scheduled)
+		pause(time.Minute)
+		moved := a
+		moved.notBefore = a.notBefore.Add(time.Minute)
+		late := moved.updated(t, a)
+		pause(time.Minute)
+		s.publish(moved.say(t, imds.Started, "vm-2"))
+		pause(time.Minute)
+		stop()
+		_, stop = s.run(hook)
+		s.publish(late)
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), scheduled)
+		stop()
+	})
 }

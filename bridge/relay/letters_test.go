@@ -435,3 +435,87 @@ func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
 		})
 	}
 }
+
+// A stream that was made again, or lost messages, gives the number of a dead letter to another message. That one's dead
+// letter takes the place of none, and both can be shown, replayed and dropped.
+func TestADeadLetterTakesThePlaceOfNoOther(t *testing.T) {
+	for name, renumber := range map[string]func(s *stage, reject func(n int)){
+		"made again": func(s *stage, reject func(n int)) {
+			reject(1)
+			if err := s.js.DeleteStream(s.Context(), "FOREWARN"); err != nil {
+				s.Fatal(err)
+			}
+			s.provision(relay.Retention{})
+			pause(time.Minute)
+			reject(2)
+		},
+		"lost messages": func(s *stage, reject func(n int)) {
+			s.crash("FOREWARN", func() { reject(1) })
+			pause(time.Minute)
+			reject(2)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
+				r, stop := s.run(route("hook", sink))
+				said := map[int]event.Event{}
+				renumber(s, func(n int) {
+					said[n] = eventNo(n).say(t, imds.Scheduled, "vm-1")
+					s.publish(said[n])
+					pause(time.Minute)
+				})
+				if dead := keys(t, r, "hook"); !slices.Equal(dead, []string{"hook/1", "hook/1-2"}) {
+					t.Fatalf("dead letters %q, want hook/1 and hook/1-2", dead)
+				}
+				if e, err := r.Show(t.Context(), "hook/1-2"); err != nil || e.ID != said[2].ID() {
+					t.Errorf("Show = %s, %v; want %s", e.ID, err, said[2].ID())
+				}
+				if dropped, err := r.Drop(t.Context(), []string{"hook/1"}, "alice"); err != nil || dropped[0].ID != said[1].ID() {
+					t.Errorf("Drop = %v, %v; want %s", dropped, err, said[1].ID())
+				}
+				sink.say(nil)
+				if _, err := r.Replay(t.Context(), []string{"hook/1-2"}, "", "alice"); err != nil {
+					t.Error(err)
+				}
+				pause(time.Minute)
+				wantIDs(t, "told", sink.all(), said[2])
+				if left := keys(t, r, "hook"); len(left) > 0 {
+					t.Errorf("left are %q, want none", left)
+				}
+				stop()
+			})
+		})
+	}
+}
+
+// After the stream was made again, a replay may have the number of an earlier one. It isn't taken for that.
+func TestAReplayIsNotTakenForAnEarlierOne(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
+		r, stop := s.run(route("hook", sink))
+		one, two := eventNo(1).say(t, imds.Scheduled, "vm-1"), eventNo(2).say(t, imds.Scheduled, "vm-1")
+		s.publish(one)
+		pause(time.Minute)
+		if _, err := r.Replay(t.Context(), []string{"hook/1"}, "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		if err := s.js.DeleteStream(t.Context(), "FOREWARN"); err != nil {
+			t.Fatal(err)
+		}
+		s.provision(relay.Retention{})
+		pause(time.Minute)
+		sink.say(nil)
+		s.publish(two)
+		pause(time.Minute)
+		if _, err := r.Replay(t.Context(), []string{"hook/2"}, "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), two, one)
+		stop()
+	})
+}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
@@ -28,7 +27,7 @@ const (
 
 // An Entry is one delivery: pending for a sink that this relay serves, or a dead letter of any sink.
 type Entry struct {
-	Key  string // <sink>/<number of the message in the stream>
+	Key  string // <sink>/<number of the message in the stream>; see deadLetter.key
 	Sink string
 	delivery.Item
 	State      string // pending or dead
@@ -113,13 +112,9 @@ func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) 
 
 // Show returns one delivery, with its CloudEvent if that can be read.
 func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
-	sink, seq, err := splitKey(key)
-	if err != nil {
-		return Entry{}, err
-	}
-	for _, e := range r.pendingEntries(Selection{Sink: sink}) {
+	for _, e := range r.pendingEntries(Selection{}) {
 		if e.Key == key {
-			ce, err := r.readCloudEvent(ctx, seq, e.ID)
+			ce, err := r.readCloudEvent(ctx, e.Seq, e.ID)
 			if err == nil {
 				e.CloudEvent, err = ce.MarshalJSON()
 				e.Bytes = len(e.CloudEvent)
@@ -127,28 +122,21 @@ func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 			return e, err
 		}
 	}
-	_, l, err := r.readDeadLetter(ctx, sink, seq)
+	st, err := r.connected()
+	if err != nil {
+		return Entry{}, err
+	}
+	_, l, err := st.dead.get(ctx, key)
 	if err != nil {
 		return Entry{}, err
 	}
 	e := l.entry()
 	if e.CloudEvent == nil && l.Sink != noSink {
-		if ce, err := r.readCloudEvent(ctx, seq, e.ID); err == nil {
+		if ce, err := r.readCloudEvent(ctx, e.Seq, e.ID); err == nil {
 			e.CloudEvent, _ = ce.MarshalJSON()
 		}
 	}
 	return e, nil
-}
-
-func splitKey(key string) (sink string, seq uint64, err error) {
-	at := strings.LastIndexByte(key, '/')
-	if at < 0 {
-		return "", 0, ErrUnknownKey
-	}
-	if seq, err = strconv.ParseUint(key[at+1:], 10, 64); err != nil {
-		return "", 0, ErrUnknownKey
-	}
-	return key[:at], seq, nil
 }
 
 // readCloudEvent reads the CloudEvent with an id from the stream. The stream may be another one than before, in which
@@ -169,37 +157,16 @@ func (r *Relay) readCloudEvent(ctx context.Context, seq uint64, id string) (ce e
 	return ce, err
 }
 
-// readDeadLetter returns a dead letter, and its sequence number in the stream of dead letters.
-func (r *Relay) readDeadLetter(ctx context.Context, sink string, seq uint64) (at uint64, l deadLetter, err error) {
-	st, err := r.connected()
-	if err != nil {
-		return 0, l, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	stream, err := st.js.Stream(ctx, st.dead.name)
-	if err != nil {
-		return 0, l, err
-	}
-	msg, err := stream.GetLastMsgForSubject(ctx, st.dead.subject(sink, seq))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return 0, l, ErrUnknownKey
-	} else if err != nil {
-		return 0, l, err
-	}
-	return msg.Sequence, l, json.Unmarshal(msg.Data, &l)
-}
-
 // Replay publishes dead letters again and returns them. Each goes to its own sink, or to the sink that to names. by is
 // who asked for it; the message in the stream has it.
 func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
 	return r.removeEach(ctx, keys, func(at uint64, l deadLetter) error {
 		if l.Sink == noSink {
-			return fmt.Errorf("%s is no CloudEvent, so nobody can take it", entryKey(l.Sink, l.Seq))
+			return fmt.Errorf("%s is no CloudEvent, so nobody can take it", l.key())
 		}
 		sink := cmp.Or(to, l.Sink)
 		if !slices.Contains(r.Sinks(), sink) { // nobody would read it
-			return fmt.Errorf("%s: the settings have no sink %s; name another with --to", entryKey(l.Sink, l.Seq), sink)
+			return fmt.Errorf("%s: the settings have no sink %s; name another with --to", l.key(), sink)
 		}
 		var ce event.Event
 		var err error
@@ -219,7 +186,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if err := replay(ctx, st.js, sink, ce, by, id); err != nil {
 			return err
 		}
-		r.Log.Info("a dead letter is replayed", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "to", sink, "by", by)
+		r.Log.Info("a dead letter is replayed", "key", l.key(), "id", l.ID, "to", sink, "by", by)
 		return nil
 	})
 }
@@ -227,7 +194,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 // Drop deletes dead letters and returns them. by is the user who asked for it; the stream gets a CloudEvent with it.
 func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
 	dropped, err := r.removeEach(ctx, keys, func(_ uint64, l deadLetter) error {
-		r.Log.Info("a dead letter is dropped", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "by", by)
+		r.Log.Info("a dead letter is dropped", "key", l.key(), "id", l.ID, "by", by)
 		return nil
 	})
 	if len(dropped) > 0 {
@@ -254,11 +221,7 @@ func (r *Relay) removeEach(
 		return nil, err
 	}
 	for _, key := range keys {
-		sink, seq, err := splitKey(key)
-		if err != nil {
-			return done, fmt.Errorf("%s: %w", key, err)
-		}
-		at, l, err := r.readDeadLetter(ctx, sink, seq)
+		at, l, err := st.dead.get(ctx, key)
 		if err != nil {
 			return done, fmt.Errorf("%s: %w", key, err)
 		}
@@ -276,7 +239,7 @@ func (r *Relay) removeEach(
 // entry returns the dead letter as it is listed.
 func (l deadLetter) entry() Entry {
 	return Entry{
-		Key: entryKey(l.Sink, l.Seq), Sink: l.Sink, State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
+		Key: l.key(), Sink: l.Sink, State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
 		CloudEvent: l.CloudEvent,
 		Item: delivery.Item{
 			Message: &delivery.Message{

@@ -177,7 +177,7 @@ func TestWhatTheStreamDeletedBeforeAnythingWasToldIsSaid(t *testing.T) {
 		}
 		r, stop := s.run(route("hook", sink))
 		pause(10 * time.Second)
-		want := "deleted 3 messages before the sink hook"
+		want := "deleted 3 messages that the sink hook may not have got"
 		if got := r.Status().Warnings; !strings.Contains(strings.Join(got, "\n"), want) || len(sink.all()) != 2 {
 			t.Errorf("the warnings are %q, and the sink heard %q; want %q", got, sink.all(), want)
 		}
@@ -207,7 +207,7 @@ func TestWhatTheStreamDeletedWhileNothingWasReadIsSaid(t *testing.T) {
 		}
 		sink.say(nil)
 		pause(10 * time.Minute)
-		want := fmt.Sprintf("deleted %d messages before the sink hook", changes-len(sink.all()))
+		want := fmt.Sprintf("deleted %d messages that the sink hook may not have got", changes-len(sink.all()))
 		if got := r.Status().Warnings; len(sink.all()) == changes || !strings.Contains(strings.Join(got, "\n"), want) {
 			t.Errorf("the sink heard %d of %d, and the warnings are %q; want %q among them", len(sink.all()), changes, got, want)
 		}

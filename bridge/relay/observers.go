@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
@@ -265,20 +263,24 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, all []*observer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	last, err := r.lastHeartbeat(ctx, st)
+	lastHeartbeat, err := r.lastHeartbeat(ctx, st)
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
+	}
+	last, err := lastMessage(ctx, st.js, r.Stream, ">")
+	if err != nil {
+		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
 	audit, err := st.stream.Info(ctx)
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
-	for !r.fleet.caughtUp(audit, last) {
+	now = audit.TimeStamp
+	for !r.fleet.caughtUp(now, last, lastHeartbeat) {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			return now, nil, errors.New("the streams are not read to their end yet")
 		}
 	}
-	now = audit.TimeStamp
 	return now, r.fleet.observed(now), nil
 }
 
@@ -286,10 +288,7 @@ func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, a
 // messages too it is that of one message, which the relay has the right to read there.
 func (r *Relay) lastHeartbeat(ctx context.Context, st *storage) (seq uint64, err error) {
 	if st.heartbeats == r.Stream {
-		last, err := getOne(ctx, st.js, st.heartbeats, `{"last_by_subj":"`+heartbeatsSubject+`"}`)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			err = nil
-		}
+		last, err := lastMessage(ctx, st.js, st.heartbeats, heartbeatsSubject)
 		return last.seq, err
 	}
 	beats, err := st.js.Stream(ctx, st.heartbeats)

@@ -343,3 +343,48 @@ func TestAnEventThatNobodyEndsExcusesNoSilenceForEver(t *testing.T) {
 		stop()
 	})
 }
+
+// Silence is noticed though the last message of the stream was deleted.
+func TestSilenceIsNoticedBehindADeletedMessage(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		ear := newEar()
+		ops := with(route("ops", ear), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble })
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"), eventNo(2).say(t, imds.Scheduled, "vm-2"))
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.DeleteMsg(t.Context(), 2)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, stop := s.run(ops)
+		(&bridges{stage: s}).beat("web_0", false)
+		pause(30 * time.Minute)
+		if news := ear.news(); len(news) != 1 {
+			t.Errorf("told %q, want the silent VM; warnings %q", news, r.Status().Warnings)
+		}
+		stop()
+	})
+}
+
+// A stream for heartbeats that is provisioned while a relay runs is followed within minutes.
+func TestHeartbeatsThatAreProvisionedLaterAreFollowed(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		if err := s.js.DeleteStream(t.Context(), "FOREWARN_heartbeats"); err != nil {
+			t.Fatal(err)
+		}
+		ear := newEar()
+		r, stop := s.run(with(route("ops", ear), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
+		pause(time.Minute)
+		if len(r.Status().Warnings) != 1 {
+			t.Errorf("warnings %q, want one", r.Status().Warnings)
+		}
+		s.provision(relay.Retention{})
+		(&bridges{stage: s}).beat("web_0", false)
+		pause(30 * time.Minute)
+		if news := ear.news(); len(news) != 1 || len(r.Status().Warnings) > 0 {
+			t.Errorf("told %q, warnings %q; want the silent VM, and none", news, r.Status().Warnings)
+		}
+		stop()
+	})
+}

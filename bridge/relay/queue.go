@@ -67,7 +67,7 @@ type queue struct {
 	full          bool            // it has stopped reading
 	readErr       error           // why the stream can't be read; nil if it can
 	saveErr       error           // why records can't be written; nil if they can
-	deletedUnread uint64          // messages that the stream's limits deleted before they were read
+	deletedUnread uint64          // messages that the stream's limits deleted, and that it may not have got
 	blocked       bool            // the other sinks know that this one is, or are about to be told
 	told          bool            // they were told so, and not yet that it accepts again
 	untold        []*untold       // what they are still to be told, in order

@@ -71,6 +71,7 @@ func (q *queue) checkStream() error {
 }
 
 // skipDeleted counts the messages after a sequence number that the stream's limits deleted, and reads on behind them.
+// Some of them may have been delivered: the cursor does not move past one that waits.
 func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
 	if info.State.FirstSeq <= after+1 {
 		return
@@ -80,7 +81,7 @@ func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
 	q.deletedUnread += n
 	q.lastRead, q.lastReadAt = max(q.lastRead, info.State.FirstSeq-1), time.Time{}
 	q.mu.Unlock()
-	q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
+	q.log.Error("the stream's limits deleted messages that this sink may not have got; raise its max_age or max_bytes",
 		"stream", info.Config.Name, "messages", n)
 }
 

@@ -173,10 +173,12 @@ func (r *Relay) session(ctx context.Context) error {
 	all.Go(func() { r.followRecords(ctx, st) })
 	all.Go(func() { r.followMutes(ctx, st) })
 	all.Go(func() { r.reportTroubles(ctx) })
-	if st.heartbeats != "" {
-		all.Go(func() { r.followHeartbeats(ctx, st) })
-		all.Go(func() { r.watchObservers(ctx, st) })
-	}
+	all.Go(func() {
+		if r.awaitHeartbeats(ctx, st) == nil {
+			all.Go(func() { r.followHeartbeats(ctx, st) })
+			r.watchObservers(ctx, st)
+		}
+	})
 	for ctx.Err() == nil {
 		r.serveRoutes(ctx, st, &all)
 	}

@@ -150,7 +150,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 // superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
 func (q *queue) superseded(i *delivery.Item) *pendingItem {
 	g := q.groups[recordKey(q.route.Name, i.Group)]
-	id := deliveryID(i.ID, i.Seq, i.Replayed, i.Instead != nil)
+	id := deliveryID(i.ID, i.Pending, i.Replayed, i.Instead != nil)
 	if g == nil || g.rec.Settled[id].How != resultSuperseded {
 		return nil
 	}

@@ -95,7 +95,16 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	if version == g.savedVersion {
 		return nil
 	}
-	if err := q.bucket.save(ctx, &g.entry, body); err != nil {
+	err = q.bucket.save(ctx, &g.entry, body)
+	if errors.Is(err, errOvertaken) && q.holdsCursor(ctx) { // a slow relay wrote it as its lease ended
+		var late json.RawMessage
+		g.entry.rev, err = q.bucket.get(ctx, g.entry.key, &late)
+		if err == nil || errors.Is(err, errUnreadable) {
+			g.entry.unanswered = nil
+			err = q.bucket.save(ctx, &g.entry, body)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -110,6 +119,13 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	}
 	g.settled = slices.Clone(g.settled[settled:])
 	return nil
+}
+
+// holdsCursor reports whether no other relay has opened a queue for the sink since this one.
+func (q *queue) holdsCursor(ctx context.Context) bool {
+	var c json.RawMessage
+	rev, err := q.bucket.get(ctx, q.cursor.key, &c)
+	return q.ctx.Err() == nil && err == nil && rev == q.cursor.rev
 }
 
 // setSaveErr records why the bucket can't be written, nil if it can, and logs the first of such errors.

@@ -43,8 +43,8 @@ func (r *Relay) Status() bridge.Status {
 			if n > 1 {
 				messages = fmt.Sprint(n, " messages")
 			}
-			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream has deleted %s before the sink %s got them; raise its "+
-				"max_age or max_bytes", messages, route.Name))
+			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream has deleted %s that the sink %s may not have got; "+
+				"raise its max_age or max_bytes", messages, route.Name))
 		}
 		s.Sinks = append(s.Sinks, k)
 		s.Reasons = append(s.Reasons, reasons...)
@@ -78,8 +78,8 @@ func (r *Relay) Sinks() (names []string) {
 	return names
 }
 
-// deletedUnread returns how many messages the stream's limits deleted before the sink got them, if this relay serves
-// it. mu is held.
+// deletedUnread returns how many messages the stream's limits deleted that the sink may not have got, if this relay
+// serves it. mu is held.
 func (r *Relay) deletedUnread(route bridge.Route) uint64 {
 	s := r.services[route.Name]
 	if s == nil || s.queue == nil {

@@ -82,6 +82,20 @@ func (st *storage) openBucket(ctx context.Context, name string) (jetstream.KeyVa
 	return kv, nil
 }
 
+// awaitHeartbeats waits until a stream takes heartbeats, as after --provision. The error is that of ctx.
+func (r *Relay) awaitHeartbeats(ctx context.Context, st *storage) error {
+	for st.heartbeats == "" {
+		if err := sleep(ctx, time.Minute); err != nil {
+			return err
+		}
+		if now, err := openStorage(ctx, st.js, r.Stream); err == nil {
+			st.heartbeats = now.heartbeats
+			r.locked(func() { r.storageNotes = now.notes })
+		}
+	}
+	return ctx.Err()
+}
+
 // note adds a note about something that --provision repairs.
 func (st *storage) note(format string, args ...any) {
 	st.notes = append(st.notes, fmt.Sprintf(format, args...)+"; forewarn relay --provision mends that")

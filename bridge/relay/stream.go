@@ -217,6 +217,16 @@ func getMessage(ctx context.Context, js jetstream.JetStream, stream string, seq 
 	return getOne(ctx, js, stream, fmt.Sprintf(`{"seq":%d}`, seq))
 }
 
+// lastMessage returns the last message of a stream on some subjects, zero if there is none. What was deleted after it
+// does not count: that keeps its number in the state of the stream.
+func lastMessage(ctx context.Context, js jetstream.JetStream, stream, subjects string) (rawMessage, error) {
+	last, err := getOne(ctx, js, stream, `{"last_by_subj":"`+subjects+`"}`)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		err = nil
+	}
+	return last, err
+}
+
 // getOne reads one message: which is what JetStream's API gets. It asks the stream's leader: another server may lag
 // behind, and adds headers to those of the message, in which a publisher may have set the same. The error wraps
 // jetstream.ErrMsgNotFound if the stream does not have it.
