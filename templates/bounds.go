@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"text/template"
@@ -107,7 +106,7 @@ func countSteps(tree *parse.Tree) {
 		return
 	}
 	countRounds(tree.Root)
-	tree.Root.Nodes = slices.Insert(tree.Root.Nodes, 0, steps()[enterName].Copy())
+	tree.Root.Nodes = append([]parse.Node{steps()[enterName].Copy()}, tree.Root.Nodes...)
 	tree.Root.Nodes = append(tree.Root.Nodes, steps()[leaveName].Copy())
 }
 
@@ -130,7 +129,7 @@ func countRounds(list *parse.ListNode) {
 		countRounds(branch.List)
 		countRounds(branch.ElseList)
 		if n.Type() == parse.NodeRange {
-			branch.List.Nodes = slices.Insert(branch.List.Nodes, 0, steps()[roundName].Copy())
+			branch.List.Nodes = append([]parse.Node{steps()[roundName].Copy()}, branch.List.Nodes...)
 		}
 	}
 }

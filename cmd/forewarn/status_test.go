@@ -206,6 +206,8 @@ func TestStatusText(t *testing.T) {
 			LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
 		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
 		bridge.SinkStatus{Name: "fresh", State: bridge.SinkOK},
+		bridge.SinkStatus{Name: "ahead", State: bridge.SinkOK, Pending: 1, NextAttempt: now.Add(2 * time.Hour)},
+		bridge.SinkStatus{Name: "busy", State: bridge.SinkOK, Pending: 1},
 	)
 	want := `vm-db-1  ready, 2 SINKS NEED YOU, forewarn 1.0.0, up 9 d 0 h
 endpoint  answered 0 s ago, http://169.254.169.254, api-version 2020-07-01
@@ -230,6 +232,8 @@ picky     last failed  0                  -              0     2
 audit     works             0                  48 s ago       34    0         file
 runbook   works             0                  47 s ago       12    1         webhook
 fresh     ready             0                  -              0     0
+ahead     sends at 06:00:00 UTC 1, for 0 s     -              0     0
+busy      sending           1, for 0 s         -              0     0
 `
 	// How wide a column is does not matter here.
 	squeeze := func(s string) string {

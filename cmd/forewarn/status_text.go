@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -190,7 +189,7 @@ func vmWords(all []string, self string) string {
 	var names []string
 	for _, name := range all {
 		if (imds.Event{Resources: []string{name}}).Affects(self) {
-			names = slices.Insert(names, 0, "this VM")
+			names = append([]string{"this VM"}, names...)
 		} else {
 			names = append(names, name)
 		}

@@ -33,7 +33,12 @@ func (doc *document) hash() string {
 // without returns a section without some of its keys.
 func (n *node) without(keys ...string) *node {
 	rest := *n
-	rest.entries = slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return slices.Contains(keys, e.key) })
+	rest.entries = nil
+	for _, e := range n.entries {
+		if !slices.Contains(keys, e.key) {
+			rest.entries = append(rest.entries, e)
+		}
+	}
 	return &rest
 }
 

@@ -107,7 +107,12 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	before := len(doc.problems)
 	known := slices.Sorted(maps.Keys(l.Kinds))
-	found := slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return !slices.Contains(known, e.key) })
+	var found []entry
+	for _, e := range n.entries {
+		if slices.Contains(known, e.key) {
+			found = append(found, e)
+		}
+	}
 	if len(found) == 0 { // no kind to open, but the other keys can be checked
 		found = []entry{{}}
 	}

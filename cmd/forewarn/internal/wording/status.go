@@ -100,6 +100,8 @@ func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 		return "served by no relay", bridge.SinkRetrying
 	case k.State == bridge.SinkStandby:
 		return "served by " + Printable(k.Relay), bridge.SinkOK
+	case k.Pending > 0 && k.NextAttempt.After(now): // as until a lead
+		return "sends at " + bridge.ClockTime(k.NextAttempt, now, time.UTC), bridge.SinkOK
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
 	case k.LastError != "":
