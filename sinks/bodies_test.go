@@ -75,7 +75,7 @@ func TestTimesInBodiesAreShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, d := range [][]delivery.Delivery{over, recovered} {
-			f := fields(d, time.UTC, seen)
+			f := (&Host{}).fields(d, seen)
 			f["secret"] = map[string]string{"routing_key": "0123456789abcdef0123456789abcdef", "topic": "vms"}
 			body := render(t, parsed, f)
 			body = strings.ReplaceAll(body, string(f["cloudevent"].(json.RawMessage)), "")

@@ -280,7 +280,7 @@ func (m *email) Render(d delivery.Delivery) (string, error) {
 
 // compose returns the mail. It is the same on each attempt, except for what depends on the current time.
 func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
-	f := fields(batch, m.Zone, m.now())
+	f := m.fields(batch, m.now())
 	m.runbook.put(f, m.Log)
 	parts, err := m.parts(f)
 	if err != nil {

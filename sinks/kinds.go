@@ -100,6 +100,7 @@ type Host struct {
 	Hostname string         // of this machine, as os.Hostname returns it
 	Agent    string         // the User-Agent header, such as forewarn/1.2.0
 	Zone     *time.Location // for times in texts for people; nil means UTC
+	NoEnd    bool           // the sink is not told when Azure closes an event, so no text promises that
 	Endpoint string         // URL of the metadata service, without a final slash
 
 	Dial       Dialer      // nil means the network

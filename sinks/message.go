@@ -28,6 +28,7 @@ var MessageDocs = map[string]string{
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"instead":    "when another sink could not deliver it: that sink's name in sink, what went wrong in why; else nil",
+	"end":        "whether the sink will be told when Azure closes the event; not if only.changes leaves out vanished",
 	"runbook":    "the link that runbook_url gives; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
@@ -35,15 +36,16 @@ var MessageDocs = map[string]string{
 
 // MessageFields returns the fields for the templates of a message about one delivery.
 func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
-	return fields([]delivery.Delivery{d}, zone, now)
+	return (&Host{Zone: zone}).fields([]delivery.Delivery{d}, now)
 }
 
 // fields returns the fields for the templates of a message: cloudevent.Fields, and those that MessageDocs explains. The
 // batch is one delivery or a group; the fields at the top are those of its first delivery.
-func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
+func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
-		group[i] = messageFields(d, zone, now)
+		group[i] = messageFields(d, h.Zone, now)
+		group[i]["end"] = !h.NoEnd
 	}
 	f := maps.Clone(group[0])
 	f["group"] = group

@@ -32,7 +32,7 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := fields(situations()["scheduled"].batch, time.UTC, messageTime.clock())
+		f := (&Host{}).fields(situations()["scheduled"].batch, messageTime.clock())
 		f["azeventtype"] = tt.azeventtype
 		if got, err := (runbook{template}).link(f); err != nil || got != tt.want {
 			t.Errorf("%s with type %q is %q, %v; want %q", tt.template, tt.azeventtype, got, err, tt.want)

@@ -305,7 +305,7 @@ func fieldsOf(t *testing.T, s situation) map[string]any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := fields(s.batch, berlin, s.now.clock())
+	f := (&Host{Zone: berlin}).fields(s.batch, s.now.clock())
 	maps.Copy(f, s.more)
 	return f
 }

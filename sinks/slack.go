@@ -345,7 +345,7 @@ var slackFields = map[string]Field{
 
 // fields returns the fields for the templates.
 func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
-	f := fields(batch, k.Zone, k.now())
+	f := k.Host.fields(batch, k.now())
 	addFields(f, slackFields)
 	for _, one := range f["group"].([]map[string]any) {
 		if severity, _ := one["severitynumber"].(int); k.mention != "" && severity >= k.from {

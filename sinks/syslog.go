@@ -274,7 +274,7 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := execute(k.text, fields([]delivery.Delivery{d}, k.Zone, k.now()))
+	text, err := execute(k.text, k.fields([]delivery.Delivery{d}, k.now()))
 	if err != nil {
 		return nil, fmt.Errorf("text: %w", err)
 	}

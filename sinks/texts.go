@@ -83,6 +83,7 @@ func tryOn(all bool, render func(fields map[string]any) error) error {
 	if err != nil {
 		return err
 	}
+	var host Host
 	try := func(f map[string]any) error {
 		if err := render(f); err != nil {
 			return fmt.Errorf("with a sample CloudEvent of type %s: %w", f["type"], err)
@@ -95,7 +96,7 @@ func tryOn(all bool, render func(fields map[string]any) error) error {
 			d.Attempt, now = 3, now.Add(time.Hour)
 			d.Missed = []delivery.Missed{{Change: "scheduled", Time: ce.Time()}, {Change: "updated", Time: ce.Time()}}
 		}
-		if err := try(fields([]delivery.Delivery{d}, time.UTC, now)); err != nil {
+		if err := try(host.fields([]delivery.Delivery{d}, now)); err != nil {
 			return err
 		}
 	}
@@ -103,5 +104,5 @@ func tryOn(all bool, render func(fields map[string]any) error) error {
 	for _, ce := range events[:6] {
 		group = append(group, delivery.Delivery{Event: ce, Attempt: 1})
 	}
-	return try(fields(group, time.UTC, events[0].Time()))
+	return try(host.fields(group, events[0].Time()))
 }

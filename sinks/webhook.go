@@ -308,7 +308,7 @@ func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header
 	switch ce := d.Event; {
 	case w.body != nil:
 		header.Set("Content-Type", w.contentType)
-		f := fields([]delivery.Delivery{d}, w.Zone, w.now())
+		f := w.fields([]delivery.Delivery{d}, w.now())
 		f["secret"] = secrets
 		w.runbook.put(f, w.Log)
 		return w.render(f)

@@ -13,6 +13,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 )
@@ -174,7 +175,9 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 			doc.report(doc.errorAt(e.pos, "%s.%s: is a key of the sink; expected it beside %[1]s", section.key, e.key))
 		}
 	}
-	opened := l.open(doc, section, kind, s, in.Name)
+	ends, _ := r.Filter.Change(imds.Change{Kind: imds.Vanished}, "")
+	l.Host.Name, l.Host.NoEnd = in.Name, !ends
+	opened := l.open(doc, section, kind, s)
 	if len(doc.problems) > before {
 		return r, false
 	}
@@ -196,9 +199,9 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 
 // open opens a sink with its section of the settings. If keys are wrong, it still opens the sink with the others, to
 // find more problems; a key that is then missing is reported only if it is not one of the wrong ones.
-func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings, name string) sinks.Opened {
+func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings) sinks.Opened {
 	host := l.Host
-	host.Name, host.Zone, host.Endpoint = name, s.Timezone, s.IMDS.Endpoint
+	host.Zone, host.Endpoint = s.Timezone, s.IMDS.Endpoint
 	decoded := true
 	opened, err := kind.Open(func(to any) error {
 		err := doc.decode(section.value, to, section.key)
