@@ -226,6 +226,16 @@ func lists(at time.Duration, n int) (steps []step) {
 	return steps
 }
 
+// announceNothing keeps what is announced from a destination, as if it had accepted it.
+func announceNothing(to string) func(d destination, ctx context.Context, batch []handed) verdict {
+	return func(d destination, ctx context.Context, batch []handed) verdict {
+		if d.name == to && batch[0].change == "scheduled" {
+			return verdict{}
+		}
+		return d.take(ctx, batch)
+	}
+}
+
 // downForEver asks a destination, once so many events have failed that it counted as down, about what failed before
 // only every five minutes.
 func downForEver() func(d destination, ctx context.Context, batch []handed) verdict {
@@ -562,6 +572,21 @@ var brokenVariants = []variant{
 		routesOf: each(func(r *bridge.Route) { r.Terms.Acts = false })},
 
 	// Promise 7.
+	{number: 7, claim: "a sink that comes hears nothing of what is open", promise: "nothing is lost",
+		deliver: announceNothing("webhook"), story: []step{
+			{at(time.Second), reload{routes: []string{"well", "second"}}},
+			{at(time.Minute), list{event: reboot}},
+			{at(3 * time.Minute), reload{}},
+			{at(20 * time.Minute), unlist{reboot.id}},
+		}},
+	{number: 7, claim: "a sink that comes before the file hears nothing of what is open in it", promise: "nothing is lost",
+		deliver: announceNothing("webhook"), story: []step{
+			{at(time.Second), reload{routes: []string{"well", "second"}}},
+			{at(time.Minute), list{event: reboot}},
+			{at(2 * time.Minute), restart{crash: true, off: 20 * time.Second, late: 4 * time.Minute}},
+			{at(4 * time.Minute), reload{}},
+			{at(20 * time.Minute), unlist{reboot.id}},
+		}},
 	{number: 7, claim: "what was never seen to begin was canceled", promise: "the outcome is honest", seed: 16,
 		deliver: rewrite(func(h *handed) {
 			if h.outcome == "unknown" {
