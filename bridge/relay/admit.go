@@ -71,13 +71,13 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	defer q.mu.Unlock()
 	listed := q.openSeqs[m.seq] // as pending: then nothing refused it
 	delete(q.openSeqs, m.seq)
-	if g.has(m.deliveryID()) || m.onlySink == "" && !listed && g.rec.refused(m) {
+	if g.has(m.deliveryID(), m.stored) || m.onlySink == "" && !listed && g.rec.refused(m) {
 		q.setRead(m.seq, m.stored)
 		return false
 	}
 	selected, outdated := q.selects(g, m)
 	switch {
-	case !selected, m.instead != nil && g.has(token(m.ce.ID())): // a fallback doesn't get what it has got itself
+	case !selected, m.instead != nil && g.has(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has got itself
 	case outdated && q.route.Terms.Late == delivery.LateDrop:
 		return true
 	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
@@ -91,7 +91,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 
 // settleUnsent settles a message that was never pending. mu is held.
 func (q *queue) settleUnsent(g *group, m message, how, answer string) {
-	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer})
+	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer}, m.stored)
 	q.markDirty(g)
 	q.setRead(m.seq, m.stored)
 }

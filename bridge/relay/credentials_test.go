@@ -143,3 +143,47 @@ func TestCredentialsThatExpireAreTakenUpAnew(t *testing.T) {
 		}
 	})
 }
+
+// A dead letter whose number is taken needs no right that a relay doesn't have, also where its stream allows direct
+// reads: without one, the sink would hear nothing more.
+func TestADeadLetterNeedsNoFurtherRight(t *testing.T) {
+	admin := nats.UserInfo("admin", "admin")
+	inBubble(t, func(t *testing.T) {
+		srv := startServerWith(t, func(o *server.Options) {
+			may := []string{"$JS.API.STREAM.NAMES", "$JS.FC.>", "$JS.API.STREAM.MSG.DELETE.FOREWARN_dead", "$KV.>",
+				"forewarn_dead.FOREWARN.>", "forewarn.relay.>", "forewarn.bridge.relay.>"}
+			for _, of := range []string{"INFO", "MSG.GET"} {
+				for _, stream := range []string{"FOREWARN", "FOREWARN_dead", "KV_FOREWARN_marks", "KV_FOREWARN_leases"} {
+					may = append(may, "$JS.API.STREAM."+of+"."+stream, "$JS.API.CONSUMER.*."+stream+".>",
+						"$JS.API.CONSUMER.MSG.NEXT."+stream+".>")
+				}
+			}
+			o.Users = []*server.User{{Username: "admin", Password: "admin"}, {Username: "relay", Password: "relay",
+				Permissions: &server.Permissions{
+					Publish:   &server.SubjectPermission{Allow: may},
+					Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX_relay.>"}},
+				}}}
+		}, admin)
+		f := &fleet{T: t}
+		f.conn = srv.connect(&cable{server: srv, options: func() []nats.Option { return []nats.Option{admin} }})
+		defer f.conn.Close()
+		var err error
+		if f.js, err = jetstream.New(f.conn); err != nil {
+			t.Fatal(err)
+		}
+		(&stage{fleet: f, server: srv}).change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.AllowDirect = true })
+		wire := &cable{server: srv, options: func() []nats.Option {
+			return []nats.Option{nats.UserInfo("relay", "relay"), nats.CustomInboxPrefix("_INBOX_relay")}
+		}}
+		one, two := newRecorder(), newRecorder()
+		_, stop := f.start(relay.Options{Routes: []bridge.Route{route("one", one), route("two", two)}, Connect: wire.dial})
+		pause(2 * time.Second)
+		f.publishRaw("forewarn.events.x", nats.Header{}, []byte("no CloudEvent, for both"))
+		said := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		f.publish(said)
+		pause(10 * time.Minute)
+		wantIDs(t, "the one is told", one.all(), said)
+		wantIDs(t, "the other is told", two.all(), said)
+		stop()
+	})
+}

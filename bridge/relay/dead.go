@@ -93,6 +93,8 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 			case unread == nil, errors.Is(unread, errUnreadable):
 				letter.Again++
 				continue
+			default:
+				err = errors.Join(err, unread)
 			}
 		}
 		if err != nil {
@@ -123,22 +125,17 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 	if subject == "" {
 		return 0, l, ErrUnknownKey
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	stream, err := d.js.Stream(ctx, d.name)
-	if err != nil {
+	msg, err := lastMessage(ctx, d.js, d.name, subject)
+	switch {
+	case err != nil:
 		return 0, l, err
-	}
-	msg, err := stream.GetLastMsgForSubject(ctx, subject)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
+	case msg.seq == 0:
 		return 0, l, ErrUnknownKey
-	} else if err != nil {
-		return 0, l, err
 	}
-	if err := json.Unmarshal(msg.Data, &l); err != nil {
+	if err := json.Unmarshal(msg.data, &l); err != nil {
 		return 0, l, fmt.Errorf("%w: %s: %w", errUnreadable, key, err)
 	}
-	return msg.Sequence, l, nil
+	return msg.seq, l, nil
 }
 
 // addInvalid stores a dead letter for a message that isn't a CloudEvent. The message itself stays in the stream.

@@ -309,12 +309,18 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// caughtUp reports whether the stream is taken in up to its last message, unless that is older than fleetPeriod, and
-// the heartbeats up to a sequence number of theirs.
-func (f *fleet) caughtUp(now time.Time, last rawMessage, lastHeartbeat uint64) bool {
+// caughtUp reports whether the stream and the heartbeats are taken in up to these sequence numbers.
+func (f *fleet) caughtUp(last, lastHeartbeat uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return (f.lastRead >= last.seq || now.Sub(last.stored) >= fleetPeriod) && f.lastHeartbeat >= lastHeartbeat
+	return f.lastRead >= last && f.lastHeartbeat >= lastHeartbeat
+}
+
+// readTo returns the sequence number up to which the stream is taken in.
+func (f *fleet) readTo() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lastRead
 }
 
 // observed returns all VMs, with what explains their silence at this time.

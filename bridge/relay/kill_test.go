@@ -182,28 +182,44 @@ func number(t *testing.T, name string, without int) int {
 	return n
 }
 
-// A relay knows how far along an event is, also after a takeover, though its sink isn't told of the start.
-func TestTheStageOfAnEventOutlivesARelay(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		sink := newRecorder()
-		hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
-		hook.Filter.Only.Changes = []string{"scheduled", "updated"}
-		_, stop := s.run(hook)
-		a := eventNo(1).in(time.Hour)
-		scheduled := a.say(t, imds.Scheduled, "vm-1")
-		s.publish(scheduled)
-		pause(time.Minute)
-		moved := a
-		moved.notBefore = a.notBefore.Add(time.Minute)
-		late := moved.updated(t, a)
-		pause(time.Minute)
-		s.publish(moved.say(t, imds.Started, "vm-2"))
-		pause(time.Minute)
-		stop()
-		_, stop = s.run(hook)
-		s.publish(late)
-		pause(time.Minute)
-		wantIDs(t, "told", sink.all(), scheduled)
-		stop()
-	})
+// A relay knows how far along an event is though its sink isn't told of the start: also another relay, and in a stream
+// that was made again.
+func TestTheStageOfAnEventIsKept(t *testing.T) {
+	for _, what := range []string{"another relay", "another stream"} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
+				hook.Filter.Only.Changes = []string{"scheduled", "updated"}
+				hook.Filter.Only.Types = []string{"Reboot"}
+				_, stop := s.run(hook)
+				for n := range 20 {
+					other := eventNo(50 + n)
+					other.typ = "Freeze"
+					s.publish(other.say(t, imds.Scheduled, "vm-1"))
+				}
+				a := eventNo(1).in(time.Hour)
+				scheduled := a.say(t, imds.Scheduled, "vm-1")
+				s.publish(scheduled)
+				pause(time.Minute)
+				if what == "another stream" {
+					s.remake("FOREWARN")
+				}
+				moved := a
+				moved.notBefore = a.notBefore.Add(time.Minute)
+				late := moved.updated(t, a)
+				pause(time.Minute)
+				s.publish(moved.say(t, imds.Started, "vm-2"))
+				pause(time.Minute)
+				if what == "another relay" {
+					stop()
+					_, stop = s.run(hook)
+				}
+				s.publish(late)
+				pause(time.Minute)
+				wantIDs(t, "told", sink.all(), scheduled)
+				stop()
+			})
+		})
+	}
 }

@@ -594,41 +594,51 @@ func TestDeletedStreamAndBuckets(t *testing.T) {
 	}
 }
 
-// A record that a slow relay writes as its lease ends doesn't have the next relay repeat what the sink has accepted.
+// A record that a slow relay writes as its lease ends doesn't have the next relay repeat what the sink has accepted,
+// from either of them.
 func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		var mu sync.Mutex
-		accepted := 0
-		hook := func(takes time.Duration) bridge.Route {
-			r := route("hook", deliverer(func(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
-				if err := sleepFor(ctx, takes); err != nil {
-					return delivery.Answer{}, err
+	for name, first := range map[string]struct {
+		takes   time.Duration // its attempt
+		refuses bool          // the sink, the second relay's first attempt
+	}{
+		"it knows of a failure":     {time.Minute, false},
+		"it knows of an acceptance": {5 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				var accepted atomic.Int32
+				hook := func(takes time.Duration, refuses bool) bridge.Route {
+					r := route("hook", deliverer(func(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
+						if err := sleepFor(ctx, takes); err != nil {
+							return delivery.Answer{}, err
+						}
+						if refuses {
+							refuses = false
+							return delivery.Answer{}, errRefused
+						}
+						accepted.Add(1)
+						return delivery.Answer{}, nil
+					}))
+					r.Terms.Timeout = 0 // such as exec
+					return r
 				}
-				mu.Lock()
-				defer mu.Unlock()
-				accepted++
-				return delivery.Answer{}, nil
-			}))
-			r.Terms.Timeout = 0 // such as exec
-			return r
-		}
-		wire := &cable{}
-		s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook(time.Minute)}, Connect: s.over(wire)})
-		pause(2 * time.Second)
-		s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook(6 * time.Second)}})
-		pause(2 * time.Second)
-		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
-		pause(time.Second)
-		s.renewed("hook")
-		pause(100 * time.Millisecond)
-		wire.slow(6 * time.Second)
-		pause(10 * time.Second)
-		wire.slow(0)
-		pause(2 * time.Minute)
-		mu.Lock()
-		defer mu.Unlock()
-		if accepted != 1 {
-			t.Errorf("the sink accepted it %d times, want once", accepted)
-		}
-	})
+				wire := &cable{}
+				s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook(first.takes, false)}, Connect: s.over(wire)})
+				pause(2 * time.Second)
+				s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook(6*time.Second, first.refuses)}})
+				pause(2 * time.Second)
+				s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+				pause(time.Second)
+				s.renewed("hook")
+				pause(100 * time.Millisecond)
+				wire.slow(6 * time.Second)
+				pause(10 * time.Second)
+				wire.slow(0)
+				pause(2 * time.Minute)
+				if n := accepted.Load(); n != 1 {
+					t.Errorf("the sink accepted it %d times, want once", n)
+				}
+			})
+		})
+	}
 }

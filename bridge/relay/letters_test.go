@@ -442,11 +442,7 @@ func TestADeadLetterTakesThePlaceOfNoOther(t *testing.T) {
 	for name, renumber := range map[string]func(s *stage, reject func(n int)){
 		"made again": func(s *stage, reject func(n int)) {
 			reject(1)
-			if err := s.js.DeleteStream(s.Context(), "FOREWARN"); err != nil {
-				s.Fatal(err)
-			}
-			s.provision(relay.Retention{})
-			pause(time.Minute)
+			s.remake("FOREWARN")
 			reject(2)
 		},
 		"lost messages": func(s *stage, reject func(n int)) {
@@ -490,6 +486,16 @@ func TestADeadLetterTakesThePlaceOfNoOther(t *testing.T) {
 	}
 }
 
+// remake deletes a stream and makes it again.
+func (s *stage) remake(name string) {
+	s.Helper()
+	if err := s.js.DeleteStream(s.Context(), name); err != nil {
+		s.Fatal(err)
+	}
+	s.provision(relay.Retention{})
+	pause(time.Minute)
+}
+
 // After the stream was made again, a replay may have the number of an earlier one. It isn't taken for that.
 func TestAReplayIsNotTakenForAnEarlierOne(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
@@ -503,11 +509,7 @@ func TestAReplayIsNotTakenForAnEarlierOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		pause(time.Minute)
-		if err := s.js.DeleteStream(t.Context(), "FOREWARN"); err != nil {
-			t.Fatal(err)
-		}
-		s.provision(relay.Retention{})
-		pause(time.Minute)
+		s.remake("FOREWARN")
 		sink.say(nil)
 		s.publish(two)
 		pause(time.Minute)
@@ -516,6 +518,70 @@ func TestAReplayIsNotTakenForAnEarlierOne(t *testing.T) {
 		}
 		pause(time.Minute)
 		wantIDs(t, "told", sink.all(), two, one)
+		stop()
+	})
+}
+
+// Nor is the replay of a dead letter that has the number of an earlier one, because the stream of dead letters was made
+// again.
+func TestAReplayFromAnotherStreamOfDeadLettersIsTold(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		rejects := fails(fmt.Errorf("no: %w", delivery.ErrRejected))
+		sink.answer = rejects
+		r, stop := s.run(route("hook", sink))
+		one := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(one)
+		pause(time.Minute)
+		sink.say(fails(errRefused))
+		if _, err := r.Replay(t.Context(), []string{"hook/1"}, "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		s.remake("FOREWARN_dead")
+		sink.say(rejects)
+		pause(10 * time.Minute)
+		sink.say(nil)
+		if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), one)
+		stop()
+	})
+}
+
+// A dead letter has a key whatever its sink is called, and however often its number has come.
+func TestADeadLetterOfAnOddSinkHasAKey(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		names := []string{"a/1", "a", "a.b c", "a-2", "é/", strings.Repeat("x", 300)}
+		var routes []bridge.Route
+		for _, name := range names {
+			sink := newRecorder()
+			sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
+			routes = append(routes, route(name, sink))
+		}
+		r, stop := s.run(routes...)
+		for n := range 3 {
+			if n > 0 {
+				s.remake("FOREWARN")
+			}
+			s.publish(eventNo(n+1).say(t, imds.Scheduled, "vm-1"))
+			pause(time.Minute)
+		}
+		for _, name := range names {
+			got := keys(t, r, name)
+			if want := []string{name + "/1", name + "/1-2", name + "/1-3"}; !slices.Equal(got, want) {
+				t.Errorf("%.20q has %.100q, want %.100q", name, got, want)
+			}
+			for _, key := range got {
+				if e, err := r.Show(t.Context(), key); err != nil || e.Key != key {
+					t.Errorf("Show(%.40q) = %.40q, %v", key, e.Key, err)
+				}
+			}
+			if _, err := r.Drop(t.Context(), got, "alice"); err != nil {
+				t.Error(err)
+			}
+		}
 		stop()
 	})
 }

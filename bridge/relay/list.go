@@ -112,7 +112,7 @@ func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) 
 
 // Show returns one delivery, with its CloudEvent if that can be read.
 func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
-	for _, e := range r.pendingEntries(Selection{}) {
+	for _, e := range r.pendingEntries(Selection{Sink: key[:max(0, strings.LastIndexByte(key, '/'))]}) {
 		if e.Key == key {
 			ce, err := r.readCloudEvent(ctx, e.Seq, e.ID)
 			if err == nil {
@@ -182,7 +182,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if err != nil {
 			return err
 		}
-		id := fmt.Sprintf("%s-replay-%s-%d-%s", ce.ID(), l.Sink, at, sink)
+		id := fmt.Sprintf("%s-replay-%s-%d-%d-%s", ce.ID(), l.Sink, at, l.At.UnixNano(), sink)
 		if err := replay(ctx, st.js, sink, ce, by, id); err != nil {
 			return err
 		}

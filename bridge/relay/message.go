@@ -197,22 +197,27 @@ func (m message) checkLengths() error {
 }
 
 // deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
-// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own, by when the stream
-// stored it: its number may be that of an earlier one, if the stream was made again or lost messages. The id is in it as
-// a token, so that a record of many stays small.
+// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own; see result.Stored. The
+// id is in it as a token, so that a record of many stays small.
 func (m message) deliveryID() string {
-	return deliveryID(m.ce.ID(), m.stored, m.onlySink != "", m.instead != nil)
+	return deliveryID(m.ce.ID(), m.seq, m.onlySink != "", m.instead != nil)
 }
 
-func deliveryID(ce string, stored time.Time, onlySink, instead bool) string {
+func deliveryID(ce string, seq uint64, onlySink, instead bool) string {
 	id := token(ce)
 	switch {
 	case instead:
 		return id + " instead"
 	case onlySink:
-		return id + " " + strconv.FormatInt(stored.UnixNano(), 10)
+		return id + " " + strconv.FormatUint(seq, 10)
 	}
 	return id
+}
+
+// numbered reports whether a delivery's id has the number of its message in it.
+func numbered(id string) bool {
+	_, after, found := strings.Cut(id, " ")
+	return found && after != "instead"
 }
 
 // recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.

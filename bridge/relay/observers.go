@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
@@ -267,21 +269,38 @@ func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, a
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
 	}
-	last, err := lastMessage(ctx, st.js, r.Stream, ">")
-	if err != nil {
-		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
-	}
 	audit, err := st.stream.Info(ctx)
+	var last uint64
+	if err == nil {
+		last, err = r.lastToRead(ctx, st, audit)
+	}
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
 	now = audit.TimeStamp
-	for !r.fleet.caughtUp(now, last, lastHeartbeat) {
+	for !r.fleet.caughtUp(last, lastHeartbeat) {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			return now, nil, errors.New("the streams are not read to their end yet")
 		}
 	}
 	return now, r.fleet.observed(now), nil
+}
+
+// lastToRead returns the sequence number up to which the stream is to be taken in, 0 if all of it is older than
+// fleetPeriod. The last number that the stream gave may be that of a message which was deleted.
+func (r *Relay) lastToRead(ctx context.Context, st *storage, audit *jetstream.StreamInfo) (uint64, error) {
+	if audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetPeriod {
+		return 0, nil
+	}
+	if read := r.fleet.readTo(); read < audit.State.LastSeq {
+		_, err := getOne(ctx, st.js, r.Stream, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, read+1))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return read, nil
+		} else if err != nil {
+			return 0, err
+		}
+	}
+	return audit.State.LastSeq, nil
 }
 
 // lastHeartbeat returns the sequence number of the last heartbeat, 0 if there is none. In a stream that takes other

@@ -388,3 +388,40 @@ func TestHeartbeatsThatAreProvisionedLaterAreFollowed(t *testing.T) {
 		stop()
 	})
 }
+
+// It is judged only when the stream is read to its end, though its last message was deleted: what is behind may explain
+// the silence.
+func TestSilenceWaitsForTheEndBehindADeletedMessage(t *testing.T) {
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		for range 16_000 / 50 {
+			filler := eventNo(1).say(t, imds.Scheduled, "vm-1")
+			for range 50 {
+				s.publish(filler)
+			}
+		}
+		b := &bridges{stage: s}
+		b.says(imds.Started, "Reboot", "web_0", 9001)
+		b.beat("web_0", false)
+		s.publish(eventNo(77).say(t, imds.Scheduled, "vm-1"))
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.DeleteMsg(t.Context(), stream.CachedInfo().State.LastSeq)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ear, wire := newEar(), &cable{}
+		wire.slow(400 * time.Millisecond)
+		s.start(relay.Options{Connect: s.over(wire),
+			Routes: []bridge.Route{with(route("ops", ear), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble })}})
+		pause(5 * time.Second)
+		wire.slow(1200 * time.Millisecond)
+		pause(20 * time.Minute)
+		wire.slow(0)
+		pause(5 * time.Minute)
+		if news := ear.news(); len(news) > 0 {
+			t.Errorf("told %q, want nothing: a reboot explains it", news)
+		}
+	})
+}

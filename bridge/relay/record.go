@@ -36,25 +36,31 @@ func (r *record) refused(m message) bool {
 	return r.Matched && m.seq < r.First && m.stored.Before(r.FirstStored)
 }
 
-// A stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, and the
-// change's sequence number in the stream.
+// A stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, the change's
+// sequence number in the stream, and when the stream stored it.
 type stage struct {
-	Kind imds.ChangeKind `json:"kind,omitempty"`
-	Seen time.Time       `json:"seen,omitzero"`
-	Seq  uint64          `json:"seq,omitempty"`
+	Kind   imds.ChangeKind `json:"kind,omitempty"`
+	Seen   time.Time       `json:"seen,omitzero"`
+	Seq    uint64          `json:"seq,omitempty"`
+	Stored time.Time       `json:"stored,omitzero"`
+}
+
+// precedes reports whether a change comes after the latest one in the stream, or in one that was made later.
+func (s *stage) precedes(m message) bool {
+	return m.seq > s.Seq || !s.Stored.IsZero() && m.stored.After(s.Stored)
 }
 
 // outdated reports whether a change comes too late, because the stream has a later one before it. This happens when a
 // VM that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change
 // of an event that comes back isn't outdated, because it was seen later. Nor is one that is pending and read again.
 func (s *stage) outdated(m message) bool {
-	return m.seq > s.Seq && stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
+	return s.precedes(m) && stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
 }
 
 // update moves the stage on to a change, unless that is outdated or read again.
 func (s *stage) update(m message) {
-	if m.seq > s.Seq && !s.outdated(m) {
-		s.Kind, s.Seen, s.Seq = m.change.Kind, m.ce.Time(), m.seq
+	if s.precedes(m) && !s.outdated(m) {
+		s.Kind, s.Seen, s.Seq, s.Stored = m.change.Kind, m.ce.Time(), m.seq, m.stored
 	}
 }
 
@@ -69,6 +75,9 @@ type result struct {
 	How      string    `json:"how"`                // resultAccepted, resultSuperseded or resultDead
 	Answer   string    `json:"answer,omitempty"`   // of the destination, or why it became a dead letter
 	Attempts int       `json:"attempts,omitempty"` // number of attempts
+	// Stored is when the stream stored the message, if the delivery's id is numbered. Another message with its number has
+	// another time: the stream was made again, or lost messages.
+	Stored time.Time `json:"stored,omitzero"`
 }
 
 // The values of result.How.
@@ -88,8 +97,11 @@ type retry struct {
 	FellBack bool      `json:"fellBack,omitempty"`
 }
 
-// settle records the result of a delivery, and forgets its attempts.
-func (r *record) settle(id string, m result) {
+// settle records the result of a delivery of a message that was stored then, and forgets its attempts.
+func (r *record) settle(id string, m result, stored time.Time) {
+	if numbered(id) {
+		m.Stored = stored
+	}
 	if r.Settled == nil {
 		r.Settled = map[string]result{}
 	}
@@ -125,11 +137,11 @@ type group struct {
 	settled         []uint64          // sequence numbers of the deliveries settled since the last save
 }
 
-// has reports whether a delivery is pending or was settled.
-func (g *group) has(id string) bool {
-	_, settled := g.rec.Settled[id]
+// has reports whether a delivery is pending or was settled: if its id is numbered, that of a message stored then.
+func (g *group) has(id string, stored time.Time) bool {
+	was, settled := g.rec.Settled[id]
 	_, pending := g.pending[id]
-	return settled || pending
+	return pending || settled && (was.Stored.IsZero() || was.Stored.Equal(stored))
 }
 
 // A bucket is the key-value bucket with the sinks' cursors and records, under the keys cursor.<sink> and

@@ -150,7 +150,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 // superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
 func (q *queue) superseded(i *delivery.Item) *pendingItem {
 	g := q.groups[recordKey(q.route.Name, i.Group)]
-	id := deliveryID(i.ID, i.Pending, i.Replayed, i.Instead != nil)
+	id := deliveryID(i.ID, i.Seq, i.Replayed, i.Instead != nil)
 	if g == nil || g.rec.Settled[id].How != resultSuperseded {
 		return nil
 	}
@@ -176,7 +176,7 @@ func (q *queue) retry(e *pendingItem, next delivery.Item) {
 
 // settle records the result of a delivery, which is no longer pending then. mu is held.
 func (q *queue) settle(e *pendingItem, res result) {
-	e.group.rec.settle(e.id, res)
+	e.group.rec.settle(e.id, res, e.item.Pending)
 	seq := e.item.Seq
 	delete(q.pending, seq)
 	delete(q.unkept, seq)

@@ -97,10 +97,10 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	}
 	err = q.bucket.save(ctx, &g.entry, body)
 	if errors.Is(err, errOvertaken) && q.holdsCursor(ctx) { // a slow relay wrote it as its lease ended
-		var late json.RawMessage
-		g.entry.rev, err = q.bucket.get(ctx, g.entry.key, &late)
-		if err == nil || errors.Is(err, errUnreadable) {
-			g.entry.unanswered = nil
+		var late record
+		rev, unread := q.bucket.get(ctx, g.entry.key, &late)
+		if (unread == nil || errors.Is(unread, errUnreadable)) && !q.knowsMore(late, g) {
+			g.entry.rev, g.entry.unanswered = rev, nil
 			err = q.bucket.save(ctx, &g.entry, body)
 		}
 	}
@@ -119,6 +119,18 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	}
 	g.settled = slices.Clone(g.settled[settled:])
 	return nil
+}
+
+// knowsMore reports whether a record has results or a receipt that a group does not have.
+func (q *queue) knowsMore(late record, g *group) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for id := range late.Settled {
+		if _, known := g.rec.Settled[id]; !known {
+			return true
+		}
+	}
+	return late.Receipt != nil && g.rec.Receipt == nil
 }
 
 // holdsCursor reports whether no other relay has opened a queue for the sink since this one.

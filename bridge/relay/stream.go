@@ -217,8 +217,7 @@ func getMessage(ctx context.Context, js jetstream.JetStream, stream string, seq 
 	return getOne(ctx, js, stream, fmt.Sprintf(`{"seq":%d}`, seq))
 }
 
-// lastMessage returns the last message of a stream on some subjects, zero if there is none. What was deleted after it
-// does not count: that keeps its number in the state of the stream.
+// lastMessage returns the last message of a stream on some subjects, zero if there is none.
 func lastMessage(ctx context.Context, js jetstream.JetStream, stream, subjects string) (rawMessage, error) {
 	last, err := getOne(ctx, js, stream, `{"last_by_subj":"`+subjects+`"}`)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
