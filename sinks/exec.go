@@ -344,11 +344,16 @@ func (c *command) message(d delivery.Delivery, own []variable) (input []byte, en
 		return nil, nil, err
 	}
 	event, err := eventVariables(d, c.Name, c.now())
-	env = slices.Concat(baseVariables(c.user, c.Getenv), event)
+	replaced := map[string]bool{}
 	for _, v := range own {
-		env = append(slices.DeleteFunc(env, func(old variable) bool { return old.name == v.name }), v)
+		replaced[v.name] = true
 	}
-	return input, env, err
+	for _, v := range append(baseVariables(c.user, c.Getenv), event...) {
+		if !replaced[v.name] {
+			env = append(env, v)
+		}
+	}
+	return input, append(env, own...), err
 }
 
 // find returns the path of the program. A name is looked up in the absolute directories of the run's PATH.

@@ -42,9 +42,13 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 		maps.Copy(match.of("vms"), oneOf(bridge.VMsValues))
 	}
 	left := keys.of("except")
-	left["properties"] = slices.DeleteFunc(left["properties"].(properties), func(p property) bool {
-		return p.key == "names" || p.key == "groups"
-	})
+	var kept properties
+	for _, p := range left["properties"].(properties) {
+		if p.key != "names" && p.key != "groups" {
+			kept = append(kept, p)
+		}
+	}
+	left["properties"] = kept
 	maps.Copy(left["properties"].(properties).of("vms"), oneOf(exceptVMsValues))
 	for key, values := range map[string][]string{
 		"late":   {string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)},
