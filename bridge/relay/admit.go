@@ -165,7 +165,7 @@ func (q *queue) addPending(g *group, m message) {
 		due = q.route.Due(m.change, time.Now())
 	}
 	id, i := m.deliveryID(), m.item(due)
-	if t, tried := g.rec.Retries[id]; tried {
+	if t, tried := g.rec.Retries[id]; tried && (t.Stored.IsZero() || t.Stored.Equal(m.stored)) {
 		i.Attempts, i.Next, i.Error, i.Progress = t.Attempts, t.Next, t.Error, t.Progress
 		i.Batch, i.FellBack = t.Batch, t.FellBack
 	}

@@ -138,6 +138,9 @@ func (q *queue) saveCursor(ctx context.Context, always bool) error {
 	}
 	q.mu.Lock()
 	c := q.currentCursor()
+	if c.Read > q.savedRead { // what was read since may have changed records
+		c.After, c.Read, c.ReadAt = min(c.After, q.savedRead), q.savedRead, q.savedReadAt
+	}
 	was := q.savedCursor
 	same := c.After == was.After && len(c.Open) == len(was.Open) && c.Blocked == was.Blocked
 	q.mu.Unlock()

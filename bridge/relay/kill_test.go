@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -18,6 +19,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // A place is what all relays deliver to under one name. It fails now and then.
@@ -221,5 +223,86 @@ func TestTheStageOfAnEventIsKept(t *testing.T) {
 				stop()
 			})
 		})
+	}
+}
+
+// Nor is a pending announcement outdated after a takeover because the server's clock was set back before the event began.
+func TestAnAnnouncementIsNotOutdatedByAClock(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
+		hook.Filter.Only.Changes = []string{"scheduled", "updated"}
+		_, stop := s.run(hook)
+		a := eventNo(1).in(time.Hour)
+		scheduled := a.say(t, imds.Scheduled, "vm-1")
+		s.publish(scheduled)
+		pause(time.Second)
+		s.publish(a.say(t, imds.Started, "vm-2"))
+		pause(time.Minute)
+		stop()
+		marks, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var record map[string]any
+		key := "mark.hook." + a.id
+		if e, err := marks.Get(t.Context(), key); err != nil || json.Unmarshal(e.Value(), &record) != nil {
+			t.Fatalf("%s: %v", key, err)
+		}
+		stored, err := time.Parse(time.RFC3339Nano, record["stored"].(string))
+		if err != nil {
+			t.Fatal(err)
+		}
+		record["stored"] = stored.Add(-5 * time.Second) // a bubble's clock can't be set back
+		body, err := json.Marshal(record)
+		if err == nil {
+			_, err = marks.Put(t.Context(), key, body)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		sink.say(nil)
+		_, stop = s.run(hook)
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), scheduled)
+		stop()
+	})
+}
+
+// What a relay read while its records were saved isn't behind the cursor until it is saved too: here, that an event has
+// begun, of which the sink isn't told.
+func TestTheCursorPassesNothingThatIsNotSaved(t *testing.T) {
+	systemtest.LeftToGate(t)
+	for at := 50 * time.Millisecond; at < 700*time.Millisecond; at += 100 * time.Millisecond {
+		for then := 300 * time.Millisecond; then < 1500*time.Millisecond; then += 200 * time.Millisecond {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
+				hook.Filter.Only.Changes = []string{"scheduled", "updated"}
+				wire := &cable{}
+				s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook}, Connect: s.over(wire)})
+				pause(2 * time.Second)
+				s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook}})
+				a := eventNo(1).in(time.Hour)
+				scheduled := a.say(t, imds.Scheduled, "vm-1")
+				s.publish(scheduled)
+				pause(time.Minute)
+				moved := a
+				moved.notBefore = a.notBefore.Add(time.Minute)
+				late := moved.updated(t, a)
+				pause(time.Minute)
+				wire.slow(400 * time.Millisecond)
+				s.publish(eventNo(2).say(t, imds.Started, "vm-2"))
+				pause(at)
+				s.publish(moved.say(t, imds.Started, "vm-2"))
+				pause(then)
+				wire.fail("hangs")
+				pause(time.Minute)
+				s.publish(late)
+				pause(time.Minute)
+				wantIDs(t, fmt.Sprintf("told (%s, %s)", at, then), sink.all(), scheduled)
+			})
+		}
 	}
 }

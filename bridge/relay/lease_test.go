@@ -600,9 +600,12 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 	for name, first := range map[string]struct {
 		takes   time.Duration // its attempt
 		refuses bool          // the sink, the second relay's first attempt
+		slow    time.Duration // the second relay's link
 	}{
-		"it knows of a failure":     {time.Minute, false},
-		"it knows of an acceptance": {5 * time.Second, true},
+		"it knows of a failure":      {time.Minute, false, 0},
+		"it knows of an acceptance":  {5 * time.Second, true, 0},
+		"the other's link is slow":   {time.Minute, false, 1300 * time.Millisecond},
+		"the other's link is slower": {time.Minute, false, 1500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -610,7 +613,7 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 				hook := func(takes time.Duration, refuses bool) bridge.Route {
 					r := route("hook", deliverer(func(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
 						if err := sleepFor(ctx, takes); err != nil {
-							return delivery.Answer{}, err
+							return delivery.Answer{Receipt: []byte("cut off")}, err
 						}
 						if refuses {
 							refuses = false
@@ -622,10 +625,11 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 					r.Terms.Timeout = 0 // such as exec
 					return r
 				}
-				wire := &cable{}
+				wire, second := &cable{}, &cable{}
 				s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook(first.takes, false)}, Connect: s.over(wire)})
 				pause(2 * time.Second)
-				s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook(6*time.Second, first.refuses)}})
+				s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook(6*time.Second, first.refuses)},
+					Connect: s.over(second)})
 				pause(2 * time.Second)
 				s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
 				pause(time.Second)
@@ -634,6 +638,9 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 				wire.slow(6 * time.Second)
 				pause(10 * time.Second)
 				wire.slow(0)
+				second.slow(first.slow)
+				pause(2 * time.Minute)
+				second.slow(0)
 				pause(2 * time.Minute)
 				if n := accepted.Load(); n != 1 {
 					t.Errorf("the sink accepted it %d times, want once", n)

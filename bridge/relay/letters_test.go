@@ -585,3 +585,39 @@ func TestADeadLetterOfAnOddSinkHasAKey(t *testing.T) {
 		stop()
 	})
 }
+
+// And it is a new attempt: neither the number of those of the earlier one nor whom that reached is its own.
+func TestAReplayBeginsAnewWithANumberThatCameBefore(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
+		r, stop := s.run(route("hook", sink))
+		one := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(one)
+		pause(time.Minute)
+		sink.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			return delivery.Answer{Progress: []byte("alice has it")}, errRefused
+		})
+		if _, err := r.Replay(t.Context(), []string{"hook/1"}, "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(10 * time.Minute)
+		s.remake("FOREWARN")
+		var got []delivery.Delivery
+		sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			got = append(got, batch...)
+			return delivery.Answer{}, nil
+		})
+		s.publish(one)
+		pause(time.Minute)
+		again := relay.ReplayRequest{Sink: "hook", Since: time.Now().Add(-2 * time.Minute), By: "bob", Run: "r"}
+		if _, err := r.ReplayPast(t.Context(), again); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		if len(got) != 1 || got[0].Attempt != 1 || got[0].Progress != nil {
+			t.Errorf("told %+v, want one delivery, at its first attempt, without progress", got)
+		}
+		stop()
+	})
+}

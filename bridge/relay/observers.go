@@ -293,11 +293,13 @@ func (r *Relay) lastToRead(ctx context.Context, st *storage, audit *jetstream.St
 		return 0, nil
 	}
 	if read := r.fleet.readTo(); read < audit.State.LastSeq {
-		_, err := getOne(ctx, st.js, r.Stream, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, read+1))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return read, nil
-		} else if err != nil {
-			return 0, err
+		from, more := startAfter(read), false
+		if read == 0 { // as followFleet
+			from = startAt(audit.TimeStamp.Add(-fleetPeriod))
+		}
+		err := readToEnd(ctx, st.js, r.Stream, from, func(rawMessage) error { more = true; return errStop })
+		if err != nil || !more {
+			return read, err
 		}
 	}
 	return audit.State.LastSeq, nil

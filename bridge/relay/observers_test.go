@@ -344,27 +344,36 @@ func TestAnEventThatNobodyEndsExcusesNoSilenceForEver(t *testing.T) {
 	})
 }
 
-// Silence is noticed though the last message of the stream was deleted.
+// Silence is noticed though the last message of the stream was deleted, also if all others are too old to be read.
 func TestSilenceIsNoticedBehindADeletedMessage(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		ear := newEar()
-		ops := with(route("ops", ear), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble })
-		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"), eventNo(2).say(t, imds.Scheduled, "vm-2"))
-		stream, err := s.js.Stream(t.Context(), "FOREWARN")
-		if err == nil {
-			err = stream.DeleteMsg(t.Context(), 2)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, stop := s.run(ops)
-		(&bridges{stage: s}).beat("web_0", false)
-		pause(30 * time.Minute)
-		if news := ear.news(); len(news) != 1 {
-			t.Errorf("told %q, want the silent VM; warnings %q", news, r.Status().Warnings)
-		}
-		stop()
-	})
+	for what, age := range map[string]time.Duration{"behind recent ones": 0, "behind old ones": 41 * 24 * time.Hour} {
+		t.Run(what, func(t *testing.T) {
+			if age > 0 {
+				systemtest.LeftToGate(t)
+			}
+			onStage(t, func(t *testing.T, s *stage) {
+				ear := newEar()
+				ops := with(route("ops", ear), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble })
+				s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+				pause(age)
+				s.publish(eventNo(2).say(t, imds.Scheduled, "vm-2"))
+				stream, err := s.js.Stream(t.Context(), "FOREWARN")
+				if err == nil {
+					err = stream.DeleteMsg(t.Context(), 2)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, stop := s.run(ops)
+				(&bridges{stage: s}).beat("web_0", false)
+				pause(30 * time.Minute)
+				if news := ear.news(); len(news) != 1 {
+					t.Errorf("told %q, want the silent VM; warnings %q", news, r.Status().Warnings)
+				}
+				stop()
+			})
+		})
+	}
 }
 
 // A stream for heartbeats that is provisioned while a relay runs is followed within minutes.

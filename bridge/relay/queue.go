@@ -59,6 +59,8 @@ type queue struct {
 	unsaved       map[uint64]bool // sequence numbers that are settled, but not in the bucket yet
 	lastRead      uint64          // sequence number
 	lastReadAt    time.Time       // when the stream stored it; zero if that is unknown
+	savedRead     uint64          // as far as it was read when the records were collected that are in the bucket
+	savedReadAt   time.Time       // like lastReadAt
 	catchUpTo     uint64          // the Worker gets nothing before the stream is read to here; 0 when it may
 	groups        map[string]*group
 	dirty         map[*group]bool // groups with changes that aren't in the bucket
@@ -138,6 +140,7 @@ func (q *queue) open() error {
 	if c.Read == c.After {
 		q.lastReadAt = c.ReadAt
 	}
+	q.savedRead, q.savedReadAt = q.lastRead, q.lastReadAt
 	q.skipDeleted(info, c.After)
 	for _, seq := range c.Open {
 		q.openSeqs[seq] = true

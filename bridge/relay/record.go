@@ -45,9 +45,10 @@ type stage struct {
 	Stored time.Time       `json:"stored,omitzero"`
 }
 
-// precedes reports whether a change comes after the latest one in the stream, or in one that was made later.
+// precedes reports whether a change comes after the latest one in the stream, or in one that was made later. The clock
+// of the servers may be set back by less than a minute.
 func (s *stage) precedes(m message) bool {
-	return m.seq > s.Seq || !s.Stored.IsZero() && m.stored.After(s.Stored)
+	return m.seq > s.Seq || !s.Stored.IsZero() && m.stored.After(s.Stored.Add(time.Minute))
 }
 
 // outdated reports whether a change comes too late, because the stream has a later one before it. This happens when a
@@ -95,6 +96,7 @@ type retry struct {
 	Progress []byte    `json:"progress,omitempty"`
 	Batch    uint64    `json:"batch,omitempty"`
 	FellBack bool      `json:"fellBack,omitempty"`
+	Stored   time.Time `json:"stored,omitzero"` // see result.Stored
 }
 
 // settle records the result of a delivery of a message that was stored then, and forgets its attempts.

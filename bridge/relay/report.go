@@ -170,8 +170,12 @@ func afterFailure(i delivery.Item, r delivery.Report) delivery.Item {
 // retry replaces the item of a delivery, and records what the next relay needs of it. mu is held.
 func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	q.replace(e, next)
-	e.group.rec.setRetry(e.id,
-		retry{next.Attempts, next.Next, next.Error, next.Progress, next.Batch, next.FellBack})
+	t := retry{Attempts: next.Attempts, Next: next.Next, Error: next.Error, Progress: next.Progress, Batch: next.Batch,
+		FellBack: next.FellBack}
+	if numbered(e.id) {
+		t.Stored = next.Pending
+	}
+	e.group.rec.setRetry(e.id, t)
 }
 
 // settle records the result of a delivery, which is no longer pending then. mu is held.

@@ -96,10 +96,14 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 		return nil
 	}
 	err = q.bucket.save(ctx, &g.entry, body)
+	ctx = context.WithoutCancel(ctx)                        // each request has a timeout of its own
 	if errors.Is(err, errOvertaken) && q.holdsCursor(ctx) { // a slow relay wrote it as its lease ended
 		var late record
 		rev, unread := q.bucket.get(ctx, g.entry.key, &late)
-		if (unread == nil || errors.Is(unread, errUnreadable)) && !q.knowsMore(late, g) {
+		switch {
+		case unread != nil && !errors.Is(unread, errUnreadable):
+			err = unread
+		case !q.knowsMore(late, g):
 			g.entry.rev, g.entry.unanswered = rev, nil
 			err = q.bucket.save(ctx, &g.entry, body)
 		}
@@ -121,7 +125,8 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	return nil
 }
 
-// knowsMore reports whether a record has results or a receipt that a group does not have.
+// knowsMore reports whether a record has results that a group does not have. The group takes its receipt from the record
+// if it has none.
 func (q *queue) knowsMore(late record, g *group) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -130,7 +135,11 @@ func (q *queue) knowsMore(late record, g *group) bool {
 			return true
 		}
 	}
-	return late.Receipt != nil && g.rec.Receipt == nil
+	if g.rec.Receipt == nil && late.Receipt != nil {
+		g.rec.Receipt = late.Receipt
+		q.markDirty(g)
+	}
+	return false
 }
 
 // holdsCursor reports whether no other relay has opened a queue for the sink since this one.
@@ -173,8 +182,12 @@ func (q *queue) flush() {
 	for g := range q.dirty {
 		unsaved = append(unsaved, g)
 	}
+	read, readAt := q.lastRead, q.lastReadAt
 	q.mu.Unlock()
 	if q.save(unsaved) == nil {
+		q.mu.Lock()
+		q.savedRead, q.savedReadAt = read, readAt
+		q.mu.Unlock()
 		q.advance()
 		_ = q.saveCursor(context.WithoutCancel(q.ctx), q.ctx.Err() != nil) // an older cursor loses nothing
 	}
