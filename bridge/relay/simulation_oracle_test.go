@@ -308,7 +308,7 @@ func (o *oracle) late(r routePlan, owed []said) {
 				})
 				if newer.event == c.event && newer.to == "" && azures(newer.change) && !newer.outdated && newer.stored+time.Second < t.start &&
 					!waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) &&
-					!o.fullOfLead(r, owed, t.start) {
+					!o.backlog(r, owed, t.start) {
 					o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
 				}
 			}
@@ -321,8 +321,8 @@ func (o *oracle) full(sink string, at time.Duration) bool {
 	return o.bound > 0 && o.troubled(sink, at-20*time.Minute, at)
 }
 
-// fullOfLead reports whether so much waited for its time that the stream may not have been read on.
-func (o *oracle) fullOfLead(r routePlan, owed []said, at time.Duration) bool {
+// backlog reports whether so much waited, as for its time or for a relay, that the stream may not have been read on.
+func (o *oracle) backlog(r routePlan, owed []said, at time.Duration) bool {
 	waiting := 0
 	for _, c := range owed {
 		sent := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id && t.start < at })
@@ -330,7 +330,7 @@ func (o *oracle) fullOfLead(r routePlan, owed []said, at time.Duration) bool {
 			waiting++
 		}
 	}
-	return o.bound > 0 && r.lead > 0 && waiting >= o.bound
+	return o.bound > 0 && waiting >= o.bound
 }
 
 // lead: a route with a lead is told so long before the event begins, not earlier; and when it has come.
@@ -568,8 +568,8 @@ func (o *oracle) fallbacks(r routePlan, owed []said) {
 	if r.fallback == "" {
 		return
 	}
-	handedOver := func(id string) bool {
-		return slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead == r.name && s.id == id })
+	handedOver := func(id string) bool { // for which sink does not matter: one message of a CloudEvent is enough
+		return slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead != "" && s.id == id })
 	}
 	for _, e := range o.letters {
 		if e.Sink == r.name && e.Reason != delivery.ReasonLate && e.Group != "" && !handedOver(e.ID) {
