@@ -170,10 +170,11 @@ func (o *oracle) nothingMore(r routePlan, owed []said) {
 	}
 }
 
-// letter returns the place of a delivery's dead letter, below 0 if there is none.
+// letter returns the place of a delivery's dead letter, below 0 if there is none. A fallback that refused the same itself
+// has that one.
 func (o *oracle) letter(sink string, s said) int {
 	return slices.IndexFunc(o.letters, func(e relay.Entry) bool {
-		return e.Sink == sink && e.ID == s.id && (s.to == "" || e.Seq == s.seq)
+		return e.Sink == sink && e.ID == s.id && (s.to == "" || s.instead != "" || e.Seq == s.seq)
 	})
 }
 
@@ -183,6 +184,9 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id })
 		covered := r.late == delivery.LateLatest && c.event != "" &&
 			slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && azures(s.change) && !s.outdated })
+		covered = covered || slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { // by a reminder
+			return r.late == delivery.LateLatest && slices.Contains(t.missed, c.change)
+		})
 		unsent := c.outdated && (r.late != delivery.LateSend || r.lead > 0)
 		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent {
 			o.add("nothing is lost", "%s was never told %s, stored at %v", r.name, c.id, short(c.stored))
@@ -321,11 +325,12 @@ func (o *oracle) full(sink string, at time.Duration) bool {
 	return o.bound > 0 && o.troubled(sink, at-20*time.Minute, at)
 }
 
-// backlog reports whether so much waited, as for its time or for a relay, that the stream may not have been read on.
+// backlog reports whether so much waited just before, as for its time or for a relay, that the stream may not have been
+// read on.
 func (o *oracle) backlog(r routePlan, owed []said, at time.Duration) bool {
 	waiting := 0
 	for _, c := range owed {
-		sent := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id && t.start < at })
+		sent := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id && t.start < at-time.Second })
 		if c.stored < at && !sent {
 			waiting++
 		}
@@ -345,9 +350,15 @@ func (o *oracle) lead(r routePlan, owed []said) {
 		}
 		tried := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id })
 		moved := slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event })
+		earliest := due
+		for _, later := range o.news { // also one that the sink is not told of moves it
+			if later.event == c.event && later.seq > c.seq && azures(later.change) && later.to == "" {
+				moved, earliest = true, min(earliest, later.notBefore-r.lead)
+			}
+		}
 		for _, t := range o.tried[r.name][c.event] {
-			if t.id == c.id && t.instead == "" && due > c.stored+time.Second && t.start < due && !moved {
-				o.add("lead", "%s was told %s at %v, before its lead at %v", r.name, t.id, short(t.start), short(due))
+			if t.id == c.id && t.instead == "" && due > c.stored+time.Second && t.start < earliest {
+				o.add("lead", "%s was told %s at %v, before its lead at %v", r.name, t.id, short(t.start), short(earliest))
 			}
 		}
 		limit := max(due, c.stored) + 5*time.Second
