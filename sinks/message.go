@@ -28,7 +28,7 @@ var MessageDocs = map[string]string{
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"instead":    "when another sink could not deliver it: that sink's name in sink, what went wrong in why; else nil",
-	"end":        "whether the sink is told of an event's end; its filter may leave that out",
+	"end":        "whether the sink is told when an event ends",
 	"runbook":    "the link that runbook_url gives; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",

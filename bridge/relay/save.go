@@ -96,17 +96,8 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 		return nil
 	}
 	err = q.bucket.save(ctx, &g.entry, body)
-	ctx = context.WithoutCancel(ctx)                        // each request has a timeout of its own
-	if errors.Is(err, errOvertaken) && q.holdsCursor(ctx) { // a slow relay wrote it as its lease ended
-		var late record
-		rev, unread := q.bucket.get(ctx, g.entry.key, &late)
-		switch {
-		case unread != nil && !errors.Is(unread, errUnreadable):
-			err = unread
-		case !q.knowsMore(late, g):
-			g.entry.rev, g.entry.unanswered = rev, nil
-			err = q.bucket.save(ctx, &g.entry, body)
-		}
+	if errors.Is(err, errOvertaken) {
+		err = q.writeOver(context.WithoutCancel(ctx), g, body, err) // each request has a timeout of its own
 	}
 	if err != nil {
 		return err
@@ -125,6 +116,25 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	return nil
 }
 
+// writeOver writes a group's record over one that a slow relay wrote just as its lease ended. It returns overtaken if
+// another relay may hold the lease now, or if that record has results that the group does not have.
+func (q *queue) writeOver(ctx context.Context, g *group, body []byte, overtaken error) error {
+	var c cursor
+	if rev, err := q.bucket.get(ctx, q.cursor.key, &c); err != nil || rev != q.cursor.rev || q.ctx.Err() != nil {
+		return overtaken // another relay has opened a queue for the sink since
+	}
+	var late record
+	rev, err := q.bucket.get(ctx, g.entry.key, &late)
+	switch {
+	case err != nil && !errors.Is(err, errUnreadable):
+		return err
+	case q.knowsMore(late, g):
+		return overtaken
+	}
+	g.entry.rev, g.entry.unanswered = rev, nil
+	return q.bucket.save(ctx, &g.entry, body)
+}
+
 // knowsMore reports whether a record has results that a group does not have. The group takes its receipt from the record
 // if it has none.
 func (q *queue) knowsMore(late record, g *group) bool {
@@ -140,13 +150,6 @@ func (q *queue) knowsMore(late record, g *group) bool {
 		q.markDirty(g)
 	}
 	return false
-}
-
-// holdsCursor reports whether no other relay has opened a queue for the sink since this one.
-func (q *queue) holdsCursor(ctx context.Context) bool {
-	var c json.RawMessage
-	rev, err := q.bucket.get(ctx, q.cursor.key, &c)
-	return q.ctx.Err() == nil && err == nil && rev == q.cursor.rev
 }
 
 // setSaveErr records why the bucket can't be written, nil if it can, and logs the first of such errors.

@@ -310,8 +310,8 @@ func (o *oracle) late(r routePlan, owed []said) {
 				before := slices.ContainsFunc(o.tried[r.name][c.event], func(x given) bool {
 					return x.id == newer.id && x.start < t.start
 				})
-				if newer.event == c.event && newer.to == "" && azures(newer.change) && !newer.outdated && newer.stored+time.Second < t.start &&
-					!waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) &&
+				if newer.event == c.event && newer.to == "" && azures(newer.change) && !newer.outdated &&
+					newer.stored+time.Second < t.start && !waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) &&
 					!o.backlog(r, owed, t.start) {
 					o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
 				}
