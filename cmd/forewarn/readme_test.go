@@ -118,6 +118,11 @@ func TestReadmeStart(t *testing.T) {
 		t.Fatalf("Start writes no settings:\n%s", blocks[0])
 	}
 	commands := strings.Split(strings.TrimSpace(before+"\n"+after), "\n")
+	made := regexp.MustCompile("`TARGETS=linux/(\\w+) bash .ci/package v(\\S+)` puts it into `(\\w+)`").
+		FindStringSubmatch(manualText(t, "README.md"))
+	if made == nil || commands[0] != fmt.Sprintf("sudo dpkg -i %s/forewarn_%s_%s.deb", made[3], made[2], made[1]) {
+		t.Errorf("Start makes %q and installs it with %q, want the one file that was made", made, commands[0])
+	}
 	if len(commands) != 5 {
 		t.Errorf("Start has %d commands, want 5: %q", len(commands), commands)
 	}
@@ -179,12 +184,12 @@ func runLines(t *testing.T, script string) (output string) {
 			t.Skipf("%s is not installed, and these lines need it", tool)
 		}
 	}
-	build, emulate := "go build -o forewarn ./cmd/forewarn\n", "./forewarn emulate "
+	build, emulate := "try=$(mktemp -d) && go build -o \"$try\" ./cmd/forewarn && cd \"$try\"\n", "./forewarn emulate "
 	script, ok := strings.CutPrefix(script, build)
 	if !ok || !strings.Contains(script, emulate) {
 		t.Fatalf("the lines do not begin with %q, or have no %q", build, emulate)
 	}
-	dir := t.TempDir()
+	clone, dir := t.TempDir(), t.TempDir()
 	bin, err := exec.LookPath("forewarn") // this test binary under that name: built already
 	if err != nil {
 		t.Fatal(err)
@@ -192,16 +197,20 @@ func runLines(t *testing.T, script string) (output string) {
 	if err := os.Symlink(bin, filepath.Join(dir, "forewarn")); err != nil {
 		t.Fatal(err)
 	}
+	script = "cd '" + dir + "'\n" + script
 	endpoint, control := freePort(t), freePort(t)
 	script = strings.Replace(script, emulate, emulate+"--listen 127.0.0.1:"+endpoint+" --control 127.0.0.1:"+control+" ", 1)
 	script = strings.NewReplacer("127.0.0.1:8254", "127.0.0.1:"+endpoint, "127.0.0.1:8255", "127.0.0.1:"+control,
 		"state: try-state\nsinks:", "state: try-state\nlisten: 127.0.0.1:0\nsinks:", // other stories say that nobody listens there
 	).Replace(script)
 	c := exec.Command("bash", "-e", "-m", "-c", script)
-	c.Dir, c.Env = dir, append(os.Environ(), "HOME="+dir)
+	c.Dir, c.Env = clone, append(os.Environ(), "HOME="+dir)
 	out, err := c.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
+	}
+	if left, err := os.ReadDir(clone); err != nil || len(left) > 0 {
+		t.Errorf("the lines leave %v in the clone, %v", left, err)
 	}
 	return string(out)
 }
