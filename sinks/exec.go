@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,6 +42,7 @@ var execTerms = delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, 
 const (
 	maxRun        = 15 * time.Minute       // of one run, unless NotBefore comes first
 	shutdownGrace = 300 * time.Millisecond // limits stop_grace when the bridge stops, which waits for a second only
+	lastMoment    = time.Second            // for what is about to end by itself after the command; none during a stop
 	outputWait    = 500 * time.Millisecond // for the end of the output after the command has ended; part of that second
 	maxVariable   = 16 << 10               // bytes of one environment variable about a CloudEvent
 	maxEvent      = 64 << 10               // bytes of all of them; every Linux accepts at least 128 KiB
@@ -52,10 +53,10 @@ const (
 
 // A command runs a program for each CloudEvent.
 //
-// When a run ends, its process group is killed: nothing is left but daemons that made a session of their own. A run
-// that is out of time gets SIGTERM, and SIGKILL after stop_grace. When the bridge stops, SIGKILL follows after at most
-// shutdownGrace, so that the bridge can still record how the run ended. If the bridge itself is killed, the program is
-// killed too on Linux, but not the program's children.
+// A run is over when the program has ended and has left no process behind. What it has left is killed, and the run has
+// failed: nobody may take work for done that was only begun. A run that is out of time gets SIGTERM, and SIGKILL after
+// stop_grace. When the bridge stops, SIGKILL follows after at most shutdownGrace, so that the bridge can still record
+// how the run ended. If the bridge itself is killed, the program is killed too on Linux, but not the program's children.
 type command struct {
 	Host
 	args     []string
@@ -64,6 +65,7 @@ type command struct {
 	env      sources
 	attempts int
 	grace    time.Duration
+	moment   time.Duration // lastMoment
 	now      func() time.Time
 }
 
@@ -84,7 +86,7 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
 		Host: h, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)), env: mapSources("env", s.Env),
-		attempts: s.Attempts, grace: s.StopGrace, now: time.Now,
+		attempts: s.Attempts, grace: s.StopGrace, moment: lastMoment, now: time.Now,
 	}
 	var err error
 	c.user, err = findAccount(s.User)
@@ -230,7 +232,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	}
 	out := output{max: keptOutput}
 	began := c.now()
-	state, err := c.run(ctx, path, env, input, &out)
+	state, left, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
 		return uncounted, classOfStart(err)
 	}
@@ -240,26 +242,43 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
 	last := redact.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
-	return c.judge(ctx, d, state, last, took)
+	return c.judge(ctx, d, end{state, last, describeLeft(left, redact), took})
 }
 
-// judge returns the outcome of a delivery from the end of its run; last is the last line of the output. A run that was
-// out of time has failed, unless it exited with 0. A run that was ended because the bridge stops is repeated, and does
-// not count as an attempt.
-func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string,
-	took time.Duration) (delivery.Answer, error) {
-	if last != "" {
-		last = ": " + last
+// An end is how a run has ended.
+type end struct {
+	state *os.ProcessState
+	last  string // line of the output
+	left  string // what the program has left running, for people; "" if it left nothing
+	took  time.Duration
+}
+
+// why returns what is known besides the exit code, after a colon; "" if that is nothing.
+func (e end) why() string {
+	switch {
+	case e.left == "" && e.last == "":
+		return ""
+	case e.left == "":
+		return ": " + e.last
+	case e.last == "":
+		return ": " + e.left
 	}
-	text := state.String() + last
-	how := strings.Replace(state.String(), "exit status", "exit", 1)
-	answer := delivery.Answer{Status: fmt.Sprintf("%s after %s%s", how, delivery.Readable(took), last)}
+	return ": " + e.last + "; " + e.left
+}
+
+// judge returns the outcome of a delivery from the end of its run. A run that has left something running has failed,
+// whatever its exit code, and so has one that was out of time, unless it exited with 0. A run that was ended because
+// the bridge stops is repeated, and does not count as an attempt.
+func (c *command) judge(ctx context.Context, d delivery.Delivery, e end) (delivery.Answer, error) {
+	text := e.state.String() + e.why()
+	how := strings.Replace(e.state.String(), "exit status", "exit", 1)
+	answer := delivery.Answer{Status: fmt.Sprintf("%s after %s%s", how, delivery.Readable(e.took), e.why())}
 	failed := errors.New(text)
 	if ctx.Err() != nil {
 		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)
 	}
-	code, runs := state.ExitCode(), failedRuns(d)
-	if code == 0 {
+	code, runs := e.state.ExitCode(), failedRuns(d)
+	if code == 0 && e.left == "" {
 		return answer, nil
 	}
 	answer.Receipt = newExecReceipt(d, runs)
@@ -376,9 +395,9 @@ func (c *command) find(env []variable) (string, error) {
 	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
 }
 
-// run runs the program and returns how it ended. An error means that it was not started.
+// run runs the program, and returns how it ended and what it has left running. An error means that it was not started.
 func (c *command) run(ctx context.Context, path string, env []variable, input []byte,
-	out io.Writer) (*os.ProcessState, error) {
+	out io.Writer) (*os.ProcessState, []leftover, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: c.args, Dir: c.dir, Stdin: bytes.NewReader(input), Stdout: out, Stderr: out, WaitDelay: outputWait,
 		Env: make([]string, 0, len(env)), SysProcAttr: processAttributes(c.user),
@@ -386,40 +405,13 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	for _, v := range env {
 		cmd.Env = append(cmd.Env, v.name+"="+v.value)
 	}
-	err := runGroup(ctx, cmd, c.grace)
+	mark := "FOREWARN_RUN=" + rand.Text()
+	cmd.Env = append(cmd.Env, mark)
+	left, err := runGroup(ctx, cmd, runTerms{mark, c.grace, c.moment})
 	if cmd.ProcessState != nil {
 		err = nil // the state says more, and enough of the output was read
 	}
-	return cmd.ProcessState, err
-}
-
-// runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after grace.
-// On Linux and Windows nothing of its process group is left when runGroup returns.
-//
-// It locks its thread, because on Linux the program dies with the thread that started it.
-func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	group, ended := newProcessGroup(cmd.Process), make(chan struct{})
-	defer close(ended)
-	stop := context.AfterFunc(ctx, func() {
-		if errors.Is(ctx.Err(), context.Canceled) {
-			grace = min(grace, shutdownGrace)
-		}
-		group.terminate()
-		select {
-		case <-time.After(grace):
-			group.kill()
-		case <-ended:
-		}
-	})
-	defer stop()
-	defer group.close()
-	group.waitThenKill()
-	return cmd.Wait()
+	return cmd.ProcessState, left, err
 }
 
 // classOfStart returns the error for a program that could not be started, with its class: blocked if somebody has to
@@ -490,54 +482,4 @@ func (c *command) Connect(context.Context) (string, error) {
 		return "", classOfStart(err)
 	}
 	return path + " is there and may be run", nil
-}
-
-// An output keeps the first and the last max/2 bytes that a program writes. It is for one goroutine at a time.
-type output struct {
-	max  int
-	kept []byte
-	cut  bool // bytes are missing from the middle of kept
-}
-
-// Write never fails.
-func (o *output) Write(p []byte) (int, error) {
-	o.kept = append(o.kept, p...)
-	if excess := len(o.kept) - o.max; excess > 0 {
-		o.kept, o.cut = slices.Delete(o.kept, o.max/2, o.max/2+excess), true
-	}
-	return len(p), nil
-}
-
-// text returns the part of the output that is logged: printable lines without secrets, at most maxOutput bytes.
-func (o *output) text(redact *redactor) string {
-	if !o.cut {
-		all := lines(redact, redact.text(string(o.kept)))
-		if len(all) > maxOutput {
-			all = shorten(all, all)
-		}
-		return all
-	}
-	head, tail := redact.text(string(o.kept[:o.max/2])), redact.text(string(o.kept[o.max/2:]))
-	// The cut may be inside a secret.
-	head, tail = head[:max(0, len(head)-redact.longest)], tail[min(len(tail), redact.longest):]
-	return shorten(lines(redact, head), lines(redact, tail))
-}
-
-// shorten returns the beginning of head and the end of tail, together at most maxOutput bytes, with … between them.
-func shorten(head, tail string) string {
-	const gap, half = "\n…\n", maxOutput/2 - 8
-	head = strings.ToValidUTF8(head[:min(len(head), half)], "")
-	tail = strings.ToValidUTF8(tail[max(0, len(tail)-half):], "")
-	return head + gap + tail
-}
-
-// lines returns the lines of a text in a form that may be shown, without empty ones.
-func lines(redact *redactor, text string) string {
-	var all []string
-	for line := range strings.Lines(text) {
-		if line = redact.line(line, false, len(text)); line != "" {
-			all = append(all, line)
-		}
-	}
-	return strings.Join(all, "\n")
 }

@@ -3,7 +3,6 @@ package sinks
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -12,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -21,19 +19,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-const sweeps = true // whether what a command leaves running is ended
-
 func performOnLinux(task string, args []string) int {
 	switch task {
-	case "daemon": // leaves a child in a session of its own behind that keeps its output open
-		child := exec.Command(os.Args[0], args[0])
-		child.Env = []string{"TASK=hang"}
-		child.Stdout, child.Stderr = os.Stdout, os.Stderr
-		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		if err := child.Start(); err != nil {
-			return 1
-		}
-		return 0
 	case "whoami":
 		groups, _ := os.Getgroups()
 		fmt.Println(os.Getuid(), os.Getgid(), len(groups), os.Getenv("USER"), os.Getenv("HOME"))
@@ -67,21 +54,6 @@ func TestCommandHasASessionOfItsOwn(t *testing.T) {
 	answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
 	if want := "leads one of its own: true <nil>"; err != nil || !strings.HasSuffix(answer.Status, want) {
 		t.Errorf("Deliver = %q, %v, want an end of %q", answer.Status, err, want)
-	}
-}
-
-// A child that made itself a session of its own lives on and holds nobody up, though it keeps the output open.
-func TestDaemonHoldsNobodyUp(t *testing.T) {
-	t.Parallel()
-	w := newWatch(t)
-	s := mustOpen(t, "exec", asCommand(t, "daemon", w.address()), testHost(t))
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
-		t.Errorf("Deliver = %v", err)
-	}
-	conn := w.begun()
-	fmt.Fprintln(conn, 0) // it is still there to hear this, and ends
-	if _, err := io.ReadAll(conn); err != nil {
-		t.Errorf("the daemon is gone: %v", err)
 	}
 }
 

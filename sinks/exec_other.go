@@ -1,14 +1,20 @@
-//go:build unix && !linux
+//go:build unix && !linux && !darwin
 
 package sinks
 
 import "syscall"
+
+// startApart is how a command starts something that is to outlive it.
+const startApart = "as a service"
 
 // processAttributes gives the program a session of its own, which is a process group too and has no terminal.
 func processAttributes(a account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential}
 }
 
-// waitThenKill does nothing: on these systems the end of a program can't be noticed before its id is free for another,
+// awaitEnd waits for nothing: on these systems the end of a program can't be noticed before its id is free for another,
 // so the rest of its group is left running.
-func (g *processGroup) waitThenKill() {}
+func (g *processGroup) awaitEnd() bool { return false }
+
+func (g *processGroup) rest() []leftover    { return nil }
+func (g *processGroup) killRest([]leftover) {}

@@ -2,6 +2,4 @@
 
 package sinks
 
-const sweeps = false // whether what a command leaves running is ended
-
 func performOnLinux(string, []string) int { return 2 }

@@ -105,13 +105,16 @@ func baseVariables(a account, _ func(string) string) []variable {
 
 // A processGroup is a program and its process group, whose ids are the same.
 type processGroup struct {
-	pid int
+	pid  int
+	mark string // a variable that only this program's environment has, and that of what it starts; "" for none
 
 	mu     sync.Mutex
 	closed bool // the id may belong to another process by now
 }
 
-func newProcessGroup(p *os.Process) *processGroup { return &processGroup{pid: p.Pid} }
+func newProcessGroup(p *os.Process, mark string) *processGroup {
+	return &processGroup{pid: p.Pid, mark: mark}
+}
 
 func (g *processGroup) terminate() { g.signal(syscall.SIGTERM) }
 func (g *processGroup) kill()      { g.signal(syscall.SIGKILL) }

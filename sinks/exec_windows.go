@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"os/user"
+	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -16,6 +18,9 @@ import (
 var startErrors = []error{
 	windows.ERROR_DIRECTORY, windows.ERROR_BAD_EXE_FORMAT, windows.ERROR_INVALID_NAME, windows.ERROR_FILENAME_EXCED_RANGE,
 }
+
+// startApart is how a command starts something that is to outlive it.
+const startApart = "as a service or a scheduled task"
 
 // An account is the user that a program runs as.
 type account struct{ name, home string }
@@ -67,13 +72,21 @@ func processAttributes(account) *syscall.SysProcAttr {
 // bridge.
 type processGroup struct {
 	process *os.Process
+	handle  windows.Handle // of the process; 0 if it could not be opened
 
 	mu  sync.Mutex
 	job windows.Handle // 0 if it could not be made, or is closed
 }
 
-func newProcessGroup(p *os.Process) *processGroup {
+func newProcessGroup(p *os.Process, _ string) *processGroup {
 	g := &processGroup{process: p}
+	const rights = windows.PROCESS_SET_QUOTA | windows.PROCESS_TERMINATE | windows.SYNCHRONIZE
+	var err error
+	g.handle, err = windows.OpenProcess(rights, false, uint32(p.Pid))
+	if err != nil {
+		g.handle = 0
+		return g
+	}
 	job, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
 		return g
@@ -86,7 +99,7 @@ func newProcessGroup(p *os.Process) *processGroup {
 	_, err = windows.SetInformationJobObject(job, windows.JobObjectExtendedLimitInformation,
 		uintptr(unsafe.Pointer(&limits)), uint32(unsafe.Sizeof(limits)))
 	if err == nil {
-		err = assign(job, p.Pid)
+		err = windows.AssignProcessToJobObject(job, g.handle)
 	}
 	if err != nil {
 		windows.CloseHandle(job)
@@ -94,16 +107,6 @@ func newProcessGroup(p *os.Process) *processGroup {
 	}
 	g.job = job
 	return g
-}
-
-// assign adds a process to a job.
-func assign(job windows.Handle, pid int) error {
-	process, err := windows.OpenProcess(windows.PROCESS_SET_QUOTA|windows.PROCESS_TERMINATE, false, uint32(pid))
-	if err != nil {
-		return err
-	}
-	defer windows.CloseHandle(process)
-	return windows.AssignProcessToJobObject(job, process)
 }
 
 // terminate does nothing: Windows has no signal that asks a program to end.
@@ -117,8 +120,61 @@ func (g *processGroup) kill() {
 	}
 }
 
-// waitThenKill does nothing: close kills the rest.
-func (g *processGroup) waitThenKill() {}
+// awaitEnd waits until the program has ended. It reports whether it has waited.
+func (g *processGroup) awaitEnd() bool {
+	if g.handle == 0 {
+		return false
+	}
+	_, err := windows.WaitForSingleObject(g.handle, windows.INFINITE)
+	return err == nil
+}
+
+// consoleHost is what Windows itself starts beside a program that has a console, and ends a moment after it.
+const consoleHost = "conhost.exe"
+
+// rest returns what the program, which has ended, has left running: the processes of its job.
+func (g *processGroup) rest() []leftover {
+	var list struct { // JOBOBJECT_BASIC_PROCESS_ID_LIST
+		assigned, listed uint32
+		ids              [256]uintptr
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.job == 0 { // for Windows, that is the bridge's own job
+		return nil
+	}
+	err := windows.QueryInformationJobObject(g.job, windows.JobObjectBasicProcessIdList,
+		uintptr(unsafe.Pointer(&list)), uint32(unsafe.Sizeof(list)), nil)
+	if err != nil && !errors.Is(err, windows.ERROR_MORE_DATA) {
+		return nil
+	}
+	var all []leftover
+	for _, id := range list.ids[:min(int(list.listed), len(list.ids))] {
+		name := programOf(uint32(id))
+		if int(id) != g.process.Pid && !strings.EqualFold(name, consoleHost) {
+			all = append(all, leftover{int(id), name})
+		}
+	}
+	return all
+}
+
+// programOf returns the name of the program that a process runs, ? if it can't be found out.
+func programOf(pid uint32) string {
+	process, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION, false, pid)
+	if err != nil {
+		return "?"
+	}
+	defer windows.CloseHandle(process)
+	path := make([]uint16, windows.MAX_LONG_PATH)
+	size := uint32(len(path))
+	if err := windows.QueryFullProcessImageName(process, 0, &path[0], &size); err != nil {
+		return "?"
+	}
+	return filepath.Base(windows.UTF16ToString(path[:size]))
+}
+
+// killRest kills processes that rest has returned, with all that are in the job by now.
+func (g *processGroup) killRest([]leftover) { g.kill() }
 
 // close ends the job, which kills everything that the program has left running.
 func (g *processGroup) close() {
@@ -127,5 +183,9 @@ func (g *processGroup) close() {
 	if g.job != 0 {
 		windows.CloseHandle(g.job)
 		g.job = 0
+	}
+	if g.handle != 0 {
+		windows.CloseHandle(g.handle)
+		g.handle = 0
 	}
 }

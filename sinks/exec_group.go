@@ -1,0 +1,111 @@
+package sinks
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	lookAgain  = 10 * time.Millisecond // between two looks at what is left
+	killPasses = 5                     // at most: what is killed may have started something else meanwhile
+)
+
+// runTerms are the terms of one run of a program.
+type runTerms struct {
+	mark   string        // a variable that only this run has in its environment, for finding what it leaves; or ""
+	grace  time.Duration // from SIGTERM to SIGKILL
+	moment time.Duration // for what is about to end by itself when the program has ended
+}
+
+// A leftover is a process that a program has left running.
+type leftover struct {
+	pid  int
+	name string // of what it runs, as the system knows it
+}
+
+// runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after the
+// grace. What the program has left running is ended and returned: processGroup.rest says what each system finds.
+//
+// It locks its thread, because on Linux the program dies with the thread that started it.
+func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	group, ended := newProcessGroup(cmd.Process, terms.mark), make(chan struct{})
+	defer close(ended)
+	stop := context.AfterFunc(ctx, func() {
+		grace := terms.grace
+		if errors.Is(ctx.Err(), context.Canceled) {
+			grace = min(grace, shutdownGrace)
+		}
+		group.terminate()
+		select {
+		case <-time.After(grace):
+			group.kill()
+		case <-ended:
+		}
+	})
+	defer stop()
+	defer group.close()
+	var left []leftover
+	if group.awaitEnd() {
+		left = group.endRest(ctx, terms.moment)
+		group.close()
+	}
+	return left, cmd.Wait()
+}
+
+// endRest ends what the program has left running, and returns it. What is about to end, such as the last member of a
+// pipeline, has a moment to do so and is not returned. The moment is over when ctx ends.
+func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []leftover {
+	ctx, cancel := context.WithTimeout(ctx, moment)
+	defer cancel()
+	rest := g.rest()
+	for len(rest) > 0 && ctx.Err() == nil {
+		select {
+		case <-time.After(lookAgain):
+		case <-ctx.Done():
+		}
+		rest = g.rest()
+	}
+	g.kill() // also what can't be seen
+	left := rest
+	for pass := 0; len(rest) > 0 && pass < killPasses; pass++ {
+		g.killRest(rest)
+		time.Sleep(lookAgain)
+		rest = g.rest()
+		left = append(left, rest...)
+	}
+	slices.SortFunc(left, func(a, b leftover) int { return cmp.Compare(a.pid, b.pid) })
+	return slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
+}
+
+// describeLeft returns what people read of what a program has left running, "" if that is nothing.
+func describeLeft(left []leftover, redact *redactor) string {
+	const most = 3 // names
+	var names []string
+	for _, l := range left[:min(len(left), most)] {
+		names = append(names, redact.line(l.name, false, 40))
+	}
+	if more := len(left) - most; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	which := strings.Join(names, ", ")
+	switch len(left) {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("left 1 process running (%s), which was ended; wait for it, or start it %s", which, startApart)
+	}
+	return fmt.Sprintf("left %d processes running (%s), which were ended; wait for them, or start them %s", len(left),
+		which, startApart)
+}

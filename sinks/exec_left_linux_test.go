@@ -1,0 +1,155 @@
+package sinks
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// asScript returns settings that run a shell script. The script has a program as $0, which hangs on
+// the address that it is given as its argument.
+func asScript(t *testing.T, shell, script string, addresses ...string) string {
+	t.Helper()
+	path, err := exec.LookPath(shell)
+	if err != nil {
+		t.Skipf("%v; CI has it", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command, err := json.Marshal(append([]string{path, "-c", script, self}, addresses...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("command: %s\nenv: {GORACE: atexit_sleep_ms=0, TASK: hang}\n", command)
+}
+
+// Whatever way a runbook leaves a child, it is found, ended and said.
+func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
+	for name, script := range map[string]string{
+		"plain":                  `"$0" "$1" &`,
+		"nohup":                  `nohup "$0" "$1" >/dev/null 2>&1 &`,
+		"setsid":                 `setsid "$0" "$1" &`,
+		"setsid -f":              `setsid -f "$0" "$1"`,
+		"below a subshell":       `("$0" "$1" &)`,
+		"two sessions away":      `(setsid setsid -f "$0" "$1" </dev/null >/dev/null 2>&1 &)`,
+		"a group of its own":     `set -m; "$0" "$1" &`,
+		"after output is closed": `exec >&- 2>&-; "$0" "$1" &`,
+		"disowned":               `"$0" "$1" & disown`,
+		"deaf":                   `trap '' TERM HUP; "$0" "$1" &`,
+		"a coprocess":            `coproc "$0" "$1"`,
+		"a pipeline's":           `true | "$0" "$1" &`,
+		"another directory":      `cd /tmp; umask 0; unset HOME PATH; "$0" "$1" &`,
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			one, other := newWatch(t), newWatch(t)
+			settings := asScript(t, "bash", script+"\n"+`"$0" "$2"`, other.address(), one.address())
+			end := running(t, hastily(t, settings))
+			leader, child := one.begun(), other.begun()
+			fmt.Fprintln(leader, 0)
+			_, err := end()
+			if err == nil || !regexp.MustCompile(leftOne).MatchString(err.Error()) {
+				t.Errorf("Deliver = %v, want %q", err, leftOne)
+			}
+			dies(t, child, "the child")
+		})
+	}
+}
+
+// What a runbook waits for, or has another program start, is nothing that it leaves.
+func TestARunbookThatWaitsLeavesNothing(t *testing.T) {
+	for name, script := range map[string]string{
+		"reaped":              `true & wait`,
+		"reaped by the shell": `true & sleep 0; true`,
+		"a pipeline":          `seq 10000 | sort -r | tail -n 1`,
+		"its own output":      `exec > >(cat); echo drained`,
+		"in the background":   `for i in 1 2 3 4 5; do sleep 0 & done; wait`,
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			s := mustOpen(t, "exec", asScript(t, "bash", script), testHost(t))
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+				t.Errorf("Deliver = %v, want success", err)
+			}
+		})
+	}
+}
+
+// What a service manager starts for a runbook, as systemd-run asks for, lives on: it is no process of the run.
+func TestWhatAServiceManagerStartsLivesOn(t *testing.T) {
+	t.Parallel()
+	one, other := newWatch(t), newWatch(t)
+	end := running(t, hastily(t, asCommand(t, "hang", one.address())))
+	leader := one.begun()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := exec.Command(self, other.address())
+	service.Env = []string{"TASK=hang"}
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn := other.begun()
+	fmt.Fprintln(leader, 0)
+	if _, err := end(); err != nil {
+		t.Errorf("Deliver = %v, want success", err)
+	}
+	fmt.Fprintln(conn, 0) // it is still there to hear this, and ends
+	if err := service.Wait(); err != nil {
+		t.Errorf("the service ended with %v, want it left alone", err)
+	}
+}
+
+// A runbook that leaves many processes leaves none of them, in whatever sessions they are.
+func TestARunbookThatForksLeavesNothing(t *testing.T) {
+	t.Parallel()
+	const children = 30
+	one, other := newWatch(t), newWatch(t)
+	script := fmt.Sprintf(`for i in $(seq %d); do setsid -f "$0" "$1"; done; "$0" "$2"`, children)
+	end := running(t, hastily(t, asScript(t, "bash", script, other.address(), one.address())))
+	var all []net.Conn
+	for range children {
+		all = append(all, other.begun())
+	}
+	fmt.Fprintln(one.begun(), 0)
+	_, err := end()
+	if want := fmt.Sprintf("left %d processes running", children); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Deliver = %v, want %q", err, want)
+	}
+	for _, child := range all {
+		dies(t, child, "a child")
+	}
+}
+
+// The name of a program may hold anything, and is not mistaken for what /proc says beside it.
+func TestProcessNamesMayHoldAnything(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := t.TempDir() + "/a) Z 1 (b"
+	if err := os.Symlink(self, name); err != nil {
+		t.Fatal(err)
+	}
+	w := newWatch(t)
+	odd := exec.Command(name, w.address())
+	odd.Env = []string{"TASK=hang"}
+	if err := odd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn := w.begun()
+	p, err := readProcess(odd.Process.Pid)
+	if err != nil || p.name != "a) Z 1 (b" || p.state == "Z" || p.start == 0 || !p.has("TASK=hang") || p.has("TASK=han") {
+		t.Errorf("readProcess = %+v, %v", p, err)
+	}
+	fmt.Fprintln(conn, 0)
+	odd.Wait()
+}
