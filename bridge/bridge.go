@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -300,7 +301,10 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.mu.Unlock()
 	b.running.wait()
 	b.storeAnswer(b.handled, b.events.note(func(op *openEvent) bool { return op.Waited != nil }))
-	return b.Outbox.Close()
+	if err := b.Outbox.Close(); err != nil { // deliveries are lost
+		return fmt.Errorf("%w; events that are still open are told again at the next start", err)
+	}
+	return nil
 }
 
 // every calls f at that interval until ctx is done.

@@ -825,6 +825,29 @@ func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 	})
 }
 
+// A stop that loses deliveries says how many, and that what is still open is told again at the next start, which it is.
+func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down := &ear{answer: always(errDown)}
+		b := s.start(down.all("down"))
+		pause(1500 * time.Millisecond)
+		s.disk.fail(errFull)
+		s.reboot("EVENT")
+		pause(2 * time.Second)
+		b.cancel()
+		err := <-b.done
+		if err == nil || !strings.Contains(err.Error(), "lost") ||
+			!strings.HasSuffix(err.Error(), "; events that are still open are told again at the next start") {
+			t.Errorf("Run = %v", err)
+		}
+		e := &ear{}
+		b = s.start(e.all("down"))
+		pause(2 * time.Second)
+		b.end()
+		wantIDs(t, e.ids(), "EVENT-scheduled")
+	})
+}
+
 // A disk that fails stops nothing. What only memory has is bounded; what the disk had is not touched; and everything is
 // on disk when it is back.
 func TestAFailingDiskStopsNothing(t *testing.T) {

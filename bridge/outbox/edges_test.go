@@ -100,7 +100,7 @@ func TestCloseIsQuietWhenNothingIsLost(t *testing.T) {
 	}{
 		{"all is well", func(*disk) {}, true, ""},
 		{"the disk is full and nothing is pending", func(d *disk) { d.fail = errFull }, false, ""},
-		{"the disk is full", func(d *disk) { d.fail = errFull }, true, "1 deliveries are lost, they were only in memory: no space left on device"},
+		{"the disk is full", func(d *disk) { d.fail = errFull }, true, "1 delivery is lost, it was only in memory: no space left on device"},
 		{"the file can't be closed", func(d *disk) { d.failClose = errFull }, true, ""},
 	} {
 		inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {

@@ -564,7 +564,7 @@ func TestCloseSaysWhatIsLost(t *testing.T) {
 		d.set(func() { d.hang = hang })
 		_, _ = add(o, "B", "scheduled", "a")
 		began := time.Now()
-		if err := o.Close(); err == nil || !strings.Contains(err.Error(), "1 deliveries are lost") ||
+		if err := o.Close(); err == nil || !strings.Contains(err.Error(), "1 delivery is lost") ||
 			time.Since(began) > 6*time.Second {
 			t.Errorf("Close = %v after %v", err, time.Since(began))
 		}

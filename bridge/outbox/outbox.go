@@ -294,8 +294,11 @@ func (o *Outbox) Close() error {
 	}
 	o.mu.Unlock()
 	err = errors.Join(err, closed)
-	if err != nil && lost > 0 {
-		return fmt.Errorf("%d deliveries are lost, they were only in memory: %w", lost, err)
+	switch {
+	case err == nil || lost == 0:
+		return nil
+	case lost == 1:
+		return fmt.Errorf("1 delivery is lost, it was only in memory: %w", err)
 	}
-	return nil
+	return fmt.Errorf("%d deliveries are lost, they were only in memory: %w", lost, err)
 }
