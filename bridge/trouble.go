@@ -8,6 +8,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -107,11 +108,39 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	typ := cloudevent.SinkRecovered
 	if why != nil {
 		typ, data["since"], data["error"] = cloudevent.SinkBlocked, st.OldestOfGroup, why.Error()
+		if urgent := b.mostUrgent(route); urgent != nil {
+			data["urgent"] = urgent
+		}
 	}
 	report := reporting(valueBlocked+route, why != nil)
 	now := b.addReport(&report, typ, data, route)
 	return b.commit(report, now)
 }
+
+// mostUrgent describes the open event that is due next of those whose latest change is pending for a route; nil for
+// none.
+func (b *Bridge) mostUrgent(route string) map[string]any {
+	events, states := b.events.all()
+	var next *imds.Event
+	for i, e := range events {
+		if b.Outbox.Outcome(route, states[e.ID].Latest).State == outbox.StatePending && (next == nil || sooner(e, *next)) {
+			next = &events[i]
+		}
+	}
+	if next == nil {
+		return nil
+	}
+	vms := append([]string{}, next.Resources[:min(len(next.Resources), ListedDead)]...)
+	about := map[string]any{"event": next.ID, "type": next.Type, "vms": vms}
+	if !next.NotBefore.IsZero() {
+		about["notBefore"] = next.NotBefore
+	}
+	return about
+}
+
+// sooner reports whether e is due before other. One that has begun, or whose time is unknown, comes before those with a
+// time.
+func sooner(e, other imds.Event) bool { return e.NotBefore.Before(other.NotBefore) }
 
 // What is stored of trouble that is reported. That of a route that was removed is reported again if the one that
 // returns under its name has some, and its end is in any case.

@@ -1,11 +1,13 @@
 package sinks
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -95,8 +97,27 @@ func failure(ctx context.Context, redact *redactor, from string, class, err erro
 	if ended(ctx) {
 		return noAnswer(ctx, redact.text(from))
 	}
-	return withClass(class, redact.line(from+": "+err.Error(), false, 500))
+	text := from + ": " + err.Error()
+	if errors.Is(err, connectionRefused) {
+		text = "nothing listens at " + listenerOf(from, err) + " (connection refused)"
+	}
+	return withClass(class, redact.line(text, false, 500))
 }
+
+// listenerOf names what refused a connection on the way to from, which is an origin or a host and port.
+func listenerOf(from string, err error) string {
+	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "proxyconnect" {
+		return "the proxy for " + from
+	}
+	u, err := url.Parse(from)
+	if err != nil || u.Host == "" {
+		return from
+	}
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), usualPorts[u.Scheme]))
+}
+
+// usualPorts are the ports of URLs without one, by scheme.
+var usualPorts = map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}
 
 // isVisible reports whether a text consists of visible ASCII characters, without spaces.
 func isVisible(s string) bool {

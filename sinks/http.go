@@ -175,8 +175,7 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 		at = to
 	}
 	secure := at.Scheme == "https"
-	ports := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}
-	port := cmp.Or(at.Port(), ports[at.Scheme])
+	port := cmp.Or(at.Port(), usualPorts[at.Scheme])
 	conn, err := transport.DialContext(ctx, "tcp", net.JoinHostPort(at.Hostname(), port))
 	if err == nil {
 		defer conn.Close()

@@ -22,6 +22,7 @@ type Kind struct {
 	// the destination. decode must fill the settings struct it is given, and fail on unknown keys. Errors about keys are
 	// *KeyError, or KeyErrors if there are several.
 	Open  func(decode func(any) error, h Host) (Opened, error)
+	Title string         // its name for people; "" for its key
 	Terms delivery.Terms // unless the settings have others
 	For   Audience
 	// Fields are the fields that only the templates of this kind have, by name.
@@ -71,8 +72,8 @@ var Kinds = map[string]Kind{
 	"email":   {Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People},
 	"exec":    {Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors},
 	"file":    {Open: opens(fileSettings{}, openFile), Terms: fileTerms},
-	"nats":    {Open: opens(natsSettings{}, openNATS), Terms: natsTerms, Fields: natsFields},
-	"slack":   {Open: opens(slackSettings{}, openSlack), Terms: slackTerms, For: People, Fields: slackFields},
+	"nats":    {Open: opens(natsSettings{}, openNATS), Title: "NATS", Terms: natsTerms, Fields: natsFields},
+	"slack":   {Open: opens(slackSettings{}, openSlack), Title: "Slack", Terms: slackTerms, For: People, Fields: slackFields},
 	"syslog":  {Open: opens(syslogSettings{}, openSyslog), Terms: syslogTerms},
 	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, Fields: webhookFields},
 }
@@ -101,10 +102,12 @@ type Host struct {
 	Agent    string         // the User-Agent header, such as forewarn/1.2.0
 	Zone     *time.Location // for times in texts for people; nil means UTC
 	NoEnd    bool           // the sink is not told when Azure closes an event, so no text promises that
+	NoStart  bool           // the sink may not be told of an event before it begins
 	Endpoint string         // URL of the metadata service, without a final slash
 
-	Dial       Dialer      // nil means the network
-	SlackTurns *SlackTurns // shared by all sinks that may post to the same channel; nil means one of the sink's own
+	KindOf     map[string]string // the kinds of all sinks in the settings, for people, by their names
+	Dial       Dialer            // nil means the network
+	SlackTurns *SlackTurns       // shared by all sinks that may post to the same channel; nil means one of the sink's own
 }
 
 // A Dialer connects to an address, as net.Dialer.DialContext does.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,8 +28,9 @@ var MessageDocs = map[string]string{
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
-	"instead":    "when another sink could not deliver it: that sink's name in sink, what went wrong in why; else nil",
+	"instead":    "when another sink could not deliver it: that sink's name in sink, its kind, and what went wrong in why; else nil",
 	"end":        "whether the sink is told when an event ends",
+	"told":       "whether the sink was told of the event before this message, as far as that is known",
 	"runbook":    "the link that runbook_url gives; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
@@ -46,10 +48,20 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 	for i, d := range batch {
 		group[i] = messageFields(d, h.Zone, now)
 		group[i]["end"] = !h.NoEnd
+		group[i]["told"] = h.toldBefore(d, group[i])
+		if d.Instead != nil {
+			group[i]["instead"].(map[string]any)["kind"] = h.KindOf[d.Instead.Sink]
+		}
 	}
 	f := maps.Clone(group[0])
 	f["group"] = group
 	return f
+}
+
+// toldBefore reports whether the sink was told of the event before this delivery, whose fields are f. It was not if the
+// delivery is the first change, or stands for older ones, or comes in another sink's place.
+func (h *Host) toldBefore(d delivery.Delivery, f map[string]any) bool {
+	return f["first"] != true && len(d.Missed) == 0 && d.Instead == nil && !(h.NoStart && f["change"] == "started")
 }
 
 // messageFields returns the fields about one delivery, without group.
@@ -89,7 +101,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	}
 	f["instead"] = map[string]any(nil)
 	if d.Instead != nil {
-		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": reasonForPeople(d.Instead.Why)}
+		f["instead"] = map[string]any{"sink": d.Instead.Sink, "kind": "", "why": reasonForPeople(d.Instead.Why)}
 	}
 	f["runbook"] = ""
 	f["announced"], _ = data["announced"].(string)
@@ -103,16 +115,29 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 }
 
 // reasonForPeople returns in a few words why another sink failed. The error itself may quote that sink's destination,
-// which this sink's readers must not see.
+// which this sink's readers must not see, so only what is known to be harmless is shown of it.
 func reasonForPeople(why string) string {
-	switch {
-	case strings.HasPrefix(why, delivery.ErrBlocked.Error()):
-		return "needs attention"
-	case strings.HasPrefix(why, delivery.ErrRejected.Error()):
-		return "refused it"
+	cause := ""
+	if found := harmlessCause.FindStringSubmatch(why); found != nil {
+		cause = ": " + found[1] + found[2] + found[3]
 	}
-	return "couldn't deliver it"
+	switch {
+	case strings.HasPrefix(why, delivery.ErrBlocked.Error()) && cause != "":
+		return "refuses" + cause
+	case strings.HasPrefix(why, delivery.ErrBlocked.Error()):
+		return "accepts nothing until somebody mends it"
+	case strings.HasPrefix(why, delivery.ErrRejected.Error()):
+		return "refused it" + cause
+	case strings.HasPrefix(why, "no answer"):
+		return "didn't answer"
+	}
+	return "couldn't deliver it" + cause
 }
+
+// harmlessCause finds in an error what says nothing about the destination: Slack's name for it, an HTTP status, or that
+// nothing listened.
+var harmlessCause = regexp.MustCompile(`^(?:blocked: |rejected: )?(?:Slack answered ([a-z_]{1,64})\b|` +
+	`(\d{3}(?: [A-Z][A-Za-z]*){0,4}) from |nothing listens at .* \((connection refused)\)$)`)
 
 // mapTexts applies change to every text in v, in place, and returns v. It leaves alone what has one of the names in
 // except.

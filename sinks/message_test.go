@@ -3,10 +3,15 @@ package sinks
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/systemtest"
 	"forewarn/templates"
 )
@@ -81,6 +86,77 @@ func TestDefaultTextsSayEverySample(t *testing.T) {
 			return nil
 		}); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// The readers of a fallback learn in few words what is wrong with the sink that it stands in for, and nothing of where
+// that one delivers to.
+func TestAFallbackSaysWhyInWordsThatGiveNothingAway(t *testing.T) {
+	for why, want := range map[string]string{
+		"blocked: Slack answered invalid_auth: put a new token into /etc/forewarn/slack-token": "refuses: invalid_auth",
+		"blocked: 401 Unauthorized from https://hook.internal: who are you?":                   "refuses: 401 Unauthorized",
+		"blocked: hook.internal: no such host":                                                 "accepts nothing until somebody mends it",
+		"rejected: 422 Unprocessable Entity from https://hook.internal: s3cr3t":                "refused it: 422 Unprocessable Entity",
+		"rejected: exit 78: s3cr3t":                                                            "refused it",
+		"nothing listens at hook.internal:443 (connection refused)":                            "couldn't deliver it: connection refused",
+		"503 Service Unavailable from https://hook.internal":                                   "couldn't deliver it: 503 Service Unavailable",
+		"no answer from https://hook.internal: deadline":                                       "didn't answer",
+		"exit 75: Slack answered s3cr3t":                                                       "couldn't deliver it",
+		"hook.internal: said (connection refused) and then s3cr3t too":                         "couldn't deliver it",
+	} {
+		if got := reasonForPeople(why); got != want {
+			t.Errorf("of %q readers are told %q, want %q", why, got, want)
+		}
+	}
+}
+
+// Who hears of an event for the first time when it has begun is told what it does: because nothing came before, because
+// it was not delivered, because another sink should have told it, or because the settings keep what comes before away.
+func TestAnEventThatHasBegunIsExplainedToThoseWhoHearOfItFirst(t *testing.T) {
+	const effect = "The VM restarts. Anything only in memory is lost."
+	known, unknown := situations()["started"], situations()["started-unannounced"]
+	missed, instead := situations()["started-late"], situations()["started"]
+	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "no answer"}
+	for _, tt := range []struct {
+		claim string
+		situation
+		host Host
+		told bool
+	}{
+		{"it was announced here", known, Host{}, true},
+		{"it begins unannounced", unknown, Host{}, false},
+		{"the announcement was not delivered", missed, Host{}, false},
+		{"another sink should have told it", instead, Host{}, false},
+		{"the settings keep the announcement away", known, Host{NoStart: true}, false},
+	} {
+		text := render(t, texts.text, tt.host.fields(tt.batch, tt.now.clock()))
+		if strings.Contains(text, effect) == tt.told {
+			t.Errorf("%s: the mail is\n%s", tt.claim, text)
+		}
+	}
+}
+
+// A connection that is refused is told as such, with the place that the settings name.
+func TestARefusedConnectionSaysThatNothingListens(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 4), Port: 443},
+		Err: os.NewSyscallError("connect", systemtest.Refused)}
+	byProxy := &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused}
+	for _, tt := range []struct {
+		from string
+		err  error
+		want string
+	}{
+		{"smtp.example.com:587", refused, "nothing listens at smtp.example.com:587 (connection refused)"},
+		{"smtp.example.com:587", fmt.Errorf("%w%s", refused, ""), "nothing listens at smtp.example.com:587 (connection refused)"},
+		{"https://chat.example.com", refused, "nothing listens at chat.example.com:443 (connection refused)"},
+		{"http://[::1]:8080", refused, "nothing listens at [::1]:8080 (connection refused)"},
+		{"tcp://log.example.com:514", refused, "nothing listens at log.example.com:514 (connection refused)"},
+		{"https://chat.example.com", byProxy, "nothing listens at the proxy for https://chat.example.com (connection refused)"},
+		{"https://chat.example.com", errors.New("refused"), "https://chat.example.com: refused"},
+	} {
+		if got := failure(t.Context(), new(redactor), tt.from, nil, tt.err).Error(); got != tt.want {
+			t.Errorf("the error of %s, %v, is %q, want %q", tt.from, tt.err, got, tt.want)
 		}
 	}
 }

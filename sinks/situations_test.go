@@ -136,6 +136,9 @@ func situations() map[string]situation {
 	tell("scheduled-bare", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{
 		"Resources": []string{}, "Description": "", "EventSource": "",
 	})), circumstances{}, false, nil)
+	unread := azure("Scheduled", "Reboot", "", map[string]any{"NotBefore": "Sat, 21 Nov 2026 25:10 <@GMT>"})
+	tell("scheduled-unreadable-time", "03:55:29", scheduled(unread), circumstances{}, false, nil)
+	tell("updated-unreadable-time", "04:00:00", changed(reboot, unread, "NotBefore"), circumstances{}, true, nil)
 	tell("scheduled-others", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{
 		"Resources": []string{"vm-db-2", "vm-db-3"},
 	})), circumstances{}, false, nil)
@@ -245,7 +248,7 @@ func situations() map[string]situation {
 		nil)
 	instead := all["scheduled"]
 	instead.batch = slices.Clone(instead.batch)
-	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
+	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: Slack answered invalid_auth: put a new token into /etc/forewarn/slack-token"}
 	all["scheduled-instead"] = instead
 	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
 		s, _ := cloudevent.NewSample(sample, "vm-db-1", messageTime.clock())
@@ -253,7 +256,7 @@ func situations() map[string]situation {
 	}
 	for name, data := range map[string]map[string]any{
 		cloudevent.SinkBlocked: {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(),
-			"error": "token refused (invalid_auth)"},
+			"error": "blocked: Slack answered invalid_auth: put a new token into /etc/forewarn/slack-token"},
 		cloudevent.SinkRecovered: {"sink": "ops", "kind": "slack", "pending": 3},
 		cloudevent.IMDSUnavailable: {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(),
 			"error": "503 Service Unavailable"},
@@ -283,6 +286,16 @@ func situations() map[string]situation {
 		batch := deliveryOf(cloudevent.WrapBridge(name, data, dbHost, messageTime.clock()))
 		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: batch, now: messageTime}
 	}
+	refusedMail := map[string]any{
+		"sink": "ops-mail", "kind": "email", "pending": 1, "since": at("02:12:00").clock(),
+		"error": "nothing listens at smtp.example.com:587 (connection refused)",
+		"urgent": map[string]any{
+			"event": "602D9444-D2CD-49C7-8624-8643E7171297", "type": "Redeploy", "vms": []string{"vm-db-1"},
+			"notBefore": at("04:10:00").clock(),
+		},
+	}
+	all["bridge.sink.blocked-refused"] = situation{now: messageTime,
+		batch: deliveryOf(cloudevent.WrapBridge(cloudevent.SinkBlocked, refusedMail, dbHost, messageTime.clock()))}
 	waited := slices.Concat(all["started"].batch, all["bridge.sink.recovered"].batch) // both told at the end of a mute
 	for i := range waited {
 		waited[i].Mute = &delivery.Mute{By: "root (alice)"}
@@ -305,7 +318,7 @@ func fieldsOf(t *testing.T, s situation) map[string]any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := (&Host{Zone: berlin}).fields(s.batch, s.now.clock())
+	f := (&Host{Zone: berlin, KindOf: map[string]string{"ops-chat": "Slack"}}).fields(s.batch, s.now.clock())
 	maps.Copy(f, s.more)
 	return f
 }
@@ -380,7 +393,7 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 	s := situations()["scheduled-instead"]
 	s.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "rejected: 422 from https://10.1.2.3: s3cr3t-name"}
 	if text := render(t, texts.text, fieldsOf(t, s)); strings.Contains(text, "s3cr3t") ||
-		!strings.Contains(text, `(sent here because "ops-chat" refused it)`) {
+		!strings.Contains(text, `(sent here because Slack sink "ops-chat" refused it: 422)`) {
 		t.Errorf("the fallback says\n%s", text)
 	}
 }

@@ -139,7 +139,7 @@ func (m *mailServer) failure(ctx context.Context, redact *redactor, err error) e
 	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
 	}
-	return failure(ctx, redact, m.addr, classOfMail(err), errors.New(err.Error()+m.hint(err)))
+	return failure(ctx, redact, m.addr, classOfMail(err), fmt.Errorf("%w%s", err, m.hint(err)))
 }
 
 // hint returns the usual reason for a timeout on Azure, "" if it does not apply.

@@ -230,6 +230,9 @@ var sampleTroubles = []struct {
 }{
 	{SinkBlocked, map[string]any{
 		"sink": "ops", "kind": "slack", "pending": 14, "since": sampleTime, "error": "blocked: invalid_auth",
+		"urgent": map[string]any{
+			"event": "602D9444-D2CD-49C7-8624-8643E7171297", "type": "Reboot", "vms": []string{"vm-0"}, "notBefore": sampleTime,
+		},
 	}},
 	{SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
 	{IMDSUnavailable, map[string]any{"endpoint": sampleEndpoint, "since": sampleTime, "error": sampleText}},

@@ -270,6 +270,20 @@ func parseNotBefore(s string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("NotBefore %.60q is not a time in GMT", s)
 }
 
+// UnreadTime returns what Azure sent as NotBefore, printable and at most 60 bytes of it, if that is no time that can be
+// read; else "".
+func (e Event) UnreadTime() string {
+	raw := fieldsOf(e.Raw)["NotBefore"]
+	if !e.NotBefore.IsZero() || raw == nil || string(raw) == "null" {
+		return ""
+	}
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		text = string(raw)
+	}
+	return Printable(text, 60)
+}
+
 // Affects reports whether vm is one of the event's Resources; see SameVM.
 func (e Event) Affects(vm string) bool {
 	return vm != "" && slices.ContainsFunc(e.Resources, func(r string) bool { return SameVM(r, vm) })

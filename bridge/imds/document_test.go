@@ -533,3 +533,24 @@ func wantGolden(t *testing.T, path string, got []byte) {
 		t.Errorf("%s differs; with -update it is written anew. Got\n%s", path, got)
 	}
 }
+
+// A NotBefore that can't be read is shown as Azure wrote it, on one line and bounded; one that is missing, empty or
+// readable is not.
+func TestATimeThatCannotBeReadIsQuoted(t *testing.T) {
+	for sent, want := range map[string]string{
+		`"soon"`:                             "soon",
+		`"Sat, 21 Nov 2026 25:10:00 GMT"`:    "Sat, 21 Nov 2026 25:10:00 GMT",
+		`"a\nb\u001b[31m"`:                   "a b [31m",
+		`"` + strings.Repeat("x", 100) + `"`: strings.Repeat("x", 60),
+		`{"at":[1]}`:                         `{"at":[1]}`,
+		`true`:                               "true",
+		`""`:                                 "",
+		`null`:                               "",
+		`"Sat, 21 Nov 2026 05:10:00 GMT"`:    "",
+	} {
+		e, err := UnmarshalEvent([]byte(`{"EventId":"A","NotBefore":` + sent + `}`))
+		if got := e.UnreadTime(); err != nil || got != want {
+			t.Errorf("NotBefore %s: UnreadTime = %q, %v; want %q", sent, got, err, want)
+		}
+	}
+}

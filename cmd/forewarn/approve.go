@@ -170,7 +170,7 @@ func (p *program) printEvents(events []imds.Event, self string) {
 	t := tabwriter.NewWriter(p.err, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "EVENT\tTYPE\tASKED FOR BY\tVMS\tNOT BEFORE")
 	for _, e := range events {
-		notBefore := "-"
+		notBefore := wording.NoTime(e.Raw)
 		if !e.NotBefore.IsZero() {
 			due := "due now"
 			if left := time.Until(e.NotBefore); left >= time.Second {

@@ -229,8 +229,8 @@ func TestRenderEveryKind(t *testing.T) {
 	all := everyKind(t)
 	all.configure(azure.URL)
 	for name, says := range map[string]string{
-		"webhook": `"azeventtype":"Preempt"`, "nats": "Nats-Msg-Id: ", "slack": "is being evicted",
-		"email": "is being evicted",
+		"webhook": `"azeventtype":"Preempt"`, "nats": "Nats-Msg-Id: ", "slack": "will be evicted",
+		"email": "will be evicted",
 		"file":  `"azeventtype":"Preempt"`, "exec": "CE_AZEVENTTYPE=Preempt",
 		"syslog": `azeventtype="Preempt"`,
 	} {

@@ -253,6 +253,9 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome) string {
 	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
 		words += ", for " + clock(c.NotBefore, c.Time) + " at the earliest"
 	}
+	if c.UnreadTime != "" && c.Change != imds.Vanished {
+		words += fmt.Sprintf(", for a time that can't be read (%q)", c.UnreadTime)
+	}
 	if c.Observer != "" {
 		words += ", seen by " + wording.Printable(c.Observer)
 	}

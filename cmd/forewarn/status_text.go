@@ -162,7 +162,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	var details []string
 	for _, e := range wording.First(wording.ByUrgency(s.Events), wording.ShownRows) {
 		a := wording.ReadEvent(e.Event)
-		state, due, when := wording.Printable(a.EventStatus), "-", "-"
+		state, due, when := wording.Printable(a.EventStatus), "-", wording.NoTime(e.Event)
 		if !e.NotBefore.IsZero() {
 			due, when = "due now", bridge.ClockTime(e.NotBefore, now, zone)
 			if left := e.NotBefore.Sub(now); left >= time.Second {

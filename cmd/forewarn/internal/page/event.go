@@ -120,7 +120,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 		v.When = p.moment(begun)
 		v.Count = p.since(begun)
 	case e.NotBefore.IsZero():
-		v.NoTime = "Azure does not say when."
+		v.NoTime = p.renderText("noTime", f["data"].(map[string]any)["event"].(map[string]any)) + "."
 	default:
 		v.Count = p.until(e.NotBefore)
 	}

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -64,6 +65,20 @@ func sinkNames(doc *document) (names []string) {
 	return names
 }
 
+// kindsOf returns the kinds of the sinks, for people, by their names.
+func (l Loader) kindsOf(sinks []*node) map[string]string {
+	kinds := make(map[string]string)
+	for _, n := range sinks {
+		name, _ := n.find("name")
+		for _, e := range n.entries {
+			if kind, known := l.Kinds[e.key]; known && name.value != nil {
+				kinds[name.value.text] = cmp.Or(kind.Title, e.key)
+			}
+		}
+	}
+	return kinds
+}
+
 // routes opens the sinks in their order, without those that have problems.
 func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 	list, ok := doc.root.find("sinks")
@@ -76,6 +91,7 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 		doc.report(doc.kindError(list.value, "sinks", aList))
 		return nil
 	}
+	l.Host.KindOf = l.kindsOf(list.value.items)
 	lines := make(map[string]int) // by name of the sink
 	var often []string
 	for _, n := range list.value.items {
@@ -176,7 +192,8 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		}
 	}
 	ends, _ := r.Filter.Change(imds.Change{Kind: imds.Vanished}, "")
-	l.Host.Name, l.Host.NoEnd = in.Name, !ends
+	announces, _ := r.Filter.Change(imds.Change{Kind: imds.Scheduled}, "")
+	l.Host.Name, l.Host.NoEnd, l.Host.NoStart = in.Name, !ends, !announces || r.Terms.Lead > 0
 	opened := l.open(doc, section, kind, s)
 	if len(doc.problems) > before {
 		return r, false

@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // Limits of what people are shown.
@@ -42,6 +43,15 @@ type shownEvent struct {
 func ReadEvent(raw json.RawMessage) (e shownEvent) {
 	_ = json.Unmarshal(raw, &e)
 	return e
+}
+
+// NoTime says why an event, as Azure sent it, has no time: "-" if there is none, else what can't be read.
+func NoTime(raw json.RawMessage) string {
+	e, _ := imds.UnmarshalEvent(raw) // one that can't be decoded has no time
+	if text := e.UnreadTime(); text != "" {
+		return fmt.Sprintf("can't be read: %q", text)
+	}
+	return "-"
 }
 
 // ByUrgency sorts events: those that have begun first, then the nearest.
