@@ -33,23 +33,23 @@ type emailSettings struct {
 	Auth           string   `yaml:"auth" default:"auto" doc:"how to log in: auto, scram-sha-256, plain, login or xoauth2"`
 	Username       string   `yaml:"username" doc:"user name"`
 	Password       Secret   `yaml:"password" doc:"password; with xoauth2 the token"`
-	PasswordFile   string   `yaml:"password_file"`
+	PasswordFile   Path     `yaml:"password_file"`
 	PasswordEnv    string   `yaml:"password_env"`
-	TokenCommand   []string `yaml:"token_command" doc:"program and arguments that print a token, for xoauth2"`
+	TokenCommand   Program  `yaml:"token_command" doc:"program and arguments that print a token, for xoauth2"`
 	Helo           string   `yaml:"helo" doc:"name that this host gives itself (default: its full name, else its address)"`
 	Subject        string   `yaml:"subject" doc:"subject line"`
-	SubjectFile    string   `yaml:"subject_file"`
+	SubjectFile    Path     `yaml:"subject_file"`
 	Text           string   `yaml:"text" doc:"plain text part"`
-	TextFile       string   `yaml:"text_file"`
+	TextFile       Path     `yaml:"text_file"`
 	HTML           string   `yaml:"html" doc:"HTML part"`
-	HTMLFile       string   `yaml:"html_file"`
+	HTMLFile       Path     `yaml:"html_file"`
 	RunbookURL     string   `yaml:"runbook_url" doc:"link to a runbook"`
-	RunbookURLFile string   `yaml:"runbook_url_file"`
+	RunbookURLFile Path     `yaml:"runbook_url_file"`
 }
 
 type emailTLS struct {
 	Mode       string `yaml:"mode" default:"starttls" doc:"starttls (required, never just tried), implicit or none"`
-	CAFile     string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
+	CAFile     Path   `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
 

@@ -24,8 +24,8 @@ import (
 )
 
 type execSettings struct {
-	Command   []string         `yaml:"command" doc:"program and arguments; no shell reads them"`
-	Dir       string           `yaml:"dir" default:"/" doc:"working directory"`
+	Command   Program          `yaml:"command" doc:"program and arguments; no shell reads them"`
+	Dir       Path             `yaml:"dir" default:"/" doc:"working directory"`
 	User      string           `yaml:"user" doc:"run as this user; only root may (default: forewarn's own user)"`
 	Env       map[string]Value `yaml:"env" doc:"variables to add; the environment is otherwise clean"`
 	Attempts  int              `yaml:"attempts" default:"3" doc:"runs that may fail, exits 75 and 78 not counted"`
@@ -79,13 +79,12 @@ func openExec(s execSettings, h Host) (Opened, error) {
 		wrong.when(i == 0 && (arg == "" || !filepath.IsAbs(arg) && filepath.Base(arg) != arg), key,
 			"%q is no program; expected an absolute path, or a name that is found in PATH", arg)
 	}
-	wrong.when(s.Dir != "" && (!filepath.IsAbs(s.Dir) || strings.Contains(s.Dir, "\x00")), "dir",
-		"%q is no absolute path; expected one such as /var/lib/drain", s.Dir)
+	wrong.when(strings.Contains(string(s.Dir), "\x00"), "dir", "holds a NUL byte, which no path can")
 	wrong.when(s.Attempts < 1, "attempts", "expected 1 or more")
 	wrong.when(s.Parallel < 1, "parallel", "expected 1 or more")
 	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
-		Host: h, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)), env: mapSources("env", s.Env),
+		Host: h, args: s.Command, dir: cmp.Or(string(s.Dir), string(filepath.Separator)), env: mapSources("env", s.Env),
 		attempts: s.Attempts, grace: s.StopGrace, moment: lastMoment, now: time.Now,
 	}
 	var err error

@@ -732,7 +732,7 @@ func TestWrongCommandIsRefused(t *testing.T) {
 		{"command: ['']", "command.0", "no program"},
 		{"command: [bin/drain]", "command.0", "expected an absolute path"},
 		{"command: [" + someProgram + ", \"a\\0b\"]", "command.1", "NUL"},
-		{"command: [" + someProgram + "]\ndir: here", "dir", "no absolute path"},
+		{"command: [" + someProgram + "]\ndir: \"a\\0b\"", "dir", "NUL byte"},
 		{"command: [" + someProgram + "]\nattempts: 0", "attempts", "expected 1 or more"},
 		{"command: [" + someProgram + "]\nparallel: 0", "parallel", "expected 1 or more"},
 		{"command: [" + someProgram + "]\nstop_grace: -1s", "stop_grace", "expected 0 or more"},

@@ -20,7 +20,7 @@ import (
 )
 
 type fileSettings struct {
-	Path        string        `yaml:"path" doc:"the file; - is standard output, under systemd the journal"`
+	Path        Path          `yaml:"path" doc:"the file; - is standard output, under systemd the journal"`
 	MaxSize     Size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`
 	RotateEvery time.Duration `yaml:"rotate_every" doc:"start a new file each period, such as 1d (default: never)"`
 	Keep        int           `yaml:"keep" default:"0" doc:"how many old files to keep; 0 keeps all"`
@@ -49,7 +49,7 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	if s.Path == "-" {
 		return Opened{Sink: &stdoutSink{w: h.Stdout}}, nil
 	}
-	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
+	f := &file{path: filepath.Clean(string(s.Path)), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
 		rename: renameNew}
 	if s.Chain {
 		return Opened{Sink: &chainedFile{file: f}}, nil

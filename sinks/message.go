@@ -183,7 +183,7 @@ func execute(t *templates.Template, fields map[string]any) (string, error) {
 type runbook struct{ template *templates.Template }
 
 // key returns the templateKey of the setting runbook_url.
-func (r *runbook) key(text, file string) templateKey {
+func (r *runbook) key(text string, file Path) templateKey {
 	try := func(f map[string]any) error { _, err := r.link(f); return err }
 	return templateKey{"runbook_url", text, file, nil, templates.Parse, try, &r.template}
 }

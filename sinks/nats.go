@@ -22,7 +22,7 @@ import (
 type natsSettings struct {
 	NATSSettings `yaml:",inline"`
 	Subject      string         `yaml:"subject" doc:"subject of a message; ends in the id (default: see help sinks nats)"`
-	SubjectFile  string         `yaml:"subject_file"`
+	SubjectFile  Path           `yaml:"subject_file"`
 	Once         *bool          `yaml:"once" default:"true" doc:"refuse copies, however old the first is"`
 	Copies       bool           `yaml:"copies" doc:"keep what every VM says, instead of one copy of each change"`
 	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`

@@ -17,16 +17,16 @@ import (
 // NATSSettings are the settings of a connection to NATS, in a sink and in a relay. Secrets have three keys; see Value.
 type NATSSettings struct {
 	URL          natsURLs `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
-	URLFile      string   `yaml:"url_file"`
+	URLFile      Path     `yaml:"url_file"`
 	URLEnv       string   `yaml:"url_env"`
-	CredsFile    string   `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
-	NKeyFile     string   `yaml:"nkey_file" doc:"file with the seed of an NKey"`
+	CredsFile    Path     `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
+	NKeyFile     Path     `yaml:"nkey_file" doc:"file with the seed of an NKey"`
 	Username     string   `yaml:"username" doc:"user name"`
 	Password     Secret   `yaml:"password" doc:"password"`
-	PasswordFile string   `yaml:"password_file"`
+	PasswordFile Path     `yaml:"password_file"`
 	PasswordEnv  string   `yaml:"password_env"`
 	Token        Secret   `yaml:"token" doc:"authentication token"`
-	TokenFile    string   `yaml:"token_file"`
+	TokenFile    Path     `yaml:"token_file"`
 	TokenEnv     string   `yaml:"token_env"`
 	TLS          natsTLS  `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
 	Insecure     bool     `yaml:"insecure" doc:"send credentials without TLS to another machine"`

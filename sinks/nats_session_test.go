@@ -106,7 +106,7 @@ func TestNATSDial(t *testing.T) {
 	}
 	srv := start()
 	file := writeFile(t, "password", "hunter2")
-	settings := NATSSettings{URL: natsURLs{{Text: NewSecret(srv.ClientURL())}}, Username: "azure", PasswordFile: file}
+	settings := NATSSettings{URL: natsURLs{{Text: NewSecret(srv.ClientURL())}}, Username: "azure", PasswordFile: Path(file)}
 	n, err := NewNATS(settings, testHost(t))
 	if err != nil {
 		t.Fatal(err)

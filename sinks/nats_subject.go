@@ -50,7 +50,7 @@ func (s natsSubjects) patterns() []string {
 
 // openSubjects takes the template of the settings, which it tries on samples, or the default subjects, which a test
 // tries. once says that no two CloudEvents may have the same subject.
-func openSubjects(text, file string, once bool) (natsSubjects, error) {
+func openSubjects(text string, file Path, once bool) (natsSubjects, error) {
 	text, key, err := settingsText("subject", text, file)
 	if err != nil {
 		return natsSubjects{}, err

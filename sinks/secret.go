@@ -56,8 +56,9 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
 // Inside lists and maps it is written as a text, {file: PATH} or {env: NAME}. Elsewhere each of the three has a key of
 // its own, such as url, url_file and url_env.
 type Value struct {
-	Text      Secret
-	File, Env string
+	Text Secret
+	File Path
+	Env  string
 }
 
 // UnmarshalYAML reads a Value inside a list or map. It fails if the value has none of the three forms.
@@ -66,7 +67,7 @@ func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 		return nil
 	}
 	var from struct {
-		File string `yaml:"file"`
+		File Path   `yaml:"file"`
 		Env  string `yaml:"env"`
 	}
 	if err := unmarshal(&from); err != nil {
@@ -91,7 +92,7 @@ type source struct {
 }
 
 // keyedSource returns the source of a value that has a key for each of its forms.
-func keyedSource(key string, text Secret, file, env string) source {
+func keyedSource(key string, text Secret, file Path, env string) source {
 	return source{Value{text, file, env}, key, "_", ""}
 }
 
@@ -141,8 +142,8 @@ func (s source) read(getenv func(string) string) (text string, err error) {
 
 // wrong returns err as a *KeyError at the key of the value. It names the file or variable that holds it.
 func (s source) wrong(err error) error {
-	if s.File+s.Env != "" {
-		err = fmt.Errorf("%s: %w", s.File+s.Env, err)
+	if s.File != "" || s.Env != "" {
+		err = fmt.Errorf("%s: %w", string(s.File)+s.Env, err)
 	}
 	return &KeyError{s.from(), err}
 }
@@ -151,7 +152,7 @@ func (s source) wrong(err error) error {
 func (s source) place() string {
 	switch {
 	case s.File != "":
-		return s.File
+		return string(s.File)
 	case s.Env != "":
 		return "the environment variable " + s.Env
 	}
@@ -194,9 +195,14 @@ func (all sources) files() (names []string) {
 	return names
 }
 
-// nonEmpty returns the texts that are not empty.
-func nonEmpty(texts ...string) []string {
-	return slices.DeleteFunc(texts, func(s string) bool { return s == "" })
+// nonEmpty returns the paths that are not empty.
+func nonEmpty(paths ...Path) (given []string) {
+	for _, p := range paths {
+		if p != "" {
+			given = append(given, string(p))
+		}
+	}
+	return given
 }
 
 // trimNewline removes the newline that editors and echo leave at the end of a file.
@@ -221,7 +227,8 @@ const maxTextFile = 1 << 20 // bytes
 
 // readText reads a text file that the settings name, without its byte order mark. It refuses more than 1 MiB, a file
 // that is not regular, because reading a pipe may never end, and the UTF-16 that PowerShell's > writes.
-func readText(path string) ([]byte, error) {
+func readText(at Path) ([]byte, error) {
+	path := string(at)
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, unreadable(path, err)

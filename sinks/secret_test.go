@@ -207,7 +207,7 @@ func TestSecretFilesOfWindowsAreReadOrRefused(t *testing.T) {
 		"\ufeff":                   "",
 	} {
 		path := writeFile(t, "token", text)
-		got, err := keyedSource("token", Secret{}, path, "").read(nil)
+		got, err := keyedSource("token", Secret{}, Path(path), "").read(nil)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("the secret in %q is %q, %v; want %q", text, got, err, want)
 		}
@@ -254,7 +254,7 @@ func TestPlainWordsOfAnAddressAreShown(t *testing.T) {
 // A file that can't be read is named, with what to do.
 func TestUnreadableFilesNameTheRemedy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
-	_, err := readText(path)
+	_, err := readText(Path(path))
 	if err == nil || !strings.HasPrefix(err.Error(), path+": ") ||
 		!strings.HasSuffix(err.Error(), "; create it, or correct the path") || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file gives %v", err)

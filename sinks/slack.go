@@ -25,21 +25,21 @@ import (
 // have three keys; see Value.
 type slackSettings struct {
 	Token          Secret         `yaml:"token" doc:"bot token with the scope chat:write; needs channel"`
-	TokenFile      string         `yaml:"token_file"`
+	TokenFile      Path           `yaml:"token_file"`
 	TokenEnv       string         `yaml:"token_env"`
 	Channel        string         `yaml:"channel" doc:"name or id of the channel; invite the app into it"`
 	WebhookURL     Secret         `yaml:"webhook_url" doc:"incoming webhook, instead of token and channel"`
-	WebhookURLFile string         `yaml:"webhook_url_file"`
+	WebhookURLFile Path           `yaml:"webhook_url_file"`
 	WebhookURLEnv  string         `yaml:"webhook_url_env"`
 	APIURL         string         `yaml:"api_url" default:"https://slack.com/api/" doc:"address of the Slack API"`
 	Mention        *mentionOption `yaml:"mention" doc:"who is mentioned (default: nobody)"`
 	Broadcast      []string       `yaml:"broadcast" doc:"changes whose reply goes to the channel too; [] for none"`
 	RunbookURL     string         `yaml:"runbook_url" doc:"link to a runbook"`
-	RunbookURLFile string         `yaml:"runbook_url_file"`
+	RunbookURLFile Path           `yaml:"runbook_url_file"`
 	Text           string         `yaml:"text" doc:"text of notifications and of replies in the thread"`
-	TextFile       string         `yaml:"text_file"`
+	TextFile       Path           `yaml:"text_file"`
 	Blocks         string         `yaml:"blocks" doc:"the message, a JSON array of blocks"`
-	BlocksFile     string         `yaml:"blocks_file"`
+	BlocksFile     Path           `yaml:"blocks_file"`
 	TLS            TLSSettings    `yaml:"tls" doc:"certificates"`
 	Proxy          Secret         `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
 	Insecure       bool           `yaml:"insecure" doc:"send the token or the URL over http to another machine"`

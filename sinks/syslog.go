@@ -27,7 +27,7 @@ type syslogSettings struct {
 	AppName  string      `yaml:"app_name" default:"forewarn" doc:"APP-NAME of each message"`
 	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`
 	Text     string      `yaml:"text" doc:"the message for people (default: the headline)"`
-	TextFile string      `yaml:"text_file"`
+	TextFile Path        `yaml:"text_file"`
 	TLS      TLSSettings `yaml:"tls" doc:"certificates, for tls://"`
 }
 

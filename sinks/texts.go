@@ -12,7 +12,7 @@ import (
 
 // settingsText returns the text that the settings have under key, or in the file that key_file names, and which of the
 // two keys it is. Without a text both are "". Its errors are *KeyError.
-func settingsText(key, text, file string) (_, from string, err error) {
+func settingsText(key, text string, file Path) (_, from string, err error) {
 	switch {
 	case text != "" && file != "":
 		return "", "", &KeyError{key + "_file", fmt.Errorf("%s is given too; expected only one of them", key)}
@@ -30,11 +30,12 @@ func settingsText(key, text, file string) (_, from string, err error) {
 
 // A templateKey is a template that the settings may have under key, or in the file that key_file names.
 type templateKey struct {
-	key, text, file string
-	byDefault       *templates.Template
-	parse           func(key, text string) (*templates.Template, error)
-	try             func(fields map[string]any) error // uses the template at to; nil only executes it
-	to              **templates.Template              // where the template is stored
+	key, text string
+	file      Path
+	byDefault *templates.Template
+	parse     func(key, text string) (*templates.Template, error)
+	try       func(fields map[string]any) error // uses the template at to; nil only executes it
+	to        **templates.Template              // where the template is stored
 }
 
 // open stores the template of the settings, which it parses and tries on samples, or else the default. own are the

@@ -14,9 +14,9 @@ import (
 // TLSSettings are the settings under the key tls of every destination that is reached over TLS. The destination's
 // certificate is always verified, and no setting can change that.
 type TLSSettings struct {
-	CAFile     string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
-	CertFile   string `yaml:"cert_file" doc:"client certificate; needs key_file"`
-	KeyFile    string `yaml:"key_file" doc:"private key of the client certificate"`
+	CAFile     Path   `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
+	CertFile   Path   `yaml:"cert_file" doc:"client certificate; needs key_file"`
+	KeyFile    Path   `yaml:"key_file" doc:"private key of the client certificate"`
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: the host's)"`
 }
 
@@ -40,7 +40,7 @@ func (s TLSSettings) stamp() (string, error) {
 func (s TLSSettings) load() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
 	var wrong KeyErrors
-	read := func(key, file string) []byte {
+	read := func(key string, file Path) []byte {
 		if file == "" {
 			return nil
 		}

@@ -23,20 +23,20 @@ import (
 // webhookSettings are the keys of a webhook. Secrets have three keys; see Value.
 type webhookSettings struct {
 	URL            Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
-	URLFile        string            `yaml:"url_file"`
+	URLFile        Path              `yaml:"url_file"`
 	URLEnv         string            `yaml:"url_env"`
 	Mode           string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
 	Body           string            `yaml:"body" doc:"ready-made body to send instead of a CloudEvent"`
 	BodyText       string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
-	BodyTextFile   string            `yaml:"body_text_file"`
+	BodyTextFile   Path              `yaml:"body_text_file"`
 	BodySecrets    map[string]Value  `yaml:"body_secrets" doc:"secrets of the body, which has them as .secret.NAME"`
 	RunbookURL     string            `yaml:"runbook_url" doc:"link to a runbook, for the body"`
-	RunbookURLFile string            `yaml:"runbook_url_file"`
+	RunbookURLFile Path              `yaml:"runbook_url_file"`
 	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json)"`
 	BlockedOn      []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
 	Headers        map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}"`
 	Bearer         Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
-	BearerFile     string            `yaml:"bearer_file"`
+	BearerFile     Path              `yaml:"bearer_file"`
 	BearerEnv      string            `yaml:"bearer_env"`
 	Basic          *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
 	Identity       *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
@@ -49,7 +49,7 @@ type webhookSettings struct {
 type basicSettings struct {
 	Username     string `yaml:"username" doc:"user name"`
 	Password     Secret `yaml:"password" doc:"password"`
-	PasswordFile string `yaml:"password_file"`
+	PasswordFile Path   `yaml:"password_file"`
 	PasswordEnv  string `yaml:"password_env"`
 }
 

@@ -270,7 +270,7 @@ func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.
 	if err != nil {
 		return cloudevent.Approval{}, err
 	}
-	box, err := outbox.Open(s.State, outbox.Options{Log: quiet})
+	box, err := outbox.Open(string(s.State), outbox.Options{Log: quiet})
 	if err != nil {
 		return cloudevent.Approval{}, fmt.Errorf("cannot record the approval: %w; %s", err, wording.TryElevated)
 	}

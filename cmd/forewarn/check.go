@@ -95,7 +95,7 @@ whether the state can be written. Exit 69 if not.`,
 // another VM of its set.
 func check(s *settings.Settings, now time.Time) (checkReport, error) {
 	c := checkReport{
-		Settings: s.Path, Hash: s.Hash, State: s.State, Endpoint: s.IMDS.Endpoint,
+		Settings: s.Path, Hash: s.Hash, State: string(s.State), Endpoint: s.IMDS.Endpoint,
 		Sinks: []string{}, Notes: append([]string{}, s.Notes...),
 	}
 	self := s.IMDS.VMName

@@ -97,7 +97,7 @@ func (p *program) completeEvents(c *cobra.Command, args []string, prefix string)
 	p.err = io.Discard // the shell would show it amid the command line
 	quiet := slog.New(slog.DiscardHandler)
 	s, err := control.Locate(p.loader(quiet), p.config, quiet)
-	if err != nil || p.dropRoot(s.State) != nil {
+	if err != nil || p.dropRoot(string(s.State)) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	ctx, cancel := context.WithTimeout(c.Context(), completionPatience)

@@ -60,7 +60,7 @@ func connectTo(ctx context.Context, r bridge.Route) connectResult {
 
 // connectToState reports whether the outbox could be written. It leaves nothing behind.
 func connectToState(_ context.Context, s *settings.Settings) connectResult {
-	began, dir := time.Now(), s.State
+	began, dir := time.Now(), string(s.State)
 	for _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && dir != filepath.Dir(dir); _, err = os.Stat(dir) {
 		dir = filepath.Dir(dir) // run makes what is missing
 	}
@@ -71,7 +71,7 @@ func connectToState(_ context.Context, s *settings.Settings) connectResult {
 		err = errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
 	}
 	if err == nil {
-		tried = filepath.Join(s.State, "outbox.db")
+		tried = filepath.Join(string(s.State), "outbox.db")
 		if f, err = os.OpenFile(tried, os.O_RDWR, 0); err == nil {
 			err = f.Close()
 		} else if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +79,7 @@ func connectToState(_ context.Context, s *settings.Settings) connectResult {
 		}
 	}
 	r := connectResult{
-		Sink: "(state)", Result: "reached", Answer: s.State + " can be written to",
+		Sink: "(state)", Result: "reached", Answer: string(s.State) + " can be written to",
 		Seconds: time.Since(began).Round(time.Millisecond).Seconds(),
 	}
 	if err != nil {

@@ -115,7 +115,7 @@ func (p *program) discover(ctx context.Context, d *discovery.Search, s *settings
 		if kept := running.IMDS.Endpoint; kept != imds.DefaultEndpoint {
 			stored = kept
 		}
-	} else if o, err := p.readOutbox(s.State); err != nil {
+	} else if o, err := p.readOutbox(string(s.State)); err != nil {
 		p.log().Debug("no outbox that could remember an endpoint", "err", err)
 	} else {
 		stored = bridge.StoredEndpoint(o)

@@ -13,6 +13,7 @@ import (
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
+	"forewarn/sinks"
 )
 
 // An address that Azure's own program left in the environment is tried at both ports. An invalid one is ignored.
@@ -46,7 +47,7 @@ func TestEndpointOfARunningBridgeIsTried(t *testing.T) {
 	running := bridge.Status{IMDS: bridge.IMDSStatus{Endpoint: azure.URL}}
 	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = wording.PrintJSON(w, running) }))
 	p := &program{environment: environment{getenv: func(string) string { return "" }, err: io.Discard}}
-	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings.Settings{State: dir})
+	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings.Settings{State: sinks.Path(dir)})
 	if err != nil || found.Endpoint != azure.URL || found.How != bridge.FoundStored {
 		t.Errorf("discover = %+v, %v, want %s, stored", found, err, azure.URL)
 	}

@@ -239,7 +239,7 @@ func (p *program) loader(log *slog.Logger) settings.Loader {
 func (p *program) settings(log *slog.Logger) (*settings.Settings, error) {
 	if os.Geteuid() == 0 {
 		if s, err := p.bareSettingsAsRoot(); err == nil { // Load reports the error below
-			if err := p.dropRoot(s.State); err != nil {
+			if err := p.dropRoot(string(s.State)); err != nil {
 				return nil, err
 			}
 		}
@@ -256,7 +256,7 @@ func (p *program) settings(log *slog.Logger) (*settings.Settings, error) {
 func (p *program) bareSettings() (*settings.Settings, error) {
 	s, err := p.bareSettingsAsRoot()
 	if err == nil {
-		err = p.dropRoot(s.State)
+		err = p.dropRoot(string(s.State))
 	}
 	return s, err
 }

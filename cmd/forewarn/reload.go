@@ -24,8 +24,8 @@ func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Log
 		key      string
 		was, now string
 	}{
-		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control,
-			s.Control},
+		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", string(old.State), string(s.State)},
+		{"control", string(old.Control), string(s.Control)},
 		{"listen", old.Listen, s.Listen}, {"metrics", old.Metrics, s.Metrics}, {"cloudevents_source", old.Source, s.Source},
 	} {
 		if fixed.was != fixed.now {

@@ -94,11 +94,11 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
 	log.Info(startNotice, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 
-	err = patiently(func() error { return service.MakeState(s.State) })
+	err = patiently(func() error { return service.MakeState(string(s.State)) })
 	if err != nil { // if the directory cannot be used at all, outbox.Open says so
 		log.Warn("cannot close the state directory to other users", "state", s.State, "err", err)
 	}
-	box, err := outbox.Open(s.State, outbox.Options{Log: log})
+	box, err := outbox.Open(string(s.State), outbox.Options{Log: log})
 	if errors.Is(err, outbox.ErrLocked) {
 		return exit(exitTryAgain,
 			fmt.Errorf("another forewarn holds the outbox in %s; stop it, or set another state directory", s.State))

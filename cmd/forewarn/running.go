@@ -41,7 +41,7 @@ func (p *program) running() (*control.Client, *settings.Settings, error) {
 	if err != nil {
 		return nil, nil, exit(exitSettings, err)
 	}
-	return p.client(s), s, p.dropRoot(s.State)
+	return p.client(s), s, p.dropRoot(string(s.State))
 }
 
 // fillFromRunning completes broken settings with the endpoint and the VM name that the running forewarn uses. If none

@@ -108,7 +108,7 @@ func (p *program) serviceSetup() (service.Setup, error) {
 		return service.Setup{}, err
 	}
 	return service.Setup{
-		Config: config, State: s.State, Own: p.ownDirectory(), LogFormat: p.logFormat, LogLevel: p.logLevel,
+		Config: config, State: string(s.State), Own: p.ownDirectory(), LogFormat: p.logFormat, LogLevel: p.logLevel,
 	}, nil
 }
 

@@ -191,7 +191,7 @@ func newSoak(t *testing.T) *soak {
 	if s.started, err = s.p.settings(log); err != nil {
 		t.Fatal(err)
 	}
-	box, err := outbox.Open(s.started.State, outbox.Options{Log: log})
+	box, err := outbox.Open(string(s.started.State), outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

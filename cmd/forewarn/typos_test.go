@@ -209,6 +209,10 @@ type typist struct {
 
 func newTypist(t testing.TB) *typist {
 	dir := t.TempDir()
+	secrets := filepath.Join("testdata", "secrets") // which the files name
+	if err := os.CopyFS(filepath.Join(dir, secrets), os.DirFS(secrets)); err != nil {
+		t.Fatal(err)
+	}
 	w := &typist{t: t, path: filepath.Join(dir, "forewarn.yaml"), said: map[string]bool{}, log: new(bytes.Buffer),
 		ca: othersCertificate(t)}
 	w.p = &program{config: w.path, logLevel: "debug", environment: environment{

@@ -20,7 +20,7 @@ type Location struct {
 // LocationOf returns the location of the forewarn with these settings, on a system with these defaults.
 func LocationOf(s *settings.Settings, d settings.Defaults, getenv func(string) string) Location {
 	return Location{
-		State: s.State, DefaultState: d.State, Control: s.Control, Runtime: getenv("RUNTIME_DIRECTORY"), Relay: s.Relay != nil,
+		State: string(s.State), DefaultState: d.State, Control: string(s.Control), Runtime: getenv("RUNTIME_DIRECTORY"), Relay: s.Relay != nil,
 	}
 }
 

@@ -18,7 +18,16 @@ func (doc *document) decode(n *node, to any, path string, others ...string) erro
 	return doc.fill(n, reflect.ValueOf(to).Elem(), path, others...)
 }
 
+// fill decodes n into v. What names a file is then relative to the directory of the settings file.
 func (doc *document) fill(n *node, v reflect.Value, path string, others ...string) error {
+	err := doc.fillAsWritten(n, v, path, others...)
+	if named, ok := v.Addr().Interface().(interface{ RelativeTo(dir string) }); ok {
+		named.RelativeTo(doc.dir)
+	}
+	return err
+}
+
+func (doc *document) fillAsWritten(n *node, v reflect.Value, path string, others ...string) error {
 	to := v.Addr().Interface()
 	if u, ok := to.(interface{ UnmarshalYAML(func(any) error) error }); ok {
 		return doc.keyError(entry{n.pos, path, n}, u.UnmarshalYAML(func(to any) error { return doc.decode(n, to, path) }))

@@ -19,6 +19,7 @@ import (
 // A document is a parsed settings file, with the problems found so far.
 type document struct {
 	path, text string
+	dir        string // that relative paths are relative to; "" for the working directory
 	root       *node
 	problems   Problems
 }

@@ -116,7 +116,7 @@ func openTestWebhook(decode func(any) error, _ sinks.Host) (sinks.Opened, error)
 	var files []string
 	for _, h := range s.Headers {
 		if h.File != "" {
-			files = append(files, h.File)
+			files = append(files, string(h.File))
 		}
 	}
 	return sinks.Opened{Sink: s, Secrets: files}, nil

@@ -43,7 +43,7 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 			}
 		}
 	}
-	s, err := l.Parse("", []byte(text))
+	s, err := l.Parse(path, []byte(text))
 	if err != nil {
 		return nil, cause
 	}

@@ -43,8 +43,8 @@ type Settings struct {
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" doc:"the endpoint that is polled"`
 	Relay    *RelaySettings `yaml:"nats" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
-	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
-	Control  string         `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
+	State    sinks.Path     `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
+	Control  sinks.Path     `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
 	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
 	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
@@ -112,19 +112,23 @@ func (l Loader) read(path string) (string, []byte, error) {
 	return path, data, nil
 }
 
-// Parse checks the settings in data and opens the sinks. The path is only used in errors. Parse reads no other files
-// than the kinds do when they open a sink: secrets, certificates and templates. An error about the text of the file is
+// Parse checks the settings in data and opens the sinks. The path is used in errors, and relative paths in data are
+// relative to its directory. Parse reads no other files than the kinds do when they open a sink: secrets, certificates
+// and templates. An error about the text of the file is
 // of type Problems and holds everything that is wrong with it.
 func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	doc, err := parseDocument(path, data)
 	if err != nil {
 		return nil, err
 	}
+	if path != "" {
+		doc.dir = directoryOf(path)
+	}
 	s := &Settings{Path: path}
 	s.IMDS.Endpoint = "http://169.254.169.254"
 	s.IMDS.APIVersion = "2020-07-01"
 	s.IMDS.Interval = time.Second
-	s.State = l.Defaults.State
+	s.State = sinks.Path(l.Defaults.State)
 	s.Listen = "127.0.0.1:8169"
 	s.Zone = "UTC"
 	doc.report(doc.decode(doc.root, s, "", "sinks", "approve"))
@@ -177,6 +181,16 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	}
 	s.Hash = doc.hash()
 	return s, nil
+}
+
+// directoryOf returns the absolute path of the directory in which a file stands, or, without a working directory, the
+// relative one. A link to the settings file stands where its name says, as links of Kubernetes do.
+func directoryOf(path string) string {
+	dir := filepath.Dir(path)
+	if full, err := filepath.Abs(dir); err == nil {
+		return full
+	}
+	return dir
 }
 
 var (

@@ -60,7 +60,7 @@ func TestMistakesInSettingsAreExplained(t *testing.T) {
 // A file with one sink has the defaults for everything else.
 func TestMissingKeysHaveTheirDefaults(t *testing.T) {
 	s := parseGood(t, "good-shortest.yaml")
-	got := []any{s.Path, s.Hash, s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, s.State, s.Control,
+	got := []any{s.Path, s.Hash, s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, string(s.State), string(s.Control),
 		s.Listen, s.Timezone, s.Source, len(s.Routes)}
 	want := []any{"good-shortest.yaml", "8a7a5c74aa8b", "http://169.254.169.254", "2020-07-01", time.Second, "",
 		"/var/lib/forewarn", "", "127.0.0.1:8169", time.UTC, "", 1}
@@ -79,7 +79,7 @@ func TestMissingKeysHaveTheirDefaults(t *testing.T) {
 // Every key of the file sets its field.
 func TestEveryKeySetsItsField(t *testing.T) {
 	s := parseGood(t, "good-full.yaml")
-	got := []any{s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, s.State, s.Control, s.Listen,
+	got := []any{s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, string(s.State), string(s.Control), s.Listen,
 		s.Timezone.String(), s.Source}
 	want := []any{"http://127.0.0.1:8254/vm/vm_0", "2019-08-01", 1500 * time.Millisecond, "007", "/tmp/state",
 		"/run/forewarn.sock", "", "Europe/Berlin", "urn:example:web"}

@@ -1,0 +1,35 @@
+package sinks
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// A relative path is below the directory, and what is no relative path stays.
+func TestPathsAreRelativeToADirectory(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"": "", "-": "-", dir: dir,
+		"audit.jsonl": filepath.Join(dir, "audit.jsonl"), "./a/../b": filepath.Join(dir, "b"),
+		"audit/": filepath.Join(dir, "audit") + string(filepath.Separator),
+	} {
+		p := Path(text)
+		if p.RelativeTo(dir); string(p) != want {
+			t.Errorf("%q is %q, want %q", text, p, want)
+		}
+	}
+}
+
+// A bare name is looked up in PATH; only a program with a directory is relative. Arguments stay as they are.
+func TestAProgramIsRelativeOnlyWithADirectory(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"": "", "systemctl": "systemctl", filepath.Join(dir, "drain.sh"): filepath.Join(dir, "drain.sh"),
+		"./drain.sh": filepath.Join(dir, "drain.sh"), "bin/drain.sh": filepath.Join(dir, "bin", "drain.sh"),
+	} {
+		p := Program{text, "./now"}
+		if p.RelativeTo(dir); p[0] != want || p[1] != "./now" {
+			t.Errorf("%q is %q, want %q and its argument", text, p, want)
+		}
+	}
+}
