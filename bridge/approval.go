@@ -176,7 +176,58 @@ func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, n
 	for _, route := range r.After { // its wait begins now, whatever else the rule still waits for
 		delivered(route)
 	}
-	return r.rule(e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
+	verdict := r.rule(e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
+	if doubt := b.doubt(e.ID); doubt != "" && !verdict.final {
+		return notYet("%s", doubt)
+	}
+	return verdict
+}
+
+// noteDoubts records which open events the newest document does not confirm as they are known. Not every difference is a
+// change that is told, such as a field that Azure no longer sends, but no event with one is approved.
+func (b *Bridge) noteDoubts(doc imds.Document) {
+	listed := make(map[string]imds.Event, len(doc.Events))
+	for _, e := range doc.Events {
+		listed[e.ID] = e
+	}
+	doubts := map[string]string{}
+	known, _ := b.events.all()
+	for _, e := range known {
+		now, there := listed[e.ID]
+		if there && !now.Contradicted && string(now.Raw) == string(e.Raw) {
+			continue // the usual case, which costs nothing
+		}
+		one := imds.Document{}
+		if there {
+			one.Events = []imds.Event{now}
+		}
+		if why := doubtOf(e, one); why != "" {
+			doubts[e.ID] = why
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.doubts = doubts
+}
+
+// doubtOf returns why an event must not be approved as it is known, by what the document says of it; "" if nothing
+// speaks against it.
+func doubtOf(known imds.Event, doc imds.Document) string {
+	now, err := doc.Confirm(known.ID, known.Digest())
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, imds.ErrChanged):
+		return "Azure's newest document differs in " + imds.Printable(strings.Join(imds.DifferingFields(known, now), ", "), 200)
+	}
+	return err.Error()
+}
+
+// doubt returns what speaks against the event in the newest document; "" for nothing.
+func (b *Bridge) doubt(id string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.doubts[id]
 }
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
@@ -219,8 +270,8 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {
-		if !unchanged(e, doc) {
-			return // the poll loop will see the change, and the approval becomes moot
+		if doubtOf(e, doc) != "" {
+			return // the poll loop will see it too, and the approval waits or becomes moot
 		}
 		d.Attempts++
 		if !b.keepDecision(e, d) {
@@ -246,13 +297,6 @@ func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) 
 		return cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status, Error: err.Error()}, nil
 	}
 	return cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status}, err
-}
-
-// unchanged reports whether the document lists the event as it is in e.
-func unchanged(e imds.Event, doc imds.Document) bool {
-	i := slices.IndexFunc(doc.Events, func(other imds.Event) bool { return other.ID == e.ID })
-	return i >= 0 &&
-		len(imds.Diff([]imds.Event{e}, imds.Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) == 0
 }
 
 // keepDecision writes a decision to disk, if the event has not changed, the rules still decide so, and nobody approves
@@ -346,16 +390,13 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	if err != nil {
 		return notSent(cloudevent.ResultRefused, err.Error())
 	}
-	i := slices.IndexFunc(doc.Events, func(e imds.Event) bool { return e.ID == id })
+	e, err := doc.Confirm(id, shown)
 	switch {
-	case i < 0:
-		return notSent(cloudevent.ResultMoot, "it is no longer listed")
-	case doc.Events[i].Status == imds.StatusStarted:
+	case e.Status == imds.StatusStarted:
 		return notSent(cloudevent.ResultMoot, "it has started already")
-	case doc.Events[i].Digest() != shown:
-		return notSent(cloudevent.ResultMoot, "it has changed since it was shown")
+	case err != nil:
+		return notSent(cloudevent.ResultMoot, err.Error())
 	}
-	e := doc.Events[i]
 	_, op, open := b.events.get(id)
 	if !open {
 		op.First = d.Decided

@@ -81,6 +81,7 @@ type Bridge struct {
 	routes           []Route
 	rules            []Rule
 	rulings          map[string]string       // by EventId: why it is not approved
+	doubts           map[string]string       // by EventId: what in the newest document speaks against it
 	waits            map[string]wait         // by EventId: what the rules wait for
 	byHand           map[string]int          // by EventId: the number of approvals by hand under way
 	workers          map[string]*routeWorker // by route, also of removed routes until they have ended

@@ -231,7 +231,7 @@ func (s changeContext) decide(r Route, change imds.Change, fields map[string]any
 	}
 	switch verdict {
 	case Accepted:
-		if s.observer.Name == "" && !strings.EqualFold(r.Filter.Only.VMs, "all") {
+		if s.observer.Name == "" && !imds.SameWord(r.Filter.Only.VMs, "all") {
 			s.log.Warn("VM name unknown; the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
 		}
 		op.Routes = append(op.Routes, r.Name)

@@ -24,7 +24,7 @@ type Filter struct {
 	When         *When
 }
 
-// A Match is a set of conditions that must all hold. Empty conditions hold. Values ignore case.
+// A Match is a set of conditions that must all hold. Empty conditions hold. Values ignore the case of ASCII letters.
 type Match struct {
 	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first; all: all events"`
 	Types   []string `yaml:"types" doc:"Azure's event types"`
@@ -164,7 +164,7 @@ func (m Match) matches(e imds.Event, self string, unnamed bool) Verdict {
 		len(m.Types) > 0 && !has(m.Types, e.Type),
 		len(m.Sources) > 0 && !has(m.Sources, e.Source):
 		return Refused
-	case m.VMs == "", strings.EqualFold(m.VMs, "all"):
+	case m.VMs == "", imds.SameWord(m.VMs, "all"):
 		return Accepted
 	case len(e.Resources) == 0, self == "" && unnamed:
 		return Refused
@@ -192,7 +192,7 @@ func groupOf(fields map[string]any) string {
 func fits(patterns []string, texts ...string) bool {
 	for _, pattern := range patterns {
 		for _, text := range texts {
-			if ok, _ := path.Match(strings.ToLower(pattern), strings.ToLower(text)); ok {
+			if ok, _ := path.Match(imds.Upper(pattern), imds.Upper(text)); ok {
 				return true
 			}
 		}
@@ -203,7 +203,7 @@ func fits(patterns []string, texts ...string) bool {
 // hits decides whether the event matches the condition vms.
 func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
 	switch {
-	case strings.EqualFold(vms, "all"):
+	case imds.SameWord(vms, "all"):
 		return Accepted
 	case len(e.Resources) == 0: // Azure names no VM
 		return Accepted
@@ -211,7 +211,7 @@ func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
 		return Accepted
 	case self == "":
 		return Undecided
-	case strings.EqualFold(vms, "leader") && e.LedBy(self), strings.EqualFold(vms, "self") && e.Affects(self):
+	case imds.SameWord(vms, "leader") && e.LedBy(self), imds.SameWord(vms, "self") && e.Affects(self):
 		return Accepted
 	}
 	return Refused
@@ -224,5 +224,5 @@ func wants(changes []string, c imds.Change) bool {
 }
 
 func has(values []string, v string) bool {
-	return slices.ContainsFunc(values, func(s string) bool { return strings.EqualFold(s, v) })
+	return slices.ContainsFunc(values, func(s string) bool { return imds.SameWord(s, v) })
 }

@@ -179,7 +179,7 @@ func (b *HistoryBuilder) Histories(p Period) []EventHistory {
 		sort.SliceStable(l.Changes, func(i, j int) bool { return l.Changes[i].Time.Before(l.Changes[j].Time) })
 		l.Outcome = outcome(l.Changes)
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
-		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
+		if hit && strings.HasPrefix(l.Event, imds.Upper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)
 		}
 	}

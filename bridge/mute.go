@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -40,7 +41,7 @@ func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Ti
 	}
 	m.Types = slices.Clone(m.Types)
 	for i, azureType := range m.Types {
-		at := slices.IndexFunc(TypesValues, func(known string) bool { return strings.EqualFold(known, azureType) })
+		at := slices.IndexFunc(TypesValues, func(known string) bool { return imds.SameWord(known, azureType) })
 		if at < 0 {
 			return m, fmt.Errorf("no event type is called %q; there are %s", azureType, strings.Join(TypesValues, ", "))
 		}

@@ -115,6 +115,9 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, g
 func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
+	if word := e.Odd(); word != "" { // before anything is compared with it, also by when
+		return no("%q has characters that Azure doesn't use", word)
+	}
 	switch { // first the events that the rule is not for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
 		return notApplicable("only.types: it is a %s", e.Type)
@@ -122,7 +125,7 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 		return notApplicable("only.sources: it comes from %q", e.Source)
 	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
 		return notApplicable("it does not name this VM")
-	case r.excepts(except, e, self) && (e.Source != "" || len(except.Sources) == 0):
+	case r.excepts(except, e, self) && (has(SourcesValues, e.Source) || len(except.Sources) == 0):
 		return notApplicable("except")
 	}
 	if r.Filter.When != nil {
@@ -140,7 +143,7 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 		return notYet("the name of this VM is not confirmed yet")
 	case len(e.Resources) == 0:
 		return no("Azure names no VM")
-	case strings.EqualFold(only.VMs, "leader") && !e.LedBy(self):
+	case imds.SameWord(only.VMs, "leader") && !e.LedBy(self):
 		return no("only.vms: it does not name this VM first")
 	case len(others) > 0 && !r.Others:
 		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
@@ -158,6 +161,6 @@ func (r Rule) excepts(except Match, e imds.Event, self string) bool {
 		return false
 	}
 	return (len(except.Types) == 0 || has(except.Types, e.Type)) &&
-		(len(except.Sources) == 0 || e.Source == "" || has(except.Sources, e.Source)) &&
-		(!strings.EqualFold(except.VMs, "leader") || e.LedBy(self))
+		(len(except.Sources) == 0 || !has(SourcesValues, e.Source) || has(except.Sources, e.Source)) &&
+		(!imds.SameWord(except.VMs, "leader") || e.LedBy(self))
 }

@@ -81,6 +81,20 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"its source is excepted", with(func(r *Rule) {
 			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "Platform" }), "vm-0", nil, "except", true},
+		{"its source is not known, and one is excepted", with(func(r *Rule) {
+			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "except: Azure does not say", true},
+		{"its source looks like a user", user, event(func(e *imds.Event) { e.Source = "Uſer" }), "vm-0", nil, `"Uſer" has characters`, true},
+		{"its type looks like a reboot, and when takes it for one", with(func(r *Rule) {
+			r.Filter.When = condition(t, `upper(azeventtype) == "REBOOT"`)
+		}), event(func(e *imds.Event) { e.Type = "Reb\u043e\u043et" }), "vm-0", nil, "has characters", true},
+		{"its source looks like none that is excepted", with(func(r *Rule) {
+			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+		}), event(func(e *imds.Event) { e.Source = "Pl\u0430tform" }), "vm-0", nil, "has characters", true},
+		{"its VM looks like this one", user, event(func(e *imds.Event) { e.Resources = []string{"\uff56m-0"} }), "vm-0", nil, "has characters", true},
+		{"one of its VMs has an invisible name", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) {
+			e.Resources = []string{"vm-0", "\u200b"}
+		}), "vm-0", nil, "has characters", true},
 		{"its type is excepted, whichever VM it names first", with(func(r *Rule) {
 			r.Others, r.Filter.Except.Types = true, []string{"Reboot"}
 		}), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "except", true},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -262,6 +263,35 @@ func downForEver() func(d destination, ctx context.Context, batch []handed) verd
 			failed[d][batch[0].event] = true
 		}
 		return v
+	}
+}
+
+// inDoubt is a story in which a rule would approve an event, had documents not left a doubt.
+func inDoubt(how string) []step {
+	asked := reboot
+	asked.source = "User"
+	rule := rulePlan{types: []string{"Reboot"}, sources: []string{"User"}, wait: 30 * time.Second}
+	return []step{
+		{at(time.Second), reload{rules: &[]rulePlan{rule}}},
+		{at(time.Minute), list{event: asked}},
+		{at(time.Minute + 10*time.Second), doubt{how, 10 * time.Minute}},
+		{at(9 * time.Minute), unlist{reboot.id}},
+		{at(20 * time.Minute), restyle{}},
+	}
+}
+
+// firstEntry is how a document begins whose first entry terminates something.
+var firstEntry = regexp.MustCompile(`"Events":\[\{[^}]*"Terminate"[^}]*\},`)
+
+// rewritten changes the body of an answer that has one.
+func rewritten(change func(body string) string) func(*http.Response) {
+	return func(resp *http.Response) {
+		body, err := io.ReadAll(resp.Body)
+		if err == nil && resp.StatusCode == http.StatusOK && len(body) > 0 {
+			setBody(resp, change(string(body)))
+			return
+		}
+		resp.Body = io.NopCloser(bytes.NewReader(body))
 	}
 }
 
@@ -684,6 +714,18 @@ var brokenVariants = []variant{
 	}},
 	{number: 9, claim: "a rule's sources are not looked at", promise: "approval", seed: 88,
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
+	{number: 9, claim: "who asked is taken from an older document", promise: "approval", story: inDoubt(asksNobody),
+		transportOf: answers(rewritten(func(body string) string {
+			return strings.ReplaceAll(body, `"EventStatus"`, `"EventSource":"User","EventStatus"`)
+		}))},
+	{number: 9, claim: "characters count as the letters that they look like", promise: "approval", story: inDoubt(oddRunes),
+		transportOf: answers(rewritten(func(body string) string {
+			return strings.ReplaceAll(body, oddly("User"), "User")
+		}))},
+	{number: 9, claim: "of what is listed twice only the last is looked at", promise: "approval", story: inDoubt(twice),
+		transportOf: answers(rewritten(func(body string) string {
+			return firstEntry.ReplaceAllString(body, `"Events":[`)
+		}))},
 	{number: 9, claim: "a rule waits for nobody", promise: "approval", seed: 6,
 		rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
 	{number: 9, claim: "a rule does not wait", promise: "approval", seed: 6,

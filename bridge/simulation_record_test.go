@@ -18,6 +18,9 @@ func (o *oracle) approvals(id string, b belief) {
 		if p.listed.status != "Scheduled" && p.listed.id != "" {
 			o.add("approval", "%s was approved at %v although it is %s", name(id), short(p.at), p.listed.status)
 		}
+		if o.doubted(p) {
+			o.add("approval", "%s was approved at %v, when every look left a doubt", name(id), short(p.at))
+		}
 		i := slices.IndexFunc(o.hands, func(h hand) bool {
 			return h.what == "approve" && h.event_ == id && p.at-h.at < 30*time.Second && p.at >= h.at
 		})

@@ -46,6 +46,9 @@ func (e azureEvent) fields() map[string]any {
 		"Resources": e.resources(), "NotBefore": "", "Description": e.text, "EventSource": e.source,
 		"DurationInSeconds": e.seconds,
 	}
+	if e.source == unsaid {
+		delete(f, "EventSource")
+	}
 	if e.notBefore >= 0 {
 		f["NotBefore"] = e.notBeforeTime().Format("Mon, 02 Jan 2006 15:04:05 GMT")
 	}

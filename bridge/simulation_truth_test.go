@@ -352,7 +352,7 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 		kind = "started"
 	case b.seen == nil:
 		kind = "scheduled"
-	case *now != *b.seen:
+	case !now.is(*b.seen):
 		kind = "updated"
 	}
 	away := t.away
@@ -437,7 +437,7 @@ func (r routePlan) accepts(c change, named bool) bool {
 	switch {
 	case named && !hits(r.vms, e),
 		len(r.types) > 0 && slices.Contains(azureTypes, e.kind) && !slices.Contains(r.types, e.kind),
-		len(r.sources) > 0 && e.source != "" && !slices.Contains(r.sources, e.source),
+		len(r.sources) > 0 && slices.Contains(azureSources, e.source) && !slices.Contains(r.sources, e.source),
 		r.when.text != "" && !r.when.holds(c):
 		return false
 	}
@@ -463,6 +463,8 @@ func (x matchPlan) names(e azureEvent, named bool) bool {
 	}
 	return x.vms == "" || hits(x.vms, e)
 }
+
+var azureSources = []string{"Platform", "User"}
 
 var azureTypes = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 

@@ -80,6 +80,7 @@ func planOf(seed uint64) plan {
 	p.steps = append(p.steps, muteSteps(seed, p.routes, p.length)...)
 	p.steps = append(p.steps, reloadSteps(seed, p.routes, p.length)...)
 	p.steps = append(p.steps, replaySteps(seed, p.routes, p.length)...)
+	p.steps = append(p.steps, doubtSteps(seed, p.length)...)
 	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	return p
 }
@@ -143,6 +144,7 @@ type world struct {
 	mu          sync.Mutex
 	azure       *azure
 	endpoint    endpointTrouble
+	doubt       doubt
 	instance    instanceTrouble
 	sinks       map[string]sinkTrouble
 	diskTrouble diskTrouble
@@ -347,6 +349,7 @@ func (w *world) settle(p *process) {
 		w.endIlls(w.now())
 	}
 	w.endpoint, w.instance, w.diskTrouble, w.late = endpointTrouble{}, instanceTrouble{}, diskTrouble{}, w.now()
+	w.doubt = doubt{}
 	clear(w.sinks)
 	w.mu.Unlock()
 	w.sleep(2 * time.Minute)

@@ -196,6 +196,7 @@ func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
 		w.done = w.handle(ctx, p.Document, o)
+		w.noteDoubts(p.Document)
 	}
 	w.etag = ""
 	if w.done && w.clean {

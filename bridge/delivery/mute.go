@@ -3,7 +3,6 @@ package delivery
 import (
 	"path"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -39,14 +38,25 @@ func (m *Mute) Covers(route string, msg *Message) bool {
 		return false
 	}
 	return m.VM == "" || len(msg.VMs) > 0 && !slices.ContainsFunc(msg.VMs, func(vm string) bool {
-		ok, _ := path.Match(strings.ToLower(m.VM), strings.ToLower(vm))
+		ok, _ := path.Match(lower(m.VM), lower(vm))
 		return !ok
 	})
 }
 
 // hasFold reports whether the list has s, in any case.
 func hasFold(list []string, s string) bool {
-	return slices.ContainsFunc(list, func(one string) bool { return strings.EqualFold(one, s) })
+	return slices.ContainsFunc(list, func(one string) bool { return lower(one) == lower(s) })
+}
+
+// lower returns s with its ASCII letters in lower case. By Unicode's rules other characters would become letters too.
+func lower(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			b[i] = c - 'A' + 'a'
+		}
+	}
+	return string(b)
 }
 
 // MuteOf returns the mute that holds the item back for longest or, if none does, the last one that it waited for; nil

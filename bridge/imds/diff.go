@@ -2,7 +2,6 @@ package imds
 
 import (
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -67,7 +66,7 @@ func Diff(known []Event, doc Document) []Change {
 		if string(was.Raw) == string(now.Raw) {
 			continue
 		}
-		fields := slices.DeleteFunc(differingFields(*was, now), func(f string) bool {
+		fields := slices.DeleteFunc(DifferingFields(*was, now), func(f string) bool {
 			return firstVersions[f] != "" && (fieldsOf(was.Raw)[f] == nil || fieldsOf(now.Raw)[f] == nil)
 		})
 		if len(fields) == 0 {
@@ -109,7 +108,7 @@ type machineEvent struct{ typ, vm string }
 func machineEvents(e Event) []machineEvent {
 	list := make([]machineEvent, len(e.Resources))
 	for i, r := range e.Resources {
-		list[i] = machineEvent{strings.ToLower(e.Type), strings.ToLower(r)}
+		list[i] = machineEvent{Upper(e.Type), Upper(r)}
 	}
 	return list
 }

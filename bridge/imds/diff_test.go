@@ -405,7 +405,7 @@ func FuzzDiff(f *testing.F) {
 		}
 		got := apply(old.Events, changes)
 		for _, e := range now.Events {
-			for _, field := range differingFields(got[e.ID], e) {
+			for _, field := range DifferingFields(got[e.ID], e) {
 				if firstVersions[field] == "" {
 					t.Errorf("%s of %s differs: %s, want %s", field, e.ID, got[e.ID].Raw, e.Raw)
 				}

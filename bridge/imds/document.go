@@ -36,7 +36,7 @@ type Event struct {
 	// ID is the EventId in upper case. Azure sends GUIDs; any other text becomes a token of [A-Z0-9-] with a hash of the
 	// whole text.
 	ID           string
-	Status       string // Scheduled, Started, or whatever Azure sent
+	Status       string // Scheduled, Started, or whatever Azure sent; like Type and Source spelled as Azure documents it
 	Type         string // Freeze, Reboot, Redeploy, Preempt, Terminate, or whatever Azure sent
 	ResourceType string
 	Resources    []string  // Azure VM names, never host names; without the underscore of preview versions
@@ -44,6 +44,9 @@ type Event struct {
 	Description  string
 	Source       string // Platform, User; "" when Azure did not send it
 	Duration     int    // expected interruption in seconds; -1 if unknown
+	// Contradicted means that the document says two things about the event: it lists it more than once, with different
+	// content, or the entry has a field twice. The last one counts, but nothing is approved by it.
+	Contradicted bool
 	// Raw is the entry as Azure sent it, unknown fields included, as compact JSON in valid UTF-8.
 	Raw json.RawMessage
 }
@@ -70,11 +73,15 @@ func DecodeDocument(body []byte) (Document, error) {
 	if err := json.Unmarshal(body, &envelope); err != nil {
 		return Document{}, fmt.Errorf("%w: %v; it starts with %.60q", errNoDocument, err, bytes.TrimSpace(body))
 	}
+	twice := countFields(body) != len(envelope)
 	list, ok := envelope["Events"]
 	if !ok {
 		return Document{}, fmt.Errorf("%w: it has no Events", errNoDocument)
 	}
-	var d Document
+	d := Document{Partial: twice}
+	if twice {
+		d.addProblem("the document has a field twice; the last one counts")
+	}
 	if raw, ok := envelope["DocumentIncarnation"]; ok {
 		if d.Incarnation, ok = scalar(raw); !ok || len(d.Incarnation) > maxIncarnation {
 			d.Incarnation = ""
@@ -105,7 +112,10 @@ func DecodeDocument(body []byte) (Document, error) {
 		for _, p := range problems {
 			d.addProblem("event %s: %s", e.ID, p)
 		}
+		e.Contradicted = e.Contradicted || twice
 		if i, duplicate := index[e.ID]; duplicate {
+			was := d.Events[i]
+			e.Contradicted = e.Contradicted || was.Contradicted || was.Digest() != e.Digest()
 			if !reported[e.ID] {
 				d.addProblem("event %s is listed more than once; the last entry counts", e.ID)
 			}
@@ -151,6 +161,9 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	if fields == nil {
 		return e, nil
 	}
+	if e.Contradicted = countFields(raw) != len(fields); e.Contradicted {
+		problems = append(problems, "it has a field twice; the last one counts")
+	}
 	text := func(key string, into *string) {
 		if v, ok := fields[key]; ok && json.Unmarshal(v, into) != nil {
 			problems = append(problems, fmt.Sprintf("%s is not a string: %.40s", key, v))
@@ -168,6 +181,7 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	text("Description", &e.Description)
 	text("EventSource", &e.Source)
 	text("NotBefore", &notBefore)
+	e.Status, e.Type, e.Source = documented(e.Status), documented(e.Type), documented(e.Source)
 	if v, ok := fields["Resources"]; ok && json.Unmarshal(v, &e.Resources) != nil {
 		e.Resources = nil
 		problems = append(problems, fmt.Sprintf("Resources is not a list of strings: %.40s", v))
@@ -206,6 +220,28 @@ func fieldsOf(raw json.RawMessage) (fields map[string]json.RawMessage) {
 	return fields
 }
 
+// countFields returns the number of fields of a JSON object, each as often as it stands there: the colons outside of its
+// strings and values.
+func countFields(object []byte) (n int) {
+	depth, inString := 0, false
+	for i := 0; i < len(object); i++ {
+		switch c := object[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{' || c == '[':
+			depth++
+		case c == '}' || c == ']':
+			depth--
+		case c == ':' && depth == 1:
+			n++
+		}
+	}
+	return n
+}
+
 // UnmarshalEvent decodes an Event from its Raw.
 func UnmarshalEvent(raw json.RawMessage) (Event, error) {
 	e, _ := decodeEvent(raw)
@@ -217,7 +253,7 @@ func UnmarshalEvent(raw json.RawMessage) (Event, error) {
 
 // eventID normalizes an EventId: upper case, with only characters that are safe in every protocol.
 func eventID(id string) string {
-	id = strings.ToUpper(id)
+	id = Upper(id)
 	plain := len(id) <= 64
 	token := strings.Map(func(r rune) rune {
 		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' {
@@ -294,10 +330,10 @@ func (e Event) LedBy(vm string) bool {
 	return vm != "" && len(e.Resources) > 0 && SameVM(e.Resources[0], vm)
 }
 
-// SameVM reports whether a resource is the VM vm. It ignores case, and the underscore that preview versions of the
+// SameVM reports whether a resource is the VM vm. It ignores the case of ASCII letters, and the underscore that preview versions of the
 // service put before the names of single VMs.
 func SameVM(resource, vm string) bool {
-	return strings.EqualFold(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
+	return SameWord(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
 }
 
 // Hash returns the first 8 hex digits of the Digest.
@@ -330,7 +366,7 @@ func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
 	case key == "EventId":
 		var id string
 		if json.Unmarshal(raw, &id) == nil {
-			return CompactJSON(strings.ToUpper(id))
+			return CompactJSON(Upper(id))
 		}
 	case key == "NotBefore" && !e.NotBefore.IsZero():
 		return CompactJSON(e.NotBefore.Format(time.RFC3339Nano))
@@ -344,8 +380,8 @@ func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
 	return CompactJSON(v)
 }
 
-// differingFields returns the names of the fields that differ, sorted.
-func differingFields(a, b Event) []string {
+// DifferingFields returns the names of the fields that differ, sorted; also of those that one of the events lacks.
+func DifferingFields(a, b Event) []string {
 	var names []string
 	inA, inB := fieldsOf(a.Raw), fieldsOf(b.Raw)
 	for key := range inA {

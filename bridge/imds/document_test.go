@@ -226,6 +226,94 @@ func TestLastEntryWithAnEventIDCounts(t *testing.T) {
 	}
 }
 
+// A document says two things about an event if it lists it with different content, in whatever order and however often,
+// or if an entry has a field twice: another reader may take the first of them. The same content twice says one thing.
+func TestADocumentContradictsItself(t *testing.T) {
+	reboot := `{"EventId":"A","EventType":"Reboot","Resources":["vm-0"]}`
+	terminate := `{"EventId":"a","EventType":"Terminate","Resources":["vm-0","vm-9"]}`
+	other := `{"EventId":"B","EventType":"Freeze"}`
+	for _, tt := range []struct {
+		claim, body  string
+		contradicted bool
+	}{
+		{"once", listing(reboot, other), false},
+		{"the same twice", listing(reboot, other, reboot), false},
+		{"the same in another form", listing(reboot, `{ "Resources": ["vm-0"], "EventId":"a", "EventType":"Reboot"}`), false},
+		{"two contents", listing(terminate, reboot), true},
+		{"two contents, the first again", listing(reboot, terminate, reboot), true},
+		{"two contents, the last twice", listing(terminate, reboot, reboot), true},
+		{"one has a field more", listing(reboot, `{"EventId":"A","EventType":"Reboot","Resources":["vm-0"],"EventSource":"User"}`), true},
+		{"a field twice", listing(`{"EventId":"A","EventSource":"Platform","EventSource":"User"}`), true},
+		{"a field twice, spelled with an escape", listing(`{"EventId":"A","EventSource":"Platform","EventSourc\u0065":"User"}`), true},
+		{"a field twice, in one of two entries", listing(`{"EventId":"A","EventId":"A"}`, `{"EventId":"A"}`), true},
+		{"colons in texts and in values", listing(`{"EventId":"A","Description":"\":{}: \\","Impact":{"a":1,"b":[{"c":2}]}}`), false},
+		{"two lists of events", `{"Events":[` + terminate + `],"Events":[` + reboot + `]}`, true},
+	} {
+		d := decoded(t, tt.body)
+		i := slices.IndexFunc(d.Events, func(e Event) bool { return e.ID == "A" })
+		if i < 0 || d.Events[i].Contradicted != tt.contradicted {
+			t.Errorf("%s: %+v, want contradicted %v", tt.claim, d.Events, tt.contradicted)
+			continue
+		}
+		_, err := d.Confirm("A", d.Events[i].Digest())
+		if errors.Is(err, ErrContradicted) != tt.contradicted || err == nil == tt.contradicted {
+			t.Errorf("%s: the document confirms its event with %v", tt.claim, err)
+		}
+		if tt.contradicted && len(d.Problems) == 0 {
+			t.Errorf("%s: the document has no problem", tt.claim)
+		}
+	}
+	if d := decoded(t, `{"Events":[`+terminate+`],"Events":[]}`); !d.Partial {
+		t.Error("of a document with two lists of events it counts that the last one lacks some")
+	}
+}
+
+// An event is confirmed by what the document says of it, not by what the last one said.
+func TestADocumentConfirmsOnlyWhatItLists(t *testing.T) {
+	known := azureEvent(t, `{"EventId":"A","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`)
+	for entry, want := range map[string]error{
+		string(known.Raw): nil,
+		`{"NotBefore":"2016-09-19T18:29:47Z","EventId":"a","EventSource":"User"}`:                        nil,
+		`{"EventId":"A","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`:                                    ErrChanged,
+		`{"EventId":"A","EventSource":"Uſer","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`:               ErrChanged,
+		`{"EventId":"A","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT","New":null}`:    ErrChanged,
+		`{"EventId":"A","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 CET"}`:               ErrChanged,
+		`{"EventId":"B","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`:               ErrNotListed,
+		`{"EventId":"A","EventId":"A","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`: ErrContradicted,
+	} {
+		if _, err := decoded(t, listing(entry)).Confirm("A", known.Digest()); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", entry, err, want)
+		}
+	}
+}
+
+// Words are compared as ASCII but for case: what Unicode folds to a letter is not that letter.
+func TestWordsAreComparedAsASCII(t *testing.T) {
+	e := azureEvent(t, `{"EventId":"A","EventStatus":"scheduled","EventType":"REBOOT","EventSource":"uSER"}`)
+	if e.Status != "Scheduled" || e.Type != "Reboot" || e.Source != "User" || e.Odd() != "" {
+		t.Errorf("words in another case are read as %q, %q, %q", e.Status, e.Type, e.Source)
+	}
+	for _, odd := range []string{
+		`{"EventId":"A","EventSource":"Uſer"}`, `{"EventId":"A","EventType":"Terminate​"}`,
+		`{"EventId":"A","EventStatus":"ſcheduled"}`, `{"EventId":"A","Resources":["vm-0","K-1"]}`,
+		`{"EventId":"A","EventType":"Reboot\u0000"}`, `{"EventId":"A","ResourceType":"VirtualMachıne"}`,
+		`{"EventId":"A","EventType":"Rebооt"}`,
+	} {
+		e := azureEvent(t, odd)
+		if e.Odd() == "" || e.Source == "User" || e.Type == "Terminate" || e.Status == "Scheduled" {
+			t.Errorf("%s: %+v is not odd", odd, e)
+		}
+	}
+	for _, w := range [][2]string{{"User", "Uſer"}, {"vm-k", "vm-\u212a"}, {"i", "ı"}, {"a", "ab"}, {"@", "`"}, {"[", "{"}} {
+		if SameWord(w[0], w[1]) {
+			t.Errorf("%q passes for %q", w[1], w[0])
+		}
+	}
+	if !SameWord("aZ_0ß", "Az_0ß") || Upper("az_ßſ") != "AZ_ßſ" {
+		t.Error("the case of ASCII letters matters, or that of others does not")
+	}
+}
+
 // Unknown fields, types and statuses are kept as Azure sent them.
 func TestUnknownFieldsTypesAndStatusesSurvive(t *testing.T) {
 	raw := `{"EventId":"A","Impact":{"b":[1.50,1E+2,null],"a":"<&>"},"EventStatus":"Advisory","EventType":"SpotRebalanceRecommendation","Resources":["x"]}`
@@ -362,15 +450,15 @@ func manyEvents(n, changed int) string {
 
 var token = regexp.MustCompile(`^[A-Z0-9-]+$`)
 
-// An ID ignores case, and is a token that is safe in every protocol. Different EventIds give different IDs.
+// An ID ignores the case of ASCII letters, and is a token that is safe in every protocol. Different EventIds give different IDs.
 func TestEventIDIsATokenInUpperCase(t *testing.T) {
 	seen := map[string]string{}
 	for _, id := range []string{
-		"602d9444-d2cd-49c7-8624-8643e7171297", "{602D9444-D2CD-49C7-8624-8643E7171297}", "a b", "a.b", "a/b", "a*b", "ä", "ö", "..", ">",
+		"602d9444-d2cd-49c7-8624-8643e7171297", "{602D9444-D2CD-49C7-8624-8643E7171297}", "a b", "a.b", "a/b", "a*b", "ä", "Ä", "ö", "s", "ſ", "i", "ı", "k", "\u212a", "..", ">",
 		"a\x00b", " a b", strings.Repeat("a", 64), strings.Repeat("a", 65), strings.Repeat("a", 66), strings.Repeat("ü", 1<<10),
 	} {
 		raw, _ := json.Marshal(id)
-		upper, _ := json.Marshal(strings.ToUpper(id))
+		upper, _ := json.Marshal(Upper(id))
 		got := azureEvent(t, `{"EventId":`+string(raw)+`}`).ID
 		if !token.MatchString(got) || len(got) > 64 {
 			t.Errorf("%.80q becomes %q", id, got)
@@ -396,7 +484,7 @@ func TestResourcesAreMatchedByWholeNames(t *testing.T) {
 		affects, led bool
 	}{
 		{"web10", true, true}, {"WEB10", true, true}, {"web1", false, false}, {"db_0", true, false}, {"db", false, false},
-		{"mysrv", true, false}, {"_MySrv", true, false}, {"", false, false},
+		{"mysrv", true, false}, {"_MySrv", true, false}, {"", false, false}, {"myſrv", false, false},
 	} {
 		if e.Affects(tt.vm) != tt.affects || e.LedBy(tt.vm) != tt.led {
 			t.Errorf("%q: affects %v, leads %v, want %v, %v", tt.vm, e.Affects(tt.vm), e.LedBy(tt.vm), tt.affects, tt.led)
@@ -474,7 +562,7 @@ func FuzzDecodeDocument(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%s cannot be read back: %v", e.Raw, err)
 			}
-			if back.ID != e.ID || back.Hash() != e.Hash() || !bytes.Equal(back.Raw, e.Raw) || len(differingFields(e, back)) > 0 {
+			if back.ID != e.ID || back.Hash() != e.Hash() || !bytes.Equal(back.Raw, e.Raw) || len(DifferingFields(e, back)) > 0 {
 				t.Errorf("%s is read back as %s, %s is %s", e.Raw, back.Raw, e.ID, back.ID)
 			}
 		}

@@ -75,7 +75,7 @@ func (v *vm) stopped() bool { return !v.lastStop.IsZero() && !v.lastAlive.After(
 // vmKey identifies a VM. VMs in different resource groups may have the same name; an event names only VMs of its
 // observer's group.
 func vmKey(o imds.Observer, name string) string {
-	return strings.ToLower(o.SubscriptionID + "/" + o.ResourceGroup + "/" + name)
+	return imds.Upper(o.SubscriptionID + "/" + o.ResourceGroup + "/" + name)
 }
 
 func newFleet() *fleet {

@@ -46,7 +46,7 @@ type Selection struct {
 
 func (s Selection) has(sink, state, event string) bool {
 	return (s.Sink == "" || s.Sink == sink) && (s.State == "" || s.State == state) &&
-		strings.HasPrefix(strings.ToUpper(event), strings.ToUpper(s.Event))
+		strings.HasPrefix(imds.Upper(event), imds.Upper(s.Event))
 }
 
 // ErrUnknownKey means that there is no such delivery.

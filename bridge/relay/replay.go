@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // A ReplayRequest selects the CloudEvents of the stream that a sink gets again: those about Azure events that its
@@ -144,7 +145,7 @@ func (x *replayer) take(ctx context.Context, r rawMessage) error {
 // first one that its filter let pass.
 func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 	if m.onlySink != "" || m.eventID == "" ||
-		!strings.HasPrefix(strings.ToUpper(m.eventID), strings.ToUpper(x.request.Event)) {
+		!strings.HasPrefix(imds.Upper(m.eventID), imds.Upper(x.request.Event)) {
 		return false, nil
 	}
 	rec := x.matched[m.eventID]

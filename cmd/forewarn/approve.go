@@ -115,7 +115,7 @@ func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err err
 		}
 		var found []imds.Event
 		for _, e := range doc.Events {
-			if strings.HasPrefix(e.ID, strings.ToUpper(id)) {
+			if strings.HasPrefix(e.ID, imds.Upper(id)) {
 				found = append(found, e)
 			}
 		}
@@ -147,7 +147,7 @@ func (p *program) mayApprove(
 	}
 	for _, e := range events {
 		switch {
-		case strings.EqualFold(e.Status, "Started"):
+		case e.Status == imds.StatusStarted:
 			return "", fmt.Errorf("%s: refused: it has started already", e.ID)
 		case !anyVM && !e.Affects(self):
 			return "", fmt.Errorf("%s: refused: it names %s, not this VM (%s); to approve it all the same, give --any-vm",
@@ -288,18 +288,13 @@ func (p *program) printDifference(ctx context.Context, client *imds.Client, show
 	if err != nil {
 		return // the result still says that the event differs
 	}
-	var same []imds.Event
-	for _, e := range doc.Events {
-		if e.ID == shown.ID {
-			same = append(same, e)
-		}
+	now, err := doc.Confirm(shown.ID, shown.Digest())
+	if !errors.Is(err, imds.ErrChanged) {
+		return
 	}
-	doc.Events = same
-	for _, change := range imds.Diff([]imds.Event{shown}, doc) {
-		for _, field := range change.Fields {
-			fmt.Fprintf(p.err, "forewarn: %s: %s was %s and is now %s\n", shown.ID, wording.Printable(field),
-				wording.Printable(fieldText(shown, field)), wording.Printable(fieldText(change.Event, field)))
-		}
+	for _, field := range imds.DifferingFields(shown, now) {
+		fmt.Fprintf(p.err, "forewarn: %s: %s was %s and is now %s\n", shown.ID, wording.Printable(field),
+			wording.Printable(fieldText(shown, field)), wording.Printable(fieldText(now, field)))
 	}
 }
 
@@ -321,7 +316,7 @@ func awaitEffect(ctx context.Context, client *imds.Client, id string) string {
 			switch {
 			case i < 0 && !doc.Partial:
 				return "gone"
-			case i >= 0 && strings.EqualFold(doc.Events[i].Status, "Started"):
+			case i >= 0 && doc.Events[i].Status == imds.StatusStarted:
 				return "started"
 			}
 		}

@@ -73,7 +73,7 @@ func openIncidents(r bridge.Route, self string, now time.Time) (string, error) {
 	case begin == "told" && end != "told":
 		return "it opens incidents but never hears that an event is over (" + end[len("no: "):] + "), so they stay open; " +
 			"add vanished to only.changes", nil
-	case !strings.EqualFold(r.Filter.Only.VMs, "all"):
+	case !imds.SameWord(r.Filter.Only.VMs, "all"):
 		return "a Preempt or Terminate deletes this VM, which then cannot report the end: its incident stays open unless " +
 			"another VM with only: {vms: all} reports it, or the incident tool closes it after a time", nil
 	}

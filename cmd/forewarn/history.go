@@ -207,12 +207,12 @@ func historyText(histories []bridge.EventHistory) string {
 
 // sourceWords says who caused an event.
 func sourceWords(source string) string {
-	switch strings.ToLower(source) {
+	switch imds.Upper(source) {
 	case "":
 		return ""
-	case "platform":
+	case "PLATFORM":
 		return ", by Azure"
-	case "user":
+	case "USER":
 		return ", requested by a user"
 	}
 	return ", by " + wording.Printable(source)

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"forewarn/bridge/imds"
 )
 
 func (p *program) tailCommand() *cobra.Command {
@@ -29,7 +31,7 @@ sink gets it. Ctrl-C ends it.`,
 			following := func() { fmt.Fprintln(p.err, "forewarn: following") }
 			err = running.Follow(ctx, following, func(line []byte) error {
 				var ce struct{ Subject string }
-				if json.Unmarshal(line, &ce) != nil || !strings.HasPrefix(ce.Subject, strings.ToUpper(id)) {
+				if json.Unmarshal(line, &ce) != nil || !strings.HasPrefix(ce.Subject, imds.Upper(id)) {
 					return nil
 				}
 				_, err := p.out.Write(line)

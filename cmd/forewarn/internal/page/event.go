@@ -167,9 +167,10 @@ func changeWord(c imds.ChangeKind, o cloudevent.Outcome) string {
 
 // typeClass returns the CSS class of a type of event.
 func typeClass(typ string) string {
-	switch typ = strings.ToLower(typ); typ {
-	case "reboot", "redeploy", "freeze", "preempt", "terminate":
-		return typ
+	for _, known := range bridge.TypesValues {
+		if imds.SameWord(known, typ) {
+			return strings.ToLower(known)
+		}
 	}
 	return "other"
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/imds"
 	"forewarn/sinks"
 )
 
@@ -111,7 +112,7 @@ func (r *RelaySettings) IsSame(other *RelaySettings) bool {
 func relaySink(doc *document, n *node) error {
 	var problems Problems
 	for _, key := range []string{"only.vms", "except.vms"} {
-		if e, ok := n.find(key); ok && !strings.EqualFold(e.value.text, "all") {
+		if e, ok := n.find(key); ok && !imds.SameWord(e.value.text, "all") {
 			problems = problems.with(doc.errorAt(e.value.pos,
 				"%s: a relay is none of the VMs, so there is no self and no leader; "+
 					"expected all, or only.names and only.groups", key))

@@ -2,10 +2,10 @@ package settings
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 )
 
 // ruleSettings is one item of approve. Without any, approval is off.
@@ -52,7 +52,7 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 			doc.report(doc.errorAt(e.pos, "%s: a VM approves what hits itself; expected only.vms", key))
 		}
 	}
-	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
+	if e, ok := n.find("only.vms"); ok && imds.SameWord(in.Only.VMs, "all") {
 		doc.report(doc.errorAt(e.value.pos, "only.vms: all is not allowed in approve; expected self or leader"))
 	}
 	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.isClean(e)) {

@@ -379,7 +379,7 @@ func checkValues(doc *document, n *node) error {
 		}
 		for _, v := range append([]*node{e.value}, e.value.items...) {
 			v.open = true
-			known := slices.ContainsFunc(list.allowed, func(a string) bool { return strings.EqualFold(a, v.text) })
+			known := slices.ContainsFunc(list.allowed, func(a string) bool { return imds.SameWord(a, v.text) })
 			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
 				problems = problems.with(doc.valueError(v, list.key, want))
 			}

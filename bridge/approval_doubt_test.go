@@ -1,0 +1,152 @@
+package bridge
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"forewarn/bridge/cloudevent"
+)
+
+// rewritesDocuments makes the endpoint serve documents that rewrite returns. looks reports whether who asks does so
+// without knowing a document, as the last look before an approval does.
+func (s *stage) rewritesDocuments(rewrite func(body string, looks bool) string) {
+	s.proxy = func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			looks := r.Header.Get("If-None-Match") == ""
+			r.Header.Del("If-None-Match")
+			resp, err := next.RoundTrip(r)
+			if err != nil || r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/scheduledevents") {
+				return resp, err
+			}
+			body, err := io.ReadAll(resp.Body)
+			if err != nil {
+				return nil, err
+			}
+			body = []byte(rewrite(string(body), looks))
+			resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+			return resp, nil
+		})
+	}
+}
+
+var (
+	sourceField = regexp.MustCompile(`"EventSource": ?"[^"]*",?`)
+	entryBegins = regexp.MustCompile(`"Events": ?\[`)
+)
+
+// insteadOf returns a function that puts text in the place of what the pattern matches in a document with an event.
+func insteadOf(pattern *regexp.Regexp, text string) func(string) string {
+	return func(body string) string { return pattern.ReplaceAllString(body, text) }
+}
+
+// before returns a function that lists another entry before the others.
+func before(entry string) func(string) string {
+	return func(body string) string {
+		if !strings.Contains(body, idA) {
+			return body
+		}
+		return entryBegins.ReplaceAllString(body, `"Events":[`+entry+`,`)
+	}
+}
+
+// doubtfulDocuments are what documents may become that say something else of a reboot than was told, or two things, while
+// most of it is no change that is told.
+var doubtfulDocuments = []struct {
+	claim   string
+	becomes func(string) string
+}{
+	{"nobody asked for it any more", insteadOf(sourceField, ``)},
+	{"it is null who asked", insteadOf(sourceField, `"EventSource":null,`)},
+	{"somebody asked whose name looks like a user", insteadOf(sourceField, `"EventSource":"Uſer",`)},
+	{"somebody asked whose name has an invisible character", insteadOf(sourceField, `"EventSource":"User\u200b",`)},
+	{"two asked, the user last", insteadOf(sourceField, `"EventSource":"Platform","EventSource":"User",`)},
+	{"two lists of events", insteadOf(entryBegins, `"Events":[],"Events":[`)},
+	{"it was to terminate two VMs before", before(`{"EventId":"` + idA + `","EventType":"Terminate",` +
+		`"EventStatus":"Scheduled","Resources":["vm-0","vm-9"]}`)},
+	{"it is listed before without anything", before(`{"EventId":"` + strings.ToLower(idA) + `"}`)},
+	{"nobody says how long it takes", insteadOf(regexp.MustCompile(`,"DurationInSeconds": ?-?\d+`), ``)},
+	{"nobody says why", insteadOf(regexp.MustCompile(`"Description": ?"[^"]*",?`), ``)},
+}
+
+// A document that says something else of an event than was told, or two things, approves nothing: neither when the poll
+// loop sees it, nor when only the last look does, and not by hand. It is said why, once. When the doubt is over, the
+// rules decide.
+func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
+	for _, tt := range doubtfulDocuments {
+		for _, seenBy := range []string{"polls", "the last look"} {
+			t.Run(tt.claim+", seen by "+seenBy, func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					var doubtful atomic.Bool
+					s.rewritesDocuments(func(body string, looks bool) string {
+						if now := tt.becomes(body); doubtful.Load() && (looks || seenBy == "polls") {
+							return now
+						}
+						return body
+					})
+					s.beginsLate()
+					rule := rebootRule
+					rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
+					s.opts.Rules = []Rule{rule}
+					b := s.start((&ear{}).all("audit"))
+					pause(1500 * time.Millisecond)
+					s.userReboot(idA)
+					pause(5 * time.Second)
+					wantIDs(t, s.approvals())
+					shown := s.shown(idA)
+					doubtful.Store(true)
+					pause(40 * time.Second) // without an unconditional poll
+					wantIDs(t, s.approvals())
+					if a := b.ApproveNow(t.Context(), idA, shown, "root"); a.Result != cloudevent.ResultMoot {
+						t.Errorf("by hand: %+v", a)
+					}
+					wantIDs(t, s.approvals())
+					doubtful.Store(false)
+					pause(30 * time.Second)
+					wantIDs(t, s.approvals(), idA)
+					if n := strings.Count(s.log.String(), "event not approved yet"); n > 3 {
+						t.Errorf("the log says %d times why it waits:\n%s", n, s.log)
+					}
+					b.end()
+				})
+			})
+		}
+	}
+}
+
+// What the newest document has that speaks against an approval stands in the status.
+func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
+	for becomes, want := range map[string]string{
+		``: "rule 1: Azure's newest document differs in EventSource",
+		`"EventSource":"Platform","EventSource":"User",`: "rule 1: Azure's document says two different things about it",
+		`"EventSource":"Uſer",`:                          `rule 1: "Uſer" has characters that Azure doesn't use`,
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			var doubtful atomic.Bool
+			s.rewritesDocuments(func(body string, _ bool) string {
+				if doubtful.Load() {
+					return sourceField.ReplaceAllString(body, becomes)
+				}
+				return body
+			})
+			rule := rebootRule
+			rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
+			s.opts.Rules = []Rule{rule}
+			b := s.start((&ear{}).all("audit"))
+			pause(1500 * time.Millisecond)
+			s.userReboot(idA)
+			pause(1500 * time.Millisecond)
+			doubtful.Store(true)
+			pause(10 * time.Second)
+			if st := b.Status(); len(st.Events) != 1 || st.Events[0].Approval != want {
+				t.Errorf("%s: %+v, want %q", becomes, st.Events, want)
+			}
+			b.end()
+		})
+	}
+}
