@@ -22,6 +22,9 @@ import (
 // touchEvery is the longest age of the last valid answer in the outbox.
 const touchEvery = time.Minute
 
+// pollForBacklog is how long a backlog waits for the first poll after a start.
+const pollForBacklog = 5 * time.Second
+
 // stopTimeout is the time that a stop leaves to attempts under way.
 const stopTimeout = 5 * time.Second
 
@@ -104,6 +107,7 @@ type Bridge struct {
 	hasRoutes    bool          // Run has set the routes; guarded by deciding
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
+	polled       chan struct{} // closed when the first poll is handled, whether it failed or not
 	watchEnded   chan struct{} // closed when the poll loop has ended
 	identified   chan struct{} // closed when instance metadata answered, or will not soon
 	identity     chan struct{} // asks for it at once
@@ -152,7 +156,8 @@ func New(o Options) *Bridge {
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
 		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, lastDead: map[string]time.Time{},
-		workers: map[string]*routeWorker{}, routed: make(chan struct{}), watchEnded: make(chan struct{}),
+		workers: map[string]*routeWorker{}, routed: make(chan struct{}),
+		polled: make(chan struct{}), watchEnded: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
@@ -362,10 +367,11 @@ func (b *Bridge) SettingsFailed(err error) {
 }
 
 // startWorkers starts the workers. If the outbox has a backlog, or dead letters to report, it waits first until it is
-// known whether the outbox belongs to this VM.
+// known whether the outbox belongs to this VM, and which of its events are over: nothing must be begun about those.
 func (b *Bridge) startWorkers(ctx context.Context) {
 	if all := b.Outbox.Totals(); all.Pending+all.Unreported > 0 {
 		b.awaitName(ctx)
+		b.awaitPoll(ctx)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -375,6 +381,17 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 	b.delivering = true
 	for _, r := range b.routes {
 		b.startWorker(r)
+	}
+}
+
+// awaitPoll waits a limited time until the first poll is handled. An endpoint that hangs must not hold back what may be
+// urgent.
+func (b *Bridge) awaitPoll(ctx context.Context) {
+	select {
+	case <-b.polled:
+	case <-ctx.Done():
+	case <-b.watchEnded:
+	case <-time.After(pollForBacklog):
 	}
 }
 

@@ -264,7 +264,9 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
 	configured := []outbox.Route{}
 	for _, r := range routes {
-		configured = append(configured, outbox.Route{Name: r.Name, Fallback: r.Terms.Fallback.Sink})
+		configured = append(configured, outbox.Route{
+			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late,
+		})
 	}
 	need := func() []uint64 {
 		added, back := b.Outbox.NewRoutes(configured)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"sync"
 	"time"
 
 	"forewarn/bridge/imds"
@@ -34,11 +35,13 @@ func (b *Bridge) watch(ctx context.Context) {
 		b.Log.Info("no answer yet; Azure's first answer can take two minutes", "endpoint", b.Client.Endpoint())
 	})
 	defer slow.Stop()
+	handled := sync.OnceFunc(func() { close(b.polled) })
 	for ctx.Err() == nil {
 		began := time.Now()
 		wait := w.poll(ctx)
 		if wait > 0 { // else the document is asked for again at once
 			b.recordTurn(&b.imds.lastTurn)
+			handled()
 		}
 		b.Turned()
 		slow.Stop() // the first poll has ended, and has logged its error

@@ -181,7 +181,7 @@ func (i *Item) rank() int {
 	switch {
 	case i.Group == "":
 		return 2
-	case i.Change == vanished && !i.Replaced:
+	case i.Ends() && !i.Replaced:
 		return 1
 	}
 	return 0

@@ -17,7 +17,8 @@ type Queue interface {
 	// Changes returns what has changed since the last call. The first call returns all pending deliveries.
 	Changes() Changes
 	// Read returns the CloudEvent of an item and the latest receipt for its group. The error wraps ErrLost if the
-	// CloudEvent can never be read again. It must not wait for long.
+	// CloudEvent can never be read again, and ErrSettled if the item is no longer pending: then no attempt is made, so
+	// that none begins after the end of its event is known. It must not wait for long.
 	Read(i *Item) (ce event.Event, receipt []byte, err error)
 	// Report applies the results of an attempt, or of waiting, as one change of state. It ignores items that are no
 	// longer pending, except accepted ones. It may return before the report is durable, but keeps a Worker at most 32
@@ -46,6 +47,9 @@ type Message struct {
 	// Replaced means that another event took the place of this vanished one. Its end is delivered before that event.
 	Replaced bool `json:"replaced,omitempty"`
 }
+
+// Ends reports whether the message says that its event is over.
+func (m *Message) Ends() bool { return m.Change == vanished }
 
 // An Item is one pending delivery. It is immutable: a Queue replaces it.
 type Item struct {
@@ -108,5 +112,8 @@ const (
 	ReasonLost     = "lost"     // its CloudEvent can no longer be read
 )
 
-// ErrLost means that a CloudEvent can never be read again.
-var ErrLost = errors.New("lost")
+// What Queue.Read reports. Test for them with errors.Is.
+var (
+	ErrLost    = errors.New("lost")              // the CloudEvent can never be read again
+	ErrSettled = errors.New("no longer pending") // something else settled the item
+)

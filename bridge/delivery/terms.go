@@ -19,7 +19,7 @@ type Terms struct {
 }
 
 // A Late decides about a late delivery: a change while a newer one of the same group is pending too, or a scheduled
-// whose NotBefore has passed.
+// whose NotBefore has passed. It also decides what the end of an event settles: see Late.OverAtEnd.
 type Late string
 
 // The values of the setting late.
@@ -28,6 +28,14 @@ const (
 	LateLatest Late = "latest" // deliver only the latest, with Delivery.Missed; older ones are settled as superseded
 	LateDrop   Late = "drop"   // older ones become dead letters, reason late
 )
+
+// EventOver is the answer that the history keeps of a delivery that the end of its event settled.
+const EventOver = "the event is over"
+
+// OverAtEnd reports whether the end of an event settles what is still pending about it, other than that end itself: a
+// route with LateDrop begins nothing about an event that is over, and one with LateLatest must not be told of one as if
+// it were to come. toldOfEnd is whether the route gets the end.
+func (l Late) OverAtEnd(toldOfEnd bool) bool { return l == LateDrop || l == LateLatest && !toldOfEnd }
 
 // A Fallback names the route that gets the deliveries that another route could not make. Deliveries that a route got
 // as a fallback do not fall back again.

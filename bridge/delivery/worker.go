@@ -250,6 +250,9 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	batch := make([]Delivery, len(a.batch))
 	for n, i := range a.batch {
 		ce, receipt, err := w.Queue.Read(i)
+		if errors.Is(err, ErrSettled) {
+			return result{attempt: a, unsent: true, err: err}
+		}
 		if err != nil {
 			if r.err = err; errors.Is(err, ErrLost) {
 				r.lost = append(r.lost, i)
@@ -296,6 +299,8 @@ func (w *Worker) settle(r result, now time.Time) {
 	switch {
 	case r.err == nil:
 		w.handleAccepted(r, now)
+	case errors.Is(r.err, ErrSettled):
+		w.end(r.attempt, nil, now) // update removes it, and what else is in the batch is attempted again
 	case len(r.lost) > 0:
 		w.discard(r.attempt, r.lost, now)
 		w.deadErr = r.err.Error()
@@ -377,7 +382,11 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 		w.deadErr = report.Error
 	}
 	w.report(report)
-	w.logFailure(r, report.Next)
+	if slices.ContainsFunc(r.batch, func(i *Item) bool { return w.index[i.Seq] != nil }) {
+		w.logFailure(r, report.Next)
+	} else if len(old) == 0 {
+		w.Log.Warn("delivery failed, and is not tried again: it is no longer pending", "id", r.batch[0].ID, "err", r.err)
+	}
 	if became {
 		w.Log.Error("sink blocked; deliveries are kept, but somebody must act", "err", r.err)
 	}

@@ -1,6 +1,8 @@
 package outbox
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -16,11 +18,13 @@ type Batch struct {
 	Remove []Ref             // pending deliveries that leave no trace
 	// Reported lists dead letters that the owner has reported. Outbox.Unreported no longer returns them.
 	Reported []Ref
-	// Supersede lists pending deliveries that newer ones replace.
+	Move     []Move
+	Add      []Addition
+	// Groups that change. nil: the group is over, and what is pending of it is settled where the route's Late asks for
+	// that; its marks and receipts stay 30 days more.
+	Groups map[string]*Group
+	// Supersede lists pending deliveries that newer ones replace. What the end of a group settles need not be listed.
 	Supersede []Ref
-	Move      []Move
-	Add       []Addition
-	Groups    map[string]*Group // nil: the group is over; its marks and receipts stay 30 days more
 }
 
 // A Group is a set of related messages: those about one Azure event.
@@ -125,11 +129,6 @@ func (c *change) apply(b Batch) {
 	for _, r := range b.Reported {
 		c.setReported(r)
 	}
-	for _, r := range b.Supersede {
-		if e := c.entry(r); e != nil {
-			c.supersede(e)
-		}
-	}
 	for _, m := range b.Move {
 		c.move(m)
 	}
@@ -138,6 +137,11 @@ func (c *change) apply(b Batch) {
 	}
 	for id, g := range b.Groups {
 		c.setGroup(id, g)
+	}
+	for _, r := range b.Supersede {
+		if e := c.entry(r); e != nil {
+			c.supersede(e, "")
+		}
 	}
 }
 
@@ -182,6 +186,9 @@ func (c *change) setGroup(id string, to *Group) {
 		g.state, g.latest, g.ended = nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
 		c.write(bucketEnded, id, g.ended)
+		for _, e := range slices.SortedFunc(maps.Keys(g.pending), bySeq) {
+			c.settleIfOver(e)
+		}
 		return
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
@@ -245,10 +252,31 @@ func (c *change) remove(e *entry) {
 	c.unref(e.message)
 }
 
-// supersede ends a pending delivery that a newer one replaces.
-func (c *change) supersede(e *entry) {
-	c.record(e.message, e.route.name, &e.Item, Result{State: StateSuperseded, Attempts: e.Attempts})
+// supersede ends a pending delivery that a newer one replaces, or that why makes obsolete.
+func (c *change) supersede(e *entry, why string) {
+	c.record(e.message, e.route.name, &e.Item, Result{State: StateSuperseded, Attempts: e.Attempts, Answer: why})
 	c.remove(e)
+}
+
+// settleIfOver settles a pending delivery of a group that is over, if its route's Late asks for that.
+func (c *change) settleIfOver(e *entry) {
+	toldOfEnd := false
+	for other := range c.groups[e.Group].pending {
+		toldOfEnd = toldOfEnd || other.route == e.route && other.Ends()
+	}
+	if !e.Ends() && e.route.late.OverAtEnd(toldOfEnd) {
+		c.supersede(e, delivery.EventOver)
+	}
+}
+
+// settleOver settles what is pending for a route about groups that ended before it had its Late. What somebody asked for
+// stays: it may have been asked for after the end.
+func (c *change) settleOver(r *route) {
+	for _, e := range slices.SortedFunc(maps.Values(r.pending), bySeq) {
+		if c.isOver(e.Group) && !e.Replayed {
+			c.settleIfOver(e)
+		}
+	}
 }
 
 // record keeps the result of a delivery in the history, unless the message is transient.
@@ -308,11 +336,14 @@ func (c *change) deleteDead(d *entry) {
 }
 
 // fallBack makes a dead letter of a route pending for the route's fallback. It does not if the fallback has or had the
-// message, if the message reports trouble of the fallback, if the delivery was itself a fallback, or if the message is
-// transient.
+// message, if the message reports trouble of the fallback, if the delivery was itself a fallback, if the message is
+// transient, or if its group is over and the fallback begins nothing then.
 func (c *change) fallBack(e *entry, why string) {
 	to := e.route.fallback
 	if to == "" || to == e.About || e.Instead != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
+		return
+	}
+	if c.isOver(e.Group) && !e.Ends() && c.route(to).late == delivery.LateDrop {
 		return
 	}
 	if why == "" {

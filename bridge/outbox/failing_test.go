@@ -231,8 +231,8 @@ func TestCloneStartsEmpty(t *testing.T) {
 		if _, gone := changes(q); len(gone) != len(items) {
 			t.Errorf("the reader is told that %d are gone, want %d", len(gone), len(items))
 		}
-		if _, _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrLost) {
-			t.Errorf("Read = %v, want ErrLost", err)
+		if _, _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrSettled) {
+			t.Errorf("Read = %v, want ErrSettled", err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: items[:1], Answer: delivery.Answer{Receipt: []byte("r")}})
 		if n := o.Stats(time.Now())["a"].Delivered; n != 0 {

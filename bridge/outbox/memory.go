@@ -155,7 +155,8 @@ func (a ages) oldestDue(now time.Time) time.Time {
 // A route is the state of one destination.
 type route struct {
 	name       string
-	fallback   string    // the route that takes over what this one can't deliver; "" for none
+	fallback   string // the route that takes over what this one can't deliver; "" for none
+	late       delivery.Late
 	configured bool      // it is in the settings, or was removed less than keepOrphans ago
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
@@ -219,7 +220,8 @@ func (m *memory) reset() {
 			e.stale = true
 		}
 		now := m.route(name)
-		now.fallback, now.configured, now.removed, now.reader = r.fallback, r.configured, r.removed, r.reader
+		now.fallback, now.late, now.configured, now.removed = r.fallback, r.late, r.configured, r.removed
+		now.reader = r.reader
 	}
 }
 
@@ -316,6 +318,12 @@ func (m *memory) take(e *entry) {
 		g.pending = nil
 	}
 	m.dropIfEmpty(e.Group)
+}
+
+// isOver reports whether a group has ended. What belongs to no group is never over.
+func (m *memory) isOver(id string) bool {
+	g := m.groups[id]
+	return id != "" && g != nil && g.latest == nil && !g.ended.IsZero()
 }
 
 // dropIfEmpty deletes the group if it has no content.

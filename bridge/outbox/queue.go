@@ -82,10 +82,14 @@ func (q *queue) Changes() (c delivery.Changes) {
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	o := q.outbox
 	o.mu.Lock()
+	pending := o.entry(Ref{q.name, i.Seq}) != nil
 	if g := o.groups[i.Group]; g.receiptIndex(q.name) >= 0 {
 		receipt = g.receipts[g.receiptIndex(q.name)].value
 	}
 	o.mu.Unlock()
+	if !pending {
+		return ce, receipt, delivery.ErrSettled
+	}
 	body, err := o.Body(i.Seq)
 	if err != nil {
 		return ce, nil, err
@@ -250,7 +254,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 			c.replace(e, next)
 		}
 	})
-	each(rep.Superseded, c.supersede)
+	each(rep.Superseded, func(e *entry) { c.supersede(e, "") })
 	for _, i := range rep.Accepted {
 		c.settleAccepted(r, i, rep)
 	}

@@ -12,6 +12,8 @@ import (
 type Route struct {
 	Name     string // has no slash
 	Fallback string // the route that takes over what this one can't deliver; "" for none
+	// Late decides what the end of a group settles: see delivery.Late.OverAtEnd.
+	Late delivery.Late
 }
 
 // keepOrphans is how long the backlog of a removed route is kept.
@@ -39,7 +41,8 @@ func (c *change) setRoutes(routes []Route) {
 	for _, s := range routes {
 		r := c.route(s.Name)
 		configured[s.Name] = true
-		r.fallback = s.Fallback
+		r.fallback, r.late = s.Fallback, s.Late
+		c.settleOver(r)
 		if !r.configured || !r.removed.IsZero() {
 			r.configured, r.removed = true, time.Time{}
 			c.write(bucketRoutes, r.name, r.removedText())

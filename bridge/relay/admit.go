@@ -65,7 +65,8 @@ func (q *queue) concerns(m message) bool {
 
 // admit makes a message pending, unless the sink's filter keeps it out, or did before, or its record has it already. A
 // message that is outdated becomes a dead letter with late: drop: then admit reports tooLate, and leaves it to the
-// caller. With late: latest or a lead, an outdated message is superseded.
+// caller. With late: latest or a lead, an outdated message is superseded. So is one about an event that is over, where
+// its end settles what is pending.
 func (q *queue) admit(g *group, m message) (tooLate bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,6 +79,8 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	selected, outdated := q.selects(g, m)
 	switch {
 	case !selected, m.instead != nil && g.has(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has got itself
+	case q.isOver(g, m):
+		q.settleUnsent(g, m, resultSuperseded, delivery.EventOver)
 	case outdated && q.route.Terms.Late == delivery.LateDrop:
 		return true
 	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
@@ -130,13 +133,26 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	return selected, outdated
 }
 
-// supersede settles the pending deliveries that a newer change of their event makes obsolete: reminders, and what is
-// not due yet. If the sink doesn't get the newer change, and it is no start or end, a reminder stays unless its time was
-// another, as one of the new time will come, and what is not due yet moves with NotBefore. mu is held.
+// isOver reports whether the sink's record has the end of the event that a message is about, and that end settles what is
+// still pending. What somebody asked for is never over. mu is held.
+func (q *queue) isOver(g *group, m message) bool {
+	asked := m.onlySink != "" && m.instead == nil
+	if asked || m.eventID == "" || m.change.Kind == imds.Vanished || g.rec.stage.Kind != imds.Vanished {
+		return false
+	}
+	toldOfEnd, _ := q.route.Filter.Change(imds.Change{Kind: imds.Vanished, Event: m.change.Event}, "")
+	return q.route.Terms.Late.OverAtEnd(toldOfEnd)
+}
+
+// supersede settles the pending deliveries that a newer change of their event makes obsolete: at the end of the event what
+// delivery.Late.OverAtEnd says, else reminders, and what is not due yet. If the sink doesn't get the newer change, and it
+// is no start or end, a reminder stays unless its time was another, as one of the new time will come, and what is not due
+// yet moves with NotBefore. mu is held.
 func (q *queue) supersede(g *group, m message, selected bool) {
 	now := time.Now()
 	newWaits := !q.route.Due(m.change, now).IsZero()
 	ends := m.change.Kind == imds.Started || m.change.Kind == imds.Vanished
+	eventOver := m.change.Kind == imds.Vanished && q.route.Terms.Late.OverAtEnd(selected)
 	for _, seq := range g.pending {
 		if seq > m.seq {
 			continue
@@ -145,7 +161,12 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 		waits, over := e.item.Due.After(now), selected || ends
 		announces := e.item.Change == string(imds.Scheduled) || e.item.Change == string(imds.Updated)
 		reminder := e.item.Change == string(imds.Reminder)
+		u := q.unkept[seq]
+		dead := u != nil && u.dead // it has failed for good, and that stays on record
 		switch {
+		case eventOver && !e.item.Ends() && !dead:
+			q.settle(e, result{At: now.UTC(), How: resultSuperseded, Answer: delivery.EventOver})
+			q.notifyWorker(seq)
 		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.notBefore()),
 			selected && announces && newWaits:
 			q.settle(e, result{At: now.UTC(), How: resultSuperseded})

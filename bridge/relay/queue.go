@@ -222,7 +222,7 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	e := q.pending[i.Seq]
 	if e == nil {
 		q.mu.Unlock()
-		return ce, nil, errors.New("it is not pending any more")
+		return ce, nil, delivery.ErrSettled
 	}
 	if e.group.requiredVersion > e.group.savedVersion {
 		q.mu.Unlock()

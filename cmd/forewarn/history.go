@@ -16,6 +16,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/settings"
@@ -274,6 +275,8 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time) string {
 	switch {
 	case d.State == outbox.StateAccepted:
 		words = "delivered"
+	case d.State == outbox.StateSuperseded && d.Answer == delivery.EventOver:
+		words, d.Answer = "not sent, the event is over", ""
 	case d.State == outbox.StateSuperseded:
 		words = "replaced by a newer change"
 	case d.State == outbox.StateDead:

@@ -56,7 +56,10 @@ func deliveryWords(deliveries []bridge.HistoryDelivery) string {
 	by := map[string][]string{}
 	for _, d := range deliveries {
 		state := d.State
-		if state == outbox.StateSuperseded { // a newer message included it
+		switch {
+		case state == outbox.StateSuperseded && d.Answer == delivery.EventOver:
+			continue // nobody was told, and nobody has to be
+		case state == outbox.StateSuperseded: // a newer message included it
 			state = outbox.StateAccepted
 		}
 		by[state] = append(by[state], wording.Printable(d.Sink))

@@ -1,0 +1,266 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
+)
+
+// waysToWait are all ways in which the announcement of an event waits while the event ends. Each starts a bridge with the
+// route, has an event announced and ended, and returns the bridge when the destination of the route is well again.
+var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *running{
+	"for a retry": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		return announcedAndEnded(s, e, s.start(r), errDown)
+	},
+	"because it is blocked": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		return announcedAndEnded(s, e, s.start(r), fmt.Errorf("%w: exit 78", delivery.ErrBlocked))
+	},
+	"for the end of a mute": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		return announcedAndEnded(s, e, b, nil)
+	},
+	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		announcedAndEnded(s, e, b, nil)
+		b.crash()
+		return s.start(r)
+	},
+	"for its lead": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		r.Terms.Lead = 5 * time.Minute
+		return announcedAndEnded(s, e, s.start(r), nil)
+	},
+	"for its turn": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		r.Sink = slowSink{e, 10 * time.Minute}
+		r.Terms.Timeout = 0
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
+		return announcedAndEnded(s, e, b, nil)
+	},
+	beforeTheFile: func(_ *testing.T, s *stage, e *ear, r Route) *running {
+		b := s.start(r)
+		e.say(always(errDown))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Minute)
+		b, bring := s.lateFile(b, func() { s.azure.End(idA) }, r)
+		pause(time.Minute)
+		e.say(nil)
+		bring()
+		return b
+	},
+	"for forewarn to be started again": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		b := s.start(r)
+		e.say(always(errDown))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Minute)
+		b.end()
+		s.azure.End(idA)
+		e.say(nil)
+		return s.start(r)
+	},
+	withoutTheSink: func(t *testing.T, s *stage, e *ear, r Route) *running {
+		b := s.start(r)
+		e.say(always(errDown))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(10 * time.Second)
+		b.Reload(nil, nil, SettingsInfo{})
+		s.azure.End(idA)
+		pause(10 * time.Second)
+		b.end()
+		e.say(nil)
+		b = s.start()
+		pause(10 * time.Second)
+		b.Reload([]Route{r}, nil, SettingsInfo{})
+		return b
+	},
+	"for a reload that makes it late": func(t *testing.T, s *stage, e *ear, r Route) *running {
+		before := r
+		before.Terms.Late = delivery.LateSend
+		b := announcedAndEnded(s, e, s.start(before), errDown)
+		e.say(always(errDown))
+		pause(time.Minute)
+		b.Reload([]Route{r}, nil, SettingsInfo{})
+		e.say(nil)
+		return b
+	},
+}
+
+// Of these two ways the end is known before the outbox knows that there was an announcement, or that there is a sink.
+const (
+	beforeTheFile  = "for a file that comes late"
+	withoutTheSink = "for its sink to be in the settings again"
+)
+
+// announcedAndEnded has the reboot of vm-0 announced to a destination that answers with why, and ended.
+func announcedAndEnded(s *stage, e *ear, b *running, why error) *running {
+	if why != nil {
+		e.say(always(why))
+	}
+	pause(1500 * time.Millisecond)
+	s.reboot(idA)
+	pause(2 * time.Minute)
+	s.azure.End(idA)
+	pause(3 * time.Second)
+	e.say(nil)
+	return b
+}
+
+// A sink that acts begins nothing about an event that is known to be over, and one for people that isn't told of the end
+// isn't told either that the event is to come, however the announcement has waited. The history says why.
+func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
+	routes := map[string]func(*ear) Route{
+		"drop": func(e *ear) Route {
+			r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+			r.Filter.Only.Changes = []string{"scheduled", "updated"}
+			return r
+		},
+		"drop, with the end": func(e *ear) Route {
+			return e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		},
+		"latest, without the end": func(e *ear) Route {
+			r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateLatest })
+			r.Filter.Only.Changes = []string{"scheduled"}
+			return r
+		},
+	}
+	for name, route := range routes {
+		for way, wait := range waysToWait {
+			t.Run(name+" waits "+way, func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					e := &ear{}
+					b := wait(t, s, e, route(e))
+					pause(20 * time.Minute)
+					for _, h := range e.accepted() {
+						if h.Event.ID() == idA+"-scheduled" {
+							t.Errorf("told %s at %v, after the end", h.Event.ID(), h.at)
+						}
+					}
+					wantIDs(t, deadIDs(b.Outbox))
+					lives, err := History(b.Outbox, Period{Event: idA})
+					if err != nil || len(lives) != 1 {
+						t.Fatalf("History = %v, %v", lives, err)
+					}
+					d := lives[0].Changes[0].Deliveries
+					said := way == beforeTheFile || len(d) == 1 && d[0].Answer == delivery.EventOver
+					if len(d) != 1 || d[0].State != outbox.StateSuperseded || !said {
+						t.Errorf("the history says %+v, want that the event is over", d)
+					}
+					b.end()
+				})
+			})
+		}
+	}
+}
+
+// Whoever is told of the end is told of it, with what was missed, however the announcement has waited.
+func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
+	for way, wait := range waysToWait {
+		if way == beforeTheFile || way == withoutTheSink {
+			continue
+		}
+		t.Run(way, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{}
+				b := wait(t, s, e, e.all("chat").with(func(x *Terms) { x.Late = delivery.LateLatest }))
+				pause(20 * time.Minute)
+				got := slices.DeleteFunc(e.ids(), func(id string) bool { return strings.HasPrefix(id, idB) })
+				wantIDs(t, got, idA+"-vanished")
+				b.end()
+			})
+		})
+	}
+}
+
+// An attempt under way when the event ends is left to end, its result is on record, and nothing follows a failure.
+func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
+	for _, why := range []error{nil, errDown} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{answer: always(why)}
+			r := e.all("drain").with(func(x *Terms) { x.Late, x.Timeout = delivery.LateDrop, 0 })
+			r.Filter.Only.Changes = []string{"scheduled"}
+			r.Sink = slowSink{e, time.Minute}
+			b := s.start(r)
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(10 * time.Second)
+			s.azure.End(idA)
+			pause(30 * time.Minute)
+			if n := len(e.tried()); n != 1 {
+				t.Errorf("%d attempts were made, want the one under way", n)
+			}
+			want := outbox.StateAccepted
+			if why != nil {
+				want = outbox.StateSuperseded
+				s.wantLogged("delivery failed, and is not tried again")
+			}
+			lives, err := History(b.Outbox, Period{})
+			if err != nil || lives[0].Changes[0].Deliveries[0].State != want {
+				t.Errorf("the history says %+v, %v, want %s", lives, err, want)
+			}
+			b.end()
+		})
+	}
+}
+
+// A fallback that acts begins nothing about an event that ended before the other sink gave up.
+func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		hook, drain := &ear{answer: always(errDown)}, &ear{}
+		second := drain.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		second.Filter.Only.Types = []string{"Freeze"}
+		b := s.start(hook.all("hook").with(func(x *Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Hour} }),
+			second)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Minute)
+		s.azure.End(idA)
+		pause(time.Minute)
+		hook.say(always(fmt.Errorf("%w: 410 Gone", delivery.ErrRejected)))
+		pause(30 * time.Minute)
+		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled", idA+"-vanished")
+		wantIDs(t, drain.ids(), idA+"-vanished")
+		b.end()
+	})
+}
+
+// What somebody asks for is sent, also when its event is over: whoever replays a dead letter knows what they do.
+func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(fmt.Errorf("%w: exit 65", delivery.ErrRejected))}
+		r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		r.Filter.Only.Changes = []string{"scheduled"}
+		b := announcedAndEnded(s, e, s.start(r), errors.Join(delivery.ErrRejected))
+		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if len(letters) != 1 {
+			t.Fatalf("the dead letters are %+v", letters)
+		}
+		e.say(always(errDown))
+		if _, err := b.Replay([]string{letters[0].Key}, "", "root"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		b.Reload([]Route{r}, nil, SettingsInfo{})
+		e.say(nil)
+		pause(10 * time.Minute)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
