@@ -2,19 +2,15 @@ package sinks
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 	"unicode/utf8"
 
 	"github.com/slack-go/slack"
@@ -462,44 +458,4 @@ func fitList(b map[string]any, key string, limit int, fit func(any) bool) bool {
 		delete(b, key)
 	}
 	return len(all) > 0
-}
-
-// slackPace is the time between two messages to one channel. Slack may disable an app that stays faster than that.
-const slackPace = time.Second
-
-// SlackTurns limits the sinks that share it to one message a second in each channel. The zero value is ready to use. It
-// is safe for concurrent use.
-type SlackTurns struct {
-	pace time.Duration // 0 means slackPace
-
-	mu   sync.Mutex
-	next map[string]time.Time // the earliest time of the next message, by channel
-}
-
-// wait waits until the next message may be posted in the channel, and reserves that time. It fails if ctx ends first.
-// A nil SlackTurns never waits.
-func (s *SlackTurns) wait(ctx context.Context, place string) error {
-	if s == nil {
-		return context.Cause(ctx)
-	}
-	s.mu.Lock()
-	now := time.Now()
-	maps.DeleteFunc(s.next, func(_ string, at time.Time) bool { return !at.After(now) })
-	at, taken := s.next[place]
-	if !taken {
-		at = now
-	}
-	if s.next == nil {
-		s.next = map[string]time.Time{}
-	}
-	s.next[place] = at.Add(cmp.Or(s.pace, slackPace))
-	s.mu.Unlock()
-	if taken {
-		select {
-		case <-time.After(at.Sub(now)):
-			return nil
-		case <-ctx.Done():
-		}
-	}
-	return context.Cause(ctx)
 }

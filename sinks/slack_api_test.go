@@ -314,13 +314,66 @@ func TestSlackKeepsPace(t *testing.T) {
 		if err := turns.wait(t.Context(), "#ops"); err != nil || time.Since(began) != 0 {
 			t.Errorf("after a minute the turn came after %v, %v; want it at once", time.Since(began), err)
 		}
-		if len(turns.next) != 1 {
-			t.Errorf("%d channels are remembered, want the one that was told of last", len(turns.next))
-		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if err := turns.wait(ctx, "#ops"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("wait = %v, want %v", err, context.DeadlineExceeded)
+		}
+	})
+}
+
+// Whoever gives up waiting for a turn, while others wait before and behind it, delays nobody.
+func TestAbandonedTurnsDelayNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns, began := new(SlackTurns), time.Now()
+		if err := turns.wait(t.Context(), "#ops"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, abandon := context.WithCancel(t.Context())
+		for range 10 {
+			go turns.wait(ctx, "#ops")
+		}
+		synctest.Wait()
+		came := make(chan time.Duration, 2)
+		for range 2 {
+			go func() {
+				if err := turns.wait(t.Context(), "#ops"); err != nil {
+					t.Error(err)
+				}
+				came <- time.Since(began)
+			}()
+		}
+		synctest.Wait()
+		abandon()
+		if first, second := <-came, <-came; first != time.Second || second != 2*time.Second {
+			t.Errorf("the turns came after %v and %v, want 1s and 2s", first, second)
+		}
+		if err := turns.wait(ctx, "#ops"); !errors.Is(err, context.Canceled) {
+			t.Errorf("wait = %v, want %v", err, context.Canceled)
+		}
+		if err := turns.wait(t.Context(), "#ops"); err != nil || time.Since(began) != 3*time.Second {
+			t.Errorf("the turn after one that was given up at once came after %v, %v; want 3s", time.Since(began), err)
+		}
+	})
+}
+
+// Turns come in the order in which they were asked for.
+func TestSlackTurnsComeInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns, order := new(SlackTurns), make(chan int, 5)
+		for i := range 5 {
+			go func() {
+				if err := turns.wait(t.Context(), "#ops"); err != nil {
+					t.Error(err)
+				}
+				order <- i
+			}()
+			synctest.Wait()
+		}
+		for want := range 5 {
+			if got := <-order; got != want {
+				t.Errorf("turn %d was that of %d", want, got)
+			}
 		}
 	})
 }
