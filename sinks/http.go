@@ -33,7 +33,8 @@ type caller struct {
 	proxy     func(*http.Request) (*url.URL, error)
 	where     string // the setting that proxy comes from, for people
 	dial      Dialer
-	blockedOn []int // statuses that block, besides the usual ones
+	blockedOn []int                  // statuses that block, besides the usual ones
+	denied    func(body string) bool // whether an answer of 2xx says that nothing was taken; nil for never
 
 	mu        sync.Mutex // guards the fields below: Close may be called during a request
 	transport *http.Transport
@@ -118,7 +119,12 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	if slices.Contains(c.blockedOn, r.status) {
 		class = delivery.ErrBlocked
 	}
-	return judge(class, r, origin(req.URL), redact)
+	answer, err := judge(class, r, origin(req.URL), redact)
+	if err == nil && c.denied != nil && c.denied(r.body) {
+		text := answer.Status + " from " + redact.text(origin(req.URL)) + ", but the message was not taken: "
+		err = r.withRetryAfter(errors.New(text + redact.line(r.body, r.cut, 200)))
+	}
+	return answer, err
 }
 
 // proxyOf returns the proxy for a request, nil for none, and hides its address and credentials. Its errors block.

@@ -178,7 +178,7 @@ func (a *slackAPI) notSlack(req *http.Request, r response) error {
 }
 
 // postHook posts a message to an incoming webhook. Services that are compatible with Slack answer in ways of their own,
-// so a status of 2xx is success unless the body has "ok" or "success" as false, or is a web page, as of a proxy.
+// so a status of 2xx is success unless the body is an error of Slack's or a denial.
 func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	body, err := compact(struct {
 		Text   string        `json:"text"`
@@ -195,25 +195,21 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	}
 	req.URL = a.hook
 	req.Header.Set("Content-Type", "application/json; charset=utf-8")
-	var reply struct {
-		OK, Success *bool
-		Error       string
-	}
 	var code string
 	r, known, err := a.call(req, func(body string) string {
-		if code = strings.TrimSpace(body); json.Unmarshal([]byte(body), &reply) == nil {
-			code = reply.Error
+		code = strings.TrimSpace(body)
+		if fields := answerFields(body); fields != nil {
+			code, _ = fields["error"].(string)
 		}
 		return code
 	})
-	no := reply.OK != nil && !*reply.OK || reply.Success != nil && !*reply.Success
 	switch {
 	case err != nil:
 		return err
 	case known:
 		return a.refusal(slack.SlackErrorResponse{Err: code})
-	case no || strings.HasPrefix(code, "<"):
-		return a.notSlack(req, r)
+	case isDenial(r.body):
+		return r.withRetryAfter(a.notSlack(req, r))
 	}
 	return nil
 }

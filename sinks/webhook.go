@@ -97,6 +97,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	wrong.add(w.openBody(s))
 	w.caller, err = newCaller(s.TLS, s.Proxy, h)
 	wrong.add(err)
+	w.caller.denied = deniedBy(s.Body)
 	w.caller.blockedOn, err = blockedOn(s)
 	wrong.add(err)
 	if err := wrong.err(); err != nil {

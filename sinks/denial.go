@@ -1,0 +1,78 @@
+package sinks
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// A denial is the body of an answer that has a status of success and yet says that nothing was taken. It means to come
+// back later: nothing arrived, so nobody gets a message twice.
+//
+// Services that stand in for another answer in ways of their own. So a body is a denial only if it says so; one that
+// says nothing, or something unknown, is none: its message would be posted again for days.
+
+// deniedBy returns whether a body is a denial when the ready-made body of that name was posted, or "" for none. A body
+// or a CloudEvent of the user's own may go to any service, which may answer with anything.
+func deniedBy(service string) func(body string) bool {
+	switch service {
+	case "":
+		return isUndelivered
+	case "azure-automation":
+		return func(body string) bool {
+			jobs, listed := answerFields(body)["jobids"].([]any)
+			return isDenial(body) || listed && len(jobs) == 0 // it lists the jobs that it has started
+		}
+	case "splunk-hec":
+		return func(body string) bool {
+			code, numbered := answerFields(body)["code"].(float64)
+			return isDenial(body) || numbered && code != 0 // 17 is from an address that only tells how Splunk is
+		}
+	}
+	return isDenial
+}
+
+// isDenial reports whether a body is a denial of any service for messages: it is a web page, as of a proxy that wants a
+// login, or has ok or success as false, or an error without a yes.
+func isDenial(body string) bool {
+	if isUndelivered(body) || strings.HasPrefix(strings.TrimLeft(body, "\ufeff \t\r\n"), "<") {
+		return true
+	}
+	fields := answerFields(body)
+	for _, name := range []string{"ok", "success"} {
+		if yes, said := fields[name].(bool); said {
+			return !yes
+		}
+	}
+	return isFilled(fields["error"]) || isFilled(fields["errors"])
+}
+
+// isUndelivered reports whether a body is Microsoft's way to say that Teams, behind the webhook, has refused a message.
+func isUndelivered(body string) bool {
+	return strings.Contains(strings.ToLower(body), "webhook message delivery failed")
+}
+
+// answerFields returns the fields of a JSON object by their names in lower case, nil if body is something else.
+func answerFields(body string) map[string]any {
+	var object map[string]any
+	if json.Unmarshal([]byte(body), &object) != nil || object == nil {
+		return nil
+	}
+	fields := make(map[string]any, len(object))
+	for name, value := range object {
+		fields[strings.ToLower(name)] = value
+	}
+	return fields
+}
+
+// isFilled reports whether a value of JSON is a text, a list or an object that isn't empty.
+func isFilled(value any) bool {
+	switch v := value.(type) {
+	case string:
+		return v != ""
+	case []any:
+		return len(v) > 0
+	case map[string]any:
+		return len(v) > 0
+	}
+	return false
+}

@@ -1,0 +1,76 @@
+package sinks
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// teamsDenial is what Microsoft's webhook answers with a status of 200 when Teams has too many messages.
+const teamsDenial = "Webhook message delivery failed with error: Microsoft Teams endpoint returned HTTP error 429 with " +
+	"ContextId tcid=0,server=DB3PEPF00001A11,cv=UTmbGYIYlkC0oOFoxUSzoQ.0.."
+
+// An answer of 2xx that says that the message was not taken is tried again, so that nobody misses a message. Any other is
+// accepted, also one that the service doesn't document: those that are compatible with it answer in ways of their own,
+// and a message that is tried again is posted for days.
+func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	const page = "\ufeff\n<!DOCTYPE html><title>Sign in</title>"
+	for _, tt := range []struct {
+		body   string // the ready-made one
+		status int
+		answer string
+		class  string
+	}{
+		{"teams", 202, "", accepted}, // a workflow
+		{"teams", 200, "1", accepted},
+		{"teams", 200, `{"id":"1","subject":"the webhook works"}`, accepted},
+		{"teams", 200, teamsDenial, again},
+		{"teams", 200, strings.ToUpper(teamsDenial), again},
+		{"teams", 200, page, again},
+		{"teams", 202, `{"error":{"code":"WorkflowRunFailed"}}`, again},
+
+		{"pagerduty", 202, `{"status":"success","message":"Event processed","dedup_key":"k"}`, accepted},
+		{"pagerduty", 200, `{"status":"ok","errors":[]}`, accepted},
+		{"pagerduty", 200, `{"status":"invalid event","message":"Event object is invalid","errors":["why"]}`, again},
+
+		{"splunk-hec", 200, `{"text":"Success","code":0}`, accepted},
+		{"splunk-hec", 200, `OK`, accepted},
+		{"splunk-hec", 200, `{"text":"HEC is healthy","code":17}`, again},
+		{"splunk-hec", 200, `{"text":"Server is busy","code":9}`, again},
+
+		{"ntfy", 200, `{"id":"x","time":1,"event":"message","topic":"vms","code":40301}`, accepted},
+		{"ntfy", 200, `{"code":42901,"http":429,"error":"limit reached"}`, again},
+		{"ntfy", 200, page, again},
+
+		{"azure-automation", 202, `{"JobIds":["6d1f"]}`, accepted},
+		{"azure-automation", 202, ``, accepted},
+		{"azure-automation", 202, `{"JobIds":[]}`, again},
+
+		{"event-grid", 200, ``, accepted},
+		{"event-grid", 200, `{"error":{"code":"BadRequest","message":"why"}}`, again},
+		{"azure-monitor", 204, ``, accepted},
+		{"azure-monitor", 200, page, again},
+
+		{"", 200, teamsDenial, again}, // a card of the user's own
+		{"", 200, page, accepted},     // anything else is anybody's
+		{"", 200, `{"error":"none"}`, accepted},
+	} {
+		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(tt.status)
+			io.WriteString(w, tt.answer)
+		}))
+		settings := "url: " + srv.URL
+		if tt.body != "" {
+			settings += "\nbody: " + tt.body + "\nbody_secrets: {routing_key: k, topic: t}"
+		}
+		_, err := mustOpen(t, "webhook", settings, testHost(t)).Deliver(t.Context(), deliveries(t)[:1])
+		if classOf(err) != tt.class {
+			t.Errorf("body %q: %d %s: Deliver = %v, want it %s", tt.body, tt.status, tt.answer, err, tt.class)
+		}
+		if err != nil && !strings.Contains(err.Error(), ", but the message was not taken: ") {
+			t.Errorf("body %q: %v, want it to say that the message was not taken", tt.body, err)
+		}
+	}
+}
