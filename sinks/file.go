@@ -112,7 +112,10 @@ func (s *stdoutSink) Connect(context.Context) (string, error) { return "standard
 
 // Connect checks that a delivery could write to the file. It leaves no file and no directory behind.
 func (f *file) Connect(context.Context) (string, error) {
-	return f.path + " can be written to", classOfFile(f.writable())
+	if err := f.writable(); err != nil {
+		return "", classOfFile(err)
+	}
+	return f.path + " can be written to", nil
 }
 
 func (f *file) writable() error {

@@ -123,7 +123,7 @@ func (n *natsSink) publishHeartbeat(ctx context.Context, s *natsSession, msg *na
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
 		why = "no stream takes it; forewarn relay --provision creates one"
 	case errors.Is(context.Cause(ctx), nats.ErrPermissionViolation):
-		why = "this user may not publish there"
+		why = s.access.redact.line(explainDenied(context.Cause(ctx)).Error(), false, 300)
 	default:
 		return "", err
 	}
@@ -149,13 +149,17 @@ func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 	return b.String(), nil
 }
 
-// Connect connects, logs in and looks for the stream. It creates and publishes nothing.
+// Connect connects, logs in and looks for the stream. It creates and publishes nothing. Beside an error it says how far
+// it came.
 func (n *natsSink) Connect(ctx context.Context) (string, error) {
 	var answer string
-	err := n.withSession(ctx, func(ctx context.Context, s *natsSession) (err error) {
-		if answer = "connected to " + s.describeServer(); !n.core {
-			var found string
-			found, err = n.describeStream(ctx, s)
+	err := n.withSession(ctx, func(ctx context.Context, s *natsSession) error {
+		answer = "connected to " + s.describeServer()
+		if n.core {
+			return nil
+		}
+		found, err := n.describeStream(ctx, s)
+		if err == nil {
 			answer += ", " + found
 		}
 		return err
@@ -182,15 +186,15 @@ func (n *natsSink) withSession(ctx context.Context, do func(context.Context, *na
 	return s.do(ctx, func(ctx context.Context) error { return do(ctx, s) })
 }
 
-// connected returns the session, or a new one if there is none, nats.go has given it up, or the credentials have
-// changed.
+// connected returns the session, or a new one if there is none, nats.go has given it up, no answer can be heard over
+// it, or the credentials have changed.
 func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	a, err := n.servers.read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	s := n.session.Load()
-	if s != nil && !s.gaveUp() && s.access.stamp == a.stamp {
+	if s != nil && !s.gaveUp() && !s.isDeaf() && s.access.stamp == a.stamp {
 		return s, nil
 	}
 	n.Close()
@@ -219,10 +223,11 @@ func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 		return nil, err
 	}
 	msg := &nats.Msg{Subject: subject, Header: make(nats.Header)}
-	if !n.core {
+	heartbeat := ce.Type() == cloudevent.BridgeHeartbeat // whose copies do no harm
+	if !n.core && !heartbeat {
 		msg.Header.Set(jetstream.MsgIDHeader, encodeAttribute(n.messageID(ce)))
 	}
-	if n.once && ce.Type() != cloudevent.BridgeHeartbeat {
+	if n.once && !heartbeat {
 		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
 	}
 	if n.structured {

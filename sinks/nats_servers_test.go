@@ -276,30 +276,6 @@ func TestNATSFailures(t *testing.T) {
 	}
 }
 
-// A user who may do no more than what the sink needs gets a change stored, and a copy accepted, however late.
-func TestNATSNeedsNoMorePermissions(t *testing.T) {
-	t.Parallel()
-	for _, direct := range []bool{false, true} {
-		srv := natsServe(t, natsMay(&server.Permissions{
-			Publish: &server.SubjectPermission{Allow: []string{
-				"forewarn.>", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.FOREWARN", "$JS.API.STREAM.MSG.GET.FOREWARN",
-				"$JS.API.DIRECT.GET.FOREWARN.>",
-			}},
-			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
-		}))
-		_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
-		natsStream(t, js, func(c *jetstream.StreamConfig) { c.Duplicates, c.AllowDirect = 100*time.Millisecond, direct })
-		for i := range 2 {
-			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2", testHost(t))
-			answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
-			if err != nil || strings.HasPrefix(answer.Status, "already") != (i == 1) {
-				t.Errorf("Deliver, time %d = %+v, %v", i+1, answer, err)
-			}
-			natsForgets(t, js, i)
-		}
-	}
-}
-
 // JetStream of another domain is reached, with answers under a prefix, by a user who may do nothing else.
 func TestNATSDomainAndInboxPrefix(t *testing.T) {
 	srv := natsServe(t, func(o *server.Options) {

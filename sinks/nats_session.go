@@ -55,6 +55,7 @@ type natsSession struct {
 	server     string                  // that was dialed last
 	link       *natsConn               // to it, nil if there is none
 	lastErr    error                   // its last -ERR, after which it may end the connection
+	deaf       bool                    // it lets nobody hear answers over this connection
 	reasons    map[string]error        // why there is no connection, by server; cleared when work begins
 	cancelWork context.CancelCauseFunc // ends the last work that was begun; nil for none
 }
@@ -122,7 +123,7 @@ func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(n
 func (s *natsSession) setLink(server string, link *natsConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.link, s.lastErr = server, link, nil
+	s.server, s.link, s.lastErr, s.deaf = server, link, nil, false
 }
 
 // report records an -ERR on a connection or, with final, why it has ended or was not made.
@@ -137,6 +138,7 @@ func (s *natsSession) report(link *natsConn, err error, final bool) {
 	}
 	// The server answers nothing else.
 	denied := errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxPayload)
+	s.deaf = s.deaf || isAboutSubscription(err)
 	switch {
 	case final:
 		err = cmp.Or(s.lastErr, err)
@@ -167,9 +169,39 @@ func (s *natsSession) do(ctx context.Context, f func(context.Context) error) err
 	if ended(ctx) {
 		s.hangUp(errNoAnswer) // before anybody uses it again
 	} else if cause := context.Cause(inner); cause != nil {
-		err = cause
+		err = explainDenied(cause)
 	}
 	return failure(ctx, s.access.redact, server, classOfNATS(err), err)
+}
+
+// isAboutSubscription reports whether a server refused a subscription. The only one is that to the answers, and nats.go
+// makes it once for each connection.
+func isAboutSubscription(err error) bool {
+	return strings.HasPrefix(strings.ToLower(err.Error()), "permissions violation for subscription")
+}
+
+// explainDenied says what a user may not do, where the server only names a subject.
+func explainDenied(err error) error {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return err
+	}
+	if isAboutSubscription(err) {
+		return fmt.Errorf("this user may not hear the answers; set inbox_prefix to one that it may subscribe to: %w", err)
+	}
+	what := "publish there"
+	for _, api := range []struct{ subject, what string }{
+		{".API.STREAM.NAMES", "look for the stream"},
+		{".API.STREAM.INFO.", "look for the stream"},
+		{".API.STREAM.CREATE.", "create the stream"},
+		{".API.STREAM.UPDATE.", "update the stream"},
+		{".API.STREAM.MSG.GET.", "look whether the stream has this message"},
+		{".API.DIRECT.GET.", "look whether the stream has this message"},
+	} {
+		if strings.Contains(err.Error(), api.subject) {
+			what = api.what
+		}
+	}
+	return fmt.Errorf("this user may not %s: %w", what, err)
 }
 
 // beginWork begins work that cancel ends if the connection is lost. It returns false if there is no connection.
@@ -229,6 +261,14 @@ func (s *natsSession) hangUp(why error) {
 // gaveUp reports whether nats.go has given the session up. Asking nats.go itself would wait for a lock that it
 // holds while it dials.
 func (s *natsSession) gaveUp() bool { return len(s.closed) > 0 }
+
+// isDeaf reports whether no answer can be heard over this connection, however long it lasts. A new one is of use once
+// the user is allowed to.
+func (s *natsSession) isDeaf() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.deaf
+}
 
 // end closes everything and returns when nothing of it runs any more.
 func (s *natsSession) end() {

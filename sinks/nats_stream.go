@@ -152,78 +152,21 @@ func provisionError(verb, name string, err error) error {
 	return &classError{class, fmt.Sprintf("%s: %s (%d)", doing, e.Description, e.ErrorCode)}
 }
 
-// requestError returns the error for a request to JetStream. If nobody answers, there is no JetStream.
+// atLeafNode is what to do where messages reach a stream that can't be asked: it is beyond a leaf node.
+const atLeafNode = "at a leaf node, set domain to the JetStream domain of the servers that have the stream"
+
+// requestError returns the error for a request to JetStream. If nobody answers, there is no JetStream; if the stream is
+// not known, it is in another domain.
 func requestError(doing string, err error) error {
-	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
-		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-		return &classError{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; " +
-			"enable it, or set core: true to send without a stream"}
+	switch {
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrJetStreamNotEnabled),
+		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return &classError{delivery.ErrBlocked, doing + ": there is no JetStream for this account here; " + atLeafNode +
+			"; else enable JetStream, or set core: true to send without a stream"}
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return fmt.Errorf("%s: %w; %s", doing, err, atLeafNode)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
-}
-
-// errNotStored is the error for an answer that is not about the message.
-var errNotStored = errors.New("the answer is not from a stream; does another program answer on this subject?")
-
-// store publishes a message and waits until a stream has it.
-func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
-	ack, err := s.js.PublishMsg(ctx, msg)
-	switch {
-	case err == nil:
-		return n.stored(s, ack.Stream, ack.Sequence, ack.Duplicate), nil
-	case errors.Is(err, jetstream.ErrNoStreamResponse):
-		s.provided = nil // the stream may be deleted
-		return delivery.Answer{}, n.whyNoStream(ctx, s, msg.Subject)
-	case errors.Is(err, jetstream.ErrInvalidJSAck):
-		return delivery.Answer{}, errNotStored
-	}
-	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
-		if oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
-			jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // which streams with replicas say
-			return n.compareStored(ctx, s, msg)
-		}
-		if strings.HasPrefix(e.Description, "maximum messages per subject") { // it is full, or has this one
-			if answer, err := n.compareStored(ctx, s, msg); err == nil {
-				return answer, nil
-			}
-		}
-		err = &classError{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
-			e.ErrorCode)}
-	}
-	return delivery.Answer{}, err
-}
-
-func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplicate bool) delivery.Answer {
-	verb := "stored"
-	if duplicate {
-		verb = "already stored"
-	}
-	stream = s.access.redact.line(stream, false, 100)
-	return delivery.Answer{
-		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence),
-		ID:     fmt.Sprintf("%s:%d", stream, sequence),
-	}
-}
-
-// compareStored looks at the message that has the subject already: a copy of this one, from this or another machine and
-// however old, or another message. For that the user must be allowed to publish to $JS.API.STREAM.NAMES,
-// $JS.API.STREAM.INFO.<stream> and, depending on the stream, $JS.API.STREAM.MSG.GET.<stream> or
-// $JS.API.DIRECT.GET.<stream>.>; else the sink is blocked.
-func (n *natsSink) compareStored(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
-	stream, err := s.streamOf(ctx, msg.Subject)
-	if err != nil {
-		return delivery.Answer{}, err
-	}
-	name := stream.CachedInfo().Config.Name
-	stored, err := stream.GetLastMsgForSubject(ctx, msg.Subject)
-	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
-	}
-	if other := stored.Header.Get(jetstream.MsgIDHeader); other != msg.Header.Get(jetstream.MsgIDHeader) {
-		return delivery.Answer{}, &classError{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
-			"message %d with id %q", name, msg.Subject, stored.Sequence, other)}
-	}
-	return n.stored(s, name, stored.Sequence, true), nil
 }
 
 // whyNoStream returns why no stream answered: there is none, or it has no leader.
@@ -242,7 +185,14 @@ func (n *natsSink) whyNoStream(ctx context.Context, s *natsSession, subject stri
 func (n *natsSink) noStream(subject string) error {
 	return &classError{delivery.ErrBlocked,
 		fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
-			"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
+			"or set core: true to send without a stream; %s", subject, strings.Join(n.subjects.patterns(), " and "),
+			atLeafNode)}
+}
+
+// errNoAck returns the error for a stream that is set up to answer nothing.
+func errNoAck(stream string) error {
+	return &classError{delivery.ErrBlocked, "stream " + stream + " has no_ack: true, so it never says that it stored " +
+		"anything; make it false"}
 }
 
 // describeStream returns the name and the subjects of the stream that takes what will be sent.
@@ -265,6 +215,9 @@ func (n *natsSink) describeStream(ctx context.Context, s *natsSession) (string, 
 		return "", err
 	}
 	c := stream.CachedInfo().Config
+	if c.NoAck {
+		return "", errNoAck(c.Name)
+	}
 	return s.access.redact.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), false, 300), nil
 }
 

@@ -162,12 +162,16 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 		"tls": "reached " + k.to.String() + ", its certificate is valid", "tcp": "reached " + k.to.String(),
 		"udp": "sends to " + k.to.String() + ", which does not answer",
 	}[k.to.Scheme]
-	return answer, k.withConn(ctx, func(conn net.Conn, rtt time.Duration) error {
+	err := k.withConn(ctx, func(conn net.Conn, rtt time.Duration) error {
 		if k.network == "udp" {
 			return nil
 		}
 		return checkOpen(conn, rtt)
 	})
+	if err != nil {
+		return "", err
+	}
+	return answer, nil
 }
 
 // withConn calls do with a new connection; rtt is about the time that a packet takes to the receiver and back. Its

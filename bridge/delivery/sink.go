@@ -108,7 +108,7 @@ type Chained interface {
 }
 
 // A Connecter is a Sink that can connect to its destination and sign in without sending anything. The answer is a line
-// for people. The errors are those of Deliver.
+// for people; beside an error it says that the destination was reached, and refuses. The errors are those of Deliver.
 type Connecter interface {
 	Connect(ctx context.Context) (answer string, err error)
 }

@@ -81,7 +81,7 @@ whether the state can be written. Exit 69 if not.`,
 			if err := show(c); err != nil {
 				return err
 			}
-			if slices.ContainsFunc(c.Connect, func(r connectResult) bool { return r.Result == "unreachable" }) {
+			if slices.ContainsFunc(c.Connect, connectResult.failed) {
 				return errUnreachable
 			}
 			return nil

@@ -20,10 +20,13 @@ import (
 // A connectResult says whether the destination of a sink could be reached.
 type connectResult struct {
 	Sink    string  `json:"sink"`
-	Result  string  `json:"result"` // "reached", "unreachable" or "untried"
+	Result  string  `json:"result"` // "reached", "refused", "unreachable" or "untried"
 	Answer  string  `json:"answer"`
 	Seconds float64 `json:"seconds"`
 }
+
+// failed reports whether nothing could be delivered there.
+func (r connectResult) failed() bool { return r.Result == "unreachable" || r.Result == "refused" }
 
 // connect connects to the destinations of all routes concurrently, without sending anything.
 func connect(ctx context.Context, routes []bridge.Route) []connectResult {
@@ -52,7 +55,10 @@ func connectTo(ctx context.Context, r bridge.Route) connectResult {
 	result := connectResult{
 		Sink: r.Name, Result: "reached", Answer: answer, Seconds: time.Since(began).Round(time.Millisecond).Seconds(),
 	}
-	if err != nil {
+	switch {
+	case err != nil && answer != "":
+		result.Result, result.Answer = "refused", answer+", but "+err.Error()
+	case err != nil:
 		result.Result, result.Answer = "unreachable", err.Error()
 	}
 	return result
@@ -94,8 +100,8 @@ func connectToState(_ context.Context, s *settings.Settings) connectResult {
 // connectTimeout is the timeout for a sink without one.
 const connectTimeout = 10 * time.Second
 
-// errUnreachable is the error of check --connect when a destination could not be reached.
-var errUnreachable = exit(exitUnavailable, errors.New("not every destination could be reached"))
+// errUnreachable is the error of check --connect when a destination could not be reached, or refuses.
+var errUnreachable = exit(exitUnavailable, errors.New("not every destination can be delivered to"))
 
 func (p *program) printReached(results []connectResult) error {
 	fmt.Fprintln(p.out)

@@ -1,0 +1,252 @@
+package sinks
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/conf"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// natsDocumented returns the permissions that the README lists for a bridge's user.
+func natsDocumented(t *testing.T) (publish, subscribe []string) {
+	t.Helper()
+	_, list, found := strings.Cut(Manual, "```\npublish: [")
+	list, _, closed := strings.Cut(list, "```")
+	if !found || !closed {
+		t.Fatal("the README lists no permissions")
+	}
+	parsed, err := conf.Parse("publish: [" + list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := func(key string) (all []string) {
+		for _, one := range parsed[key].([]any) {
+			all = append(all, one.(string))
+		}
+		return all
+	}
+	return texts("publish"), texts("subscribe")
+}
+
+// natsNeedy does all that a bridge does with a stream, and returns what failed.
+func natsNeedy(t *testing.T, publish, subscribe []string, keys string, stream func(*jetstream.StreamConfig)) error {
+	t.Helper()
+	srv := natsServe(t, natsMay(&server.Permissions{
+		Publish: &server.SubjectPermission{Allow: publish}, Subscribe: &server.SubjectPermission{Allow: subscribe},
+	}))
+	_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
+	made := natsStream(t, js, func(c *jetstream.StreamConfig) {
+		c.Duplicates, c.AllowDirect = 100*time.Millisecond, true
+		stream(c)
+	})
+	open := func() delivery.Sink {
+		return mustOpen(t, "nats",
+			"url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm\n"+keys, testHost(t))
+	}
+	s := open()
+	if _, err := s.(delivery.Connecter).Connect(t.Context()); err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	beat, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, nil, imds.Observer{Name: "vm-0"}, monday)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: beat, Attempt: 1}})
+	if err != nil || strings.HasPrefix(answer.Status, "not stored") {
+		return fmt.Errorf("a heartbeat: %q, %w", answer.Status, err)
+	}
+	about, err := cloudevent.WrapBridge(cloudevent.BridgeStarted, nil, imds.Observer{Name: "vm-0"}, monday)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: about, Attempt: 1}}); err != nil {
+		return fmt.Errorf("about the bridge: %w", err)
+	}
+	for i := range 3 { // stored; a duplicate; a copy whose id the stream has forgotten
+		if i == 2 {
+			natsForgets(t, js, i)
+		}
+		if _, err := open().Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			return fmt.Errorf("time %d: %w", i+1, err)
+		}
+	}
+	want := 3
+	if strings.Contains(keys, "once: false") { // a copy that comes late is stored
+		want = 4
+	}
+	if got := natsIDs(t, made); len(got) != want {
+		t.Errorf("%s: the stream holds %q, want %d messages", keys, got, want)
+	}
+	return nil
+}
+
+// A user with exactly the permissions that the README lists can do all that a sink does; without one of them something
+// fails, and says what.
+func TestNATSNeedsTheDocumentedPermissions(t *testing.T) {
+	t.Parallel()
+	publish, subscribe := natsDocumented(t)
+	without := func(one string) []string {
+		return slices.DeleteFunc(slices.Clone(publish), func(p string) bool { return p == one })
+	}
+	as := func(*jetstream.StreamConfig) {}
+	const direct = "$JS.API.DIRECT.GET.FOREWARN.>"
+	for name, tt := range map[string]struct {
+		publish []string
+		keys    string
+		stream  func(*jetstream.StreamConfig)
+	}{
+		"as listed": {publish, "", as},
+		"without direct reads": {append(without(direct), "$JS.API.STREAM.MSG.GET.FOREWARN"), "",
+			func(c *jetstream.StreamConfig) { c.AllowDirect = false }},
+		"without once": {append(without(direct), "$JS.API.DIRECT.GET.FOREWARN"), "once: false", as},
+		"with provision": {append(slices.Clone(publish), "$JS.API.STREAM.CREATE.FOREWARN", "$JS.API.STREAM.UPDATE.FOREWARN"),
+			"provision: {stream: FOREWARN, duplicates: 100ms}",
+			func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.probe", "forewarn.heartbeat.>"} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if err := natsNeedy(t, tt.publish, subscribe, tt.keys, tt.stream); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	words := map[string]string{
+		"$JS.API.STREAM.NAMES":         "this user may not look for the stream",
+		"$JS.API.STREAM.INFO.FOREWARN": "this user may not look for the stream",
+		direct:                         "this user may not look whether the stream has this message",
+		"forewarn.events.>":            "this user may not publish there",
+		"forewarn.bridge.>":            "this user may not publish there",
+		"forewarn.heartbeat.>":         "this user may not publish there",
+	}
+	if got := slices.Sorted(maps.Keys(words)); !slices.Equal(got, slices.Sorted(slices.Values(publish))) {
+		t.Errorf("the README lists %q, want %q", publish, got)
+	}
+	for one, want := range words {
+		t.Run("without "+one, func(t *testing.T) {
+			t.Parallel()
+			if err := natsNeedy(t, without(one), subscribe, "", as); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want that %s", err, want)
+			}
+		})
+	}
+}
+
+// A user that may not hear answers is told so at every attempt, although the stream has the message since the first. As
+// soon as it may, the next attempt finds it.
+func TestNATSAnInboxThatIsNotAllowedIsSaidEachTime(t *testing.T) {
+	t.Parallel()
+	may := func(inbox string) func(*server.Options) {
+		return func(o *server.Options) {
+			natsMay(&server.Permissions{
+				Publish:   &server.SubjectPermission{Allow: []string{">"}},
+				Subscribe: &server.SubjectPermission{Allow: []string{inbox}},
+			})(o)
+		}
+	}
+	var options *server.Options // to change
+	srv := natsServe(t, func(o *server.Options) { may("allowed.>")(o); options = o })
+	_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
+	stream := natsStream(t, js, nil)
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2", testHost(t))
+	const want = `this user may not hear the answers; set inbox_prefix to one that it may subscribe to: ` +
+		`Permissions Violation for Subscription to "_INBOX.`
+	for i := range 4 {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		_, err := s.Deliver(ctx, deliveries(t)[:1])
+		cancel()
+		if classOf(err) != blocked || !strings.Contains(err.Error(), want) {
+			t.Errorf("Deliver, time %d = %v, want it blocked: …%s…", i+1, err, want)
+		}
+	}
+	answer, err := s.(delivery.Connecter).Connect(t.Context())
+	if classOf(err) != blocked || !strings.Contains(err.Error(), want) || !strings.HasPrefix(answer, "connected to") {
+		t.Errorf("Connect = %q, %v; want it connected, and to say %s", answer, err, want)
+	}
+	if got := natsIDs(t, stream); len(got) != 1 {
+		t.Errorf("the stream holds %q, want the message once", got)
+	}
+	next := options.Clone()
+	may("_INBOX.>")(next)
+	if err := srv.ReloadOptions(next); err != nil {
+		t.Fatal(err)
+	}
+	found, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	if err != nil || !strings.HasPrefix(found.Status, "already") {
+		t.Errorf("once it may: Deliver = %+v, %v; want it found", found, err)
+	}
+}
+
+// At a leaf node a stream of the hub takes messages, and can't be asked without its domain. That is said before
+// anything is sent, and by whoever has a copy.
+func TestNATSAtALeafNodeTheDomainIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, jetStream := range map[string]bool{"without JetStream": false, "with its own": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var options *server.Options // which get the port
+			hub := natsServe(t, func(o *server.Options) {
+				options, o.JetStreamDomain = o, "hub"
+				o.LeafNode.Host, o.LeafNode.Port = "127.0.0.1", -1
+			})
+			leaf := natsServe(t, func(o *server.Options) {
+				o.ServerName, o.JetStream, o.JetStreamDomain = "leaf-1", jetStream, "leaf"
+				to := &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", options.LeafNode.Port)}
+				o.LeafNode.Remotes = []*server.RemoteLeafOpts{{URLs: []*url.URL{to}}}
+			})
+			_, js := natsClient(t, hub.ClientURL())
+			stream := natsStream(t, js, nil)
+			conn, _ := natsClient(t, leaf.ClientURL())
+			natsReaches(t, conn)
+			open := func(keys string) delivery.Sink {
+				return mustOpen(t, "nats", "url: "+leaf.ClientURL()+"\n"+keys, testHost(t))
+			}
+			const want = "at a leaf node, set domain to the JetStream domain of the servers that have the stream"
+			if _, err := open("").(delivery.Connecter).Connect(t.Context()); classOf(err) != blocked ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("Connect = %v, want it to say %s", err, want)
+			}
+			if _, err := open("").Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+				t.Errorf("the first VM: %v", err)
+			}
+			if _, err := open("").Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("another VM: %v, want it blocked: %s", err, want)
+			}
+			s := open("domain: hub")
+			if got, err := s.(delivery.Connecter).Connect(t.Context()); err != nil || !strings.Contains(got, "stream FOREWARN") {
+				t.Errorf("with the domain: Connect = %q, %v", got, err)
+			}
+			answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			if err != nil || !strings.HasPrefix(answer.Status, "already") {
+				t.Errorf("with the domain: Deliver = %+v, %v; want it found", answer, err)
+			}
+			if got := natsIDs(t, stream); len(got) != 1 {
+				t.Errorf("the stream holds %q, want the message once", got)
+			}
+		})
+	}
+}
+
+// natsReaches returns when a publisher at a leaf node reaches a stream of the hub.
+func natsReaches(t *testing.T, conn *nats.Conn) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if _, err := conn.Request("forewarn.probe", nil, time.Second); err == nil {
+			return
+		}
+	}
+	t.Fatal("the leaf node does not reach the hub")
+}

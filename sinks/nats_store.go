@@ -1,0 +1,190 @@
+package sinks
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/delivery"
+)
+
+var (
+	// errNotStored is the error for an answer that is not about the message.
+	errNotStored = errors.New("the answer is not from a stream; does another program answer on this subject?")
+
+	// errSilent is the error of publish for a stream that does not answer, while the attempt still has time.
+	errSilent = errors.New("no answer from the stream")
+)
+
+// store publishes a message and waits until a stream has it.
+func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
+	ack, err := n.publish(ctx, s, msg)
+	switch {
+	case err != nil:
+		return n.afterRefusal(ctx, s, msg, err)
+	case ack.Duplicate:
+		return n.storeDuplicate(ctx, s, msg, ack)
+	}
+	return s.answer("stored", ack.Stream, ack.Sequence), nil
+}
+
+// publish publishes a message and returns the stream's answer. With once it waits for half of the time that is left, so
+// that there is some to look for the message.
+func (n *natsSink) publish(ctx context.Context, s *natsSession, msg *nats.Msg) (*jetstream.PubAck, error) {
+	if !n.once {
+		return s.js.PublishMsg(ctx, msg)
+	}
+	end, _ := ctx.Deadline() // withSession sets one
+	waiting, cancel := context.WithTimeout(ctx, time.Until(end)/2)
+	defer cancel()
+	ack, err := s.js.PublishMsg(waiting, msg)
+	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		err = errSilent
+	}
+	return ack, err
+}
+
+// storeDuplicate stores a message that the stream calls a duplicate, unless it truly has it. That word proves nothing:
+// a stream knows an id for all its subjects, so another publisher may have used this one on its own, and it still knows
+// the id of what was deleted. Only what the message's own subject holds counts. Otherwise the message is published
+// under a new id, which no stream can know; those who read it drop repeats by the CloudEvent's id.
+func (n *natsSink) storeDuplicate(
+	ctx context.Context, s *natsSession, msg *nats.Msg, of *jetstream.PubAck,
+) (delivery.Answer, error) {
+	held, err := n.heldAs(ctx, s, msg, of)
+	switch {
+	case err != nil:
+		return delivery.Answer{}, requestError("look whether stream "+of.Stream+" has this message", err)
+	case held != nil:
+		return s.answer("already stored", of.Stream, held.Sequence), nil
+	}
+	again := withNewID(msg)
+	ack, err := n.publish(ctx, s, again)
+	switch {
+	case err != nil:
+		return n.afterRefusal(ctx, s, again, err)
+	case ack.Duplicate:
+		return delivery.Answer{}, errNotStored
+	}
+	return s.answer("stored", ack.Stream, ack.Sequence), nil
+}
+
+// heldAs returns the message on msg's subject of which it is a duplicate, nil if the subject has none. Without once a
+// subject may hold others behind it; then it is looked for from the number on that the stream gave. The stream is
+// always asked about the subject, because other publishers can write what they like into the headers of theirs.
+func (n *natsSink) heldAs(
+	ctx context.Context, s *natsSession, msg *nats.Msg, of *jetstream.PubAck,
+) (*jetstream.RawStreamMsg, error) {
+	stream, err := s.js.Stream(ctx, of.Stream)
+	if err != nil {
+		return nil, err
+	}
+	var held *jetstream.RawStreamMsg
+	if n.once {
+		held, err = found(stream.GetLastMsgForSubject(ctx, msg.Subject))
+	} else {
+		held, err = found(stream.GetMsg(ctx, of.Sequence, jetstream.WithGetMsgSubject(msg.Subject)))
+	}
+	if held == nil || natsID(held.Header) != natsID(msg.Header) {
+		return nil, err
+	}
+	return held, nil
+}
+
+// afterRefusal returns why a stream has not stored a message, or the answer for one that it has already.
+func (n *natsSink) afterRefusal(
+	ctx context.Context, s *natsSession, msg *nats.Msg, err error,
+) (delivery.Answer, error) {
+	switch {
+	case errors.Is(err, jetstream.ErrNoStreamResponse):
+		s.provided = nil // the stream may be deleted
+		return delivery.Answer{}, n.whyNoStream(ctx, s, msg.Subject)
+	case errors.Is(err, jetstream.ErrInvalidJSAck):
+		return delivery.Answer{}, errNotStored
+	case errors.Is(err, errSilent):
+		return s.compareStored(ctx, msg, 0, err)
+	}
+	e, ok := errors.AsType[*jetstream.APIError](err)
+	if !ok {
+		return delivery.Answer{}, err
+	}
+	err = &classError{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
+		e.ErrorCode)}
+	if oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // which streams with replicas say
+		var number uint64
+		_, _ = fmt.Sscanf(e.Description, "wrong last sequence: %d", &number) // 0 if it has none
+		return s.compareStored(ctx, msg, number, err)
+	}
+	if strings.HasPrefix(e.Description, "maximum messages per subject") { // it is full, or has this one
+		if answer, err := s.compareStored(ctx, msg, 0, err); err == nil {
+			return answer, nil
+		}
+	}
+	return delivery.Answer{}, err
+}
+
+// compareStored looks at the message that has the subject already: a copy of this one, from this or another machine and
+// however old, or another message. If there is none, it is the message with a number that the stream gave, because a
+// stream may rename subjects; without a number, the error is why. sinks/README.md lists what the user must be allowed
+// for that; else the sink is blocked.
+func (s *natsSession) compareStored(
+	ctx context.Context, msg *nats.Msg, number uint64, why error,
+) (delivery.Answer, error) {
+	stream, err := s.streamOf(ctx, msg.Subject)
+	if err != nil {
+		return delivery.Answer{}, err
+	}
+	name := stream.CachedInfo().Config.Name
+	held, err := found(stream.GetLastMsgForSubject(ctx, msg.Subject))
+	if err == nil && held == nil && number > 0 {
+		held, err = stream.GetMsg(ctx, number)
+	}
+	switch {
+	case err != nil:
+		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
+	case held == nil:
+		return delivery.Answer{}, why
+	case natsID(held.Header) != natsID(msg.Header):
+		return delivery.Answer{}, &classError{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
+			"message %d with id %q", name, msg.Subject, held.Sequence, held.Header.Get(jetstream.MsgIDHeader))}
+	}
+	return s.answer("already stored", name, held.Sequence), nil
+}
+
+// found returns what a request for a message returned, nil if there is no such message.
+func found(held *jetstream.RawStreamMsg, err error) (*jetstream.RawStreamMsg, error) {
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil
+	}
+	return held, err
+}
+
+// withNewID returns a message with an id of which no stream can have heard. The first word is the id as before.
+func withNewID(msg *nats.Msg) *nats.Msg {
+	again := &nats.Msg{Subject: msg.Subject, Header: maps.Clone(msg.Header), Data: msg.Data}
+	again.Header.Set(jetstream.MsgIDHeader, natsID(msg.Header)+" "+rand.Text())
+	return again
+}
+
+// natsID returns the id of a message, without what withNewID added. No id of ours has a space.
+func natsID(h nats.Header) string {
+	id, _, _ := strings.Cut(h.Get(jetstream.MsgIDHeader), " ")
+	return id
+}
+
+// answer returns the answer for a message that a stream has, and where.
+func (s *natsSession) answer(how, stream string, sequence uint64) delivery.Answer {
+	stream = s.access.redact.line(stream, false, 100)
+	return delivery.Answer{
+		Status: fmt.Sprintf("%s in stream %s, message %d", how, stream, sequence),
+		ID:     fmt.Sprintf("%s:%d", stream, sequence),
+	}
+}
