@@ -3,10 +3,12 @@ package relay
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -150,9 +152,10 @@ func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jet
 	return ce, st.js, err
 }
 
-// publish puts a CloudEvent from this relay into the stream, for all sinks.
+// publish puts a CloudEvent from this relay into the stream, for all sinks. What all relays say has one id and one
+// subject, so that the stream keeps one of them.
 func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event, id string) error {
-	return publish(ctx, js, "forewarn.bridge.relay."+token(r.Name)+"."+token(ce.ID()), ce, id, nats.Header{})
+	return publish(ctx, js, "forewarn.bridge.relay."+token(id), ce, id, nats.Header{})
 }
 
 // publishForSink puts a CloudEvent into the stream for one sink only.
@@ -174,7 +177,8 @@ func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.E
 }
 
 // publish puts a CloudEvent into the stream that takes the subject. The stream keeps one of the messages with the same
-// id, within its duplicate window.
+// id and subject, within its duplicate window. It knows an id for all its subjects, so another publisher may have used
+// this one: then the CloudEvent is published under a new id, which begins with the same word.
 func publish(ctx context.Context, js jetstream.JetStream, subject string, ce event.Event, id string,
 	header nats.Header) error {
 	body, err := ce.MarshalJSON()
@@ -185,8 +189,31 @@ func publish(ctx context.Context, js jetstream.JetStream, subject string, ce eve
 	header.Set(jetstream.MsgIDHeader, id)
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err = js.PublishMsg(ctx, &nats.Msg{Subject: subject, Header: header, Data: body})
+	msg := &nats.Msg{Subject: subject, Header: header, Data: body}
+	ack, err := js.PublishMsg(ctx, msg)
+	if err != nil || !ack.Duplicate {
+		return err
+	}
+	held, err := isHeld(ctx, js, ack, subject, id)
+	if err != nil || held {
+		return err
+	}
+	header.Set(jetstream.MsgIDHeader, id+" "+rand.Text())
+	ack, err = js.PublishMsg(ctx, msg)
+	if err == nil && ack.Duplicate {
+		err = fmt.Errorf("stream %s takes nothing on %s: it calls a new id a duplicate", ack.Stream, subject)
+	}
 	return err
+}
+
+// isHeld reports whether the message that a stream calls a duplicate is on its own subject.
+func isHeld(ctx context.Context, js jetstream.JetStream, ack *jetstream.PubAck, subject, id string) (bool, error) {
+	held, err := nextMessage(ctx, js, ack.Stream, subject, ack.Sequence)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return false, nil
+	}
+	was := held.header.Get(jetstream.MsgIDHeader)
+	return was == id || strings.HasPrefix(was, id+" "), err
 }
 
 // percentEncoded makes a text fit for a header.

@@ -217,6 +217,11 @@ func getMessage(ctx context.Context, js jetstream.JetStream, stream string, seq 
 	return getOne(ctx, js, stream, fmt.Sprintf(`{"seq":%d}`, seq))
 }
 
+// nextMessage reads the first message of a stream on a subject, from a sequence number on.
+func nextMessage(ctx context.Context, js jetstream.JetStream, stream, subject string, seq uint64) (rawMessage, error) {
+	return getOne(ctx, js, stream, fmt.Sprintf(`{"seq":%d,"next_by_subj":%q}`, seq, subject))
+}
+
 // lastMessage returns the last message of a stream on some subjects, zero if there is none.
 func lastMessage(ctx context.Context, js jetstream.JetStream, stream, subjects string) (rawMessage, error) {
 	last, err := getOne(ctx, js, stream, `{"last_by_subj":"`+subjects+`"}`)
