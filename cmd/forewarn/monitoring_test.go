@@ -42,7 +42,7 @@ func wantNames(t *testing.T, where, query string, names []string) {
 	query = regexp.MustCompile(`"[^"]*"|\{\{.*?\}\}`).ReplaceAllString(query, "")
 	query = regexp.MustCompile(`\{[^}]*\}|\b(by|on|group_left|without)\s*\([^)]*\)|\[[^\]]*\]`).ReplaceAllString(query, "")
 	found := 0
-	for _, at := range regexp.MustCompile(`[a-z_]{2,}\s*\(?`).FindAllString(query, -1) {
+	for _, at := range regexp.MustCompile(`[a-z_:]{2,}\s*\(?`).FindAllString(query, -1) {
 		word := strings.TrimSpace(at)
 		if strings.HasSuffix(word, "(") || slices.Contains([]string{"or", "and", "unless", "job"}, word) {
 			continue
@@ -60,7 +60,7 @@ func wantNames(t *testing.T, where, query string, names []string) {
 type ruleFile struct {
 	Groups []struct {
 		Rules []struct {
-			Alert, Expr string
+			Alert, Record, Expr string
 			Labels      map[string]string
 			Annotations map[string]string
 		}
@@ -89,8 +89,8 @@ func readExample(t *testing.T, v any, path ...string) {
 	}
 }
 
-// The alerts use only existing metrics and say what to do. Each has a unit test in which it fires and one in which it
-// does not.
+// The alerts use only existing metrics, name the VM, and say what to do. Each has a unit test in which it fires and one in
+// which it does not.
 func TestAlertsUseExistingMetrics(t *testing.T) {
 	t.Parallel()
 	var rules ruleFile
@@ -108,8 +108,19 @@ func TestAlertsUseExistingMetrics(t *testing.T) {
 	var alerts []string
 	for _, group := range rules.Groups {
 		for _, r := range group.Rules {
+			wantNames(t, r.Alert+r.Record, r.Expr, names)
+			if r.Record != "" {
+				names = append(names, r.Record)
+				continue
+			}
 			alerts = append(alerts, r.Alert)
-			wantNames(t, r.Alert, r.Expr, names)
+			told := r.Annotations["summary"] + r.Annotations["description"]
+			if namesVM := strings.Contains(told, "{{ $labels.vm }}"); namesVM == (r.Alert == "ForewarnAbsent") {
+				t.Errorf("%s names the VM: %v", r.Alert, namesVM)
+			}
+			if strings.Contains(told, "$labels.instance") {
+				t.Errorf("%s shows an address: %s", r.Alert, told)
+			}
 			if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 				t.Errorf("%s has the severity %q, want critical, warning or info", r.Alert, r.Labels["severity"])
 			}
