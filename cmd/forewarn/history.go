@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -310,6 +311,18 @@ func clock(t, beside time.Time) string {
 	return t.Format(time.TimeOnly)
 }
 
+// A formulaStart is what a spreadsheet may take for the beginning of a formula: a sign, in any width, at the start of a
+// cell or after what separates cells in some countries, behind spaces and quotes at most.
+var formulaStart = regexp.MustCompile(`(^|[;\t\r\n])([\p{Z}\p{Cf}"']*[=+\-@＝＋－＠﹦﹢﹣﹫])`)
+
+// withoutFormulas returns a cell that no spreadsheet runs: a quote before each sign makes it text.
+func withoutFormulas(cell string) string {
+	if strings.HasPrefix(cell, "\t") || strings.HasPrefix(cell, "\r") {
+		cell = "'" + cell
+	}
+	return formulaStart.ReplaceAllString(cell, "$1'$2")
+}
+
 // printHistoryCSV prints one line per delivery, and one for a change without deliveries.
 func printHistoryCSV(w io.Writer, histories []bridge.EventHistory) error {
 	out := csv.NewWriter(w)
@@ -344,9 +357,7 @@ func printHistoryCSV(w io.Writer, histories []bridge.EventHistory) error {
 	}
 	for _, row := range rows {
 		for i, cell := range row {
-			if cell != "" && strings.ContainsAny(cell[:1], "=+-@\t\r") {
-				row[i] = "'" + cell // keeps a spreadsheet from running it as a formula
-			}
+			row[i] = withoutFormulas(cell)
 		}
 		if err := out.Write(row); err != nil {
 			return err
