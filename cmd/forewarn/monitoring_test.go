@@ -61,8 +61,8 @@ type ruleFile struct {
 	Groups []struct {
 		Rules []struct {
 			Alert, Record, Expr string
-			Labels      map[string]string
-			Annotations map[string]string
+			Labels              map[string]string
+			Annotations         map[string]string
 		}
 	}
 }

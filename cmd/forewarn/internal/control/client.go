@@ -68,6 +68,16 @@ type Client struct {
 	Page  string   // the address of the page; "" for none
 	Start string   // the command that starts this forewarn, for errors
 	Log   *slog.Logger
+
+	dial func(ctx context.Context, socket string) (net.Conn, error) // nil for the socket of that path
+}
+
+// connect connects to a socket.
+func (c *Client) connect(ctx context.Context, socket string) (net.Conn, error) {
+	if c.dial != nil {
+		return c.dial(ctx, socket)
+	}
+	return dial(ctx, socket)
 }
 
 // Status returns the status of the running forewarn.
@@ -246,24 +256,14 @@ func decodeInto(v any) func(io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(v) }
 }
 
-// How long an answer may take to begin. A replay or drop writes to the disk several times; on a relay it makes several
-// requests to the servers for each delivery, of which there may be 10,000.
-var answerPatience, mutationPatience, relayPatience = 10 * time.Second, 30 * time.Second, 10 * time.Minute
-
 // call sends a request to the running forewarn and passes the body of the answer to read.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
-	patience := answerPatience
-	if method == http.MethodPost && strings.HasPrefix(path, "/outbox/") {
-		patience = mutationPatience
-		if c.Relay {
-			patience = relayPatience
-		}
-	}
+	route, _, _ := strings.Cut(path, "?")
 	for _, socket := range c.sockets() {
 		client := &http.Client{Transport: &http.Transport{
-			DisableKeepAlives: true, ResponseHeaderTimeout: patience,
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, socket) },
+			DisableKeepAlives: true, ResponseHeaderTimeout: timeLimit(route, c.Relay) + answerMargin,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.connect(ctx, socket) },
 		}}
 		req, err := http.NewRequestWithContext(ctx, method, "http://forewarn"+path, bytes.NewReader(body))
 		if err != nil {

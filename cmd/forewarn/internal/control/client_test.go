@@ -225,36 +225,6 @@ func TestStatusOfAHangingForewarn(t *testing.T) {
 	}
 }
 
-// A replay or drop of thousands of deliveries takes a relay minutes. It is waited for, unlike other answers.
-func TestClientWaitsForReplaysAndDrops(t *testing.T) {
-	const patience = 50 * time.Millisecond
-	was := answerPatience
-	answerPatience = patience
-	t.Cleanup(func() { answerPatience = was })
-	at := Location{State: t.TempDir(), Relay: true}
-	l, err := Listen(at, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(4 * patience)
-		if r.URL.Path == "/outbox/drop" {
-			fmt.Fprint(w, "[]")
-		} else {
-			fmt.Fprint(w, "{}")
-		}
-	})}
-	go server.Serve(l)
-	t.Cleanup(func() { server.Close() })
-	c := Client{Location: at}
-	if _, err := c.Drop(t.Context(), Mutation{All: true}); err != nil {
-		t.Errorf("a drop that takes long: %v", err)
-	}
-	if _, err := c.Status(t.Context()); !errors.Is(err, ErrSilent) {
-		t.Errorf("a status that takes long: %v, want %v", err, ErrSilent)
-	}
-}
-
 // A command that the running forewarn is too old for is told that, and not that a delivery is missing.
 func TestAnOlderForewarnIsNamedAsTheReason(t *testing.T) {
 	at := Location{State: t.TempDir()}

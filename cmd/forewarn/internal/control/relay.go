@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -62,7 +63,6 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		}},
 	} {
 		mux.HandleFunc(change.path, func(w http.ResponseWriter, req *http.Request) {
-			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(mutationPatience))
 			var m Mutation
 			if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 32<<20)).Decode(&m); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
@@ -83,6 +83,9 @@ func RelayHandler(r *relay.Relay) http.Handler {
 			var entries []relay.Entry
 			if err == nil {
 				entries, err = change.do(req.Context(), m)
+			}
+			if err != nil && len(entries) > 0 {
+				err = fmt.Errorf("%d of %d done, then: %w", len(entries), len(m.Keys), err)
 			}
 			if err != nil {
 				http.Error(w, withHint(err).Error(), http.StatusConflict)
@@ -125,7 +128,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 			http.Error(w, "a relay does not do this; ask the forewarn of a VM", http.StatusBadRequest)
 		})
 	}
-	return mux
+	return inTime(true, mux)
 }
 
 // deliveryOf returns a relay's delivery as commands print it.

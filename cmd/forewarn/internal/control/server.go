@@ -53,7 +53,9 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 		}
 		answerRows(w, histories)
 	})
-	mux.HandleFunc("GET /tail", func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) })
+	mux.HandleFunc("GET /tail", atMost(maxFollowers,
+		fmt.Sprintf("%d commands follow this forewarn; end one of them first", maxFollowers),
+		func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) }))
 	change := func(do func(m Mutation) ([]outbox.Delivery, error)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			var m Mutation
@@ -86,13 +88,13 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 		http.Error(w, "only a relay has a stream to replay; forewarn outbox replay delivers dead letters again",
 			http.StatusBadRequest)
 	})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return inTime(false, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(headerRelay) != "" { // or the mute of a relay would be that of the VM on which it runs
 			http.Error(w, "no relay", http.StatusMisdirectedRequest)
 			return
 		}
 		mux.ServeHTTP(w, r)
-	})
+	}))
 }
 
 // headerRelay marks requests that only a relay may answer.
@@ -126,8 +128,6 @@ func answerRows[T any](w http.ResponseWriter, list Rows[T]) {
 // tail streams the CloudEvents that are committed from now on, one per line, until the client is gone or too slow.
 func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
 	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(time.Time{})
-	_ = rc.SetReadDeadline(time.Time{})
 	events, stop := o.Follow()
 	defer stop()
 	w.Header().Set("Content-Type", "application/jsonl")
@@ -148,7 +148,7 @@ func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
 	}
 }
 
-// approvalLimit is the time that the endpoint has to answer an approval. It is less than the client waits.
+// approvalLimit is the time that the endpoint has to answer an approval. It is less than the time limit of the request.
 const approvalLimit = 8 * time.Second
 
 // approvalRequest is the body of POST /approve.
