@@ -163,10 +163,9 @@ func (n *NATS) read() (natsAccess, error) {
 		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
 		secure: n.tls != natsTLS{}, tlsFirst: n.tls.HandshakeFirst,
 	}
+	var wrong KeyErrors
 	user, err := n.readURLs(&a)
-	if err != nil {
-		return a, err
-	}
+	wrong.add(err)
 	var shown, given string // the keys of the secret that is sent, and of the login
 	if user {
 		shown, given = n.urls[0].from(), "url"
@@ -174,21 +173,26 @@ func (n *NATS) read() (natsAccess, error) {
 	a.stamp = fmt.Sprintf("%q %t", a.servers, a.secure)
 	for _, l := range n.logins {
 		if given != "" {
-			return a, &KeyError{l.key, fmt.Errorf("%s holds credentials too; expected only one of them", given)}
+			wrong.when(true, l.key, "%s holds credentials too; expected only one of them", given)
+			continue
 		}
 		secret, err := l.read(n.host.Getenv)
 		if err != nil {
-			return a, err
+			wrong.add(err)
+			continue
 		}
 		if a.login, err = l.use(secret, a.redact); err != nil {
-			return a, l.wrong(err)
+			wrong.add(l.wrong(err))
+			continue
 		}
 		a.stamp += secret
 		if given, a.signsNonce = l.key, l.signsNonce; !l.signsNonce {
 			shown = l.from()
 		}
 	}
-	if a.tls, err = n.tls.load(); err != nil {
+	a.tls, err = n.tls.load()
+	wrong.add(err)
+	if err := wrong.err(); err != nil {
 		return a, err
 	}
 	files, err := n.tls.stamp()
@@ -207,15 +211,18 @@ func (n *NATS) read() (natsAccess, error) {
 
 // readURLs reads the addresses into a. user reports whether one of them holds credentials.
 func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
+	var wrong KeyErrors
 	for _, s := range n.urls {
 		text, err := s.read(n.host.Getenv)
+		wrong.add(err)
 		if err != nil {
-			return false, err
+			continue
 		}
 		for one := range strings.SplitSeq(text, ",") {
 			u, err := natsURL(strings.TrimSpace(one))
 			if err != nil {
-				return false, s.wrong(err)
+				wrong.add(s.wrong(err))
+				continue
 			}
 			a.redact.hideHost(u, s.from())
 			a.remote = a.remote || !isLocal(u.Hostname())
@@ -229,7 +236,7 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 			a.servers = append(a.servers, u)
 		}
 	}
-	return user, nil
+	return user, wrong.err()
 }
 
 // natsURL parses the address of a server, nats:// by default. Its errors do not show it.

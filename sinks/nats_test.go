@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -629,6 +630,20 @@ func natsAsked(conn net.Conn, r *bufio.Reader, answer func(subject, reply, sid s
 			if (words[0] == "PUB") == (len(words) == 4) { // else it asks for no answer
 				replies <- answer(words[1], words[2], sid)
 			}
+		}
+	}
+}
+
+// What is wrong with one address hides neither another nor the credentials nor the certificates.
+func TestAllErrorsOfTheAccessToNATSAreFound(t *testing.T) {
+	_, err := NewNATS(NATSSettings{
+		URL:       natsURLs{{Text: NewSecret("ftp://a.test")}, {Text: NewSecret("nats://b.test")}, {Env: "NO_URL"}},
+		CredsFile: Path(filepath.Join(t.TempDir(), "creds")),
+		TLS:       natsTLS{TLSSettings: TLSSettings{CAFile: Path(filepath.Join(t.TempDir(), "ca.pem"))}},
+	}, Host{Getenv: func(string) string { return "" }})
+	for _, key := range []string{"url.0: ", "url.2.env: ", "creds_file: ", "tls.ca_file: "} {
+		if err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("the error %v lacks %s", err, key)
 		}
 	}
 }

@@ -106,8 +106,8 @@ func parseDocument(path string, data []byte) (*document, error) {
 		second := cmp.Or(docs[1].Start, docs[1].Body.GetToken())
 		return nil, doc.errorAt(posOf(second), "a second YAML document; expected one only")
 	}
-	doc.root, err = converter{doc, make(map[string]*node), new(int)}.node(docs[0].Body)
-	return doc, err
+	doc.root = converter{doc, make(map[string]*node), new(int)}.node(docs[0].Body)
+	return doc, nil
 }
 
 // withoutTabs reports the tabs that indent lines, and parses the text again with spaces in their place, so that other
@@ -211,27 +211,28 @@ type converter struct {
 	inside  *int // nesting depth of anchors
 }
 
-// node converts n.
-func (c converter) node(n ast.Node) (*node, error) {
+// node converts n. What can't be converted is reported, and becomes a node of no kind: whoever wants a value of any kind
+// finds it wrong at a position that is reported already.
+func (c converter) node(n ast.Node) *node {
 	if n == nil {
-		return &node{kind: nothing}, nil
+		return &node{kind: nothing}
 	}
 	v := &node{pos: posOf(n.GetToken()), kind: nothing, anchored: *c.inside > 0}
 	switch n := n.(type) {
 	case *ast.AnchorNode:
 		*c.inside++
-		v, err := c.node(n.Value)
+		v := c.node(n.Value)
 		*c.inside--
 		c.anchors[n.Name.GetToken().Value] = v
-		return v, err
+		return v
 	case *ast.AliasNode:
 		if v := c.anchors[n.Value.GetToken().Value]; v != nil {
-			return v, nil
+			return v
 		}
-		return nil, c.doc.errorAt(v.pos, "unknown alias, no & of this name stands above; "+
+		return c.unreadable(v, "unknown alias, no & of this name stands above; "+
 			"expected quotes around a text that begins with *")
 	case *ast.TagNode:
-		return nil, c.doc.errorAt(v.pos, "YAML tag; expected a value, in quotes if it begins with !")
+		return c.unreadable(v, "YAML tag; expected a value, in quotes if it begins with !")
 	case *ast.StringNode:
 		v.kind, v.text = aText, n.Value
 	case *ast.LiteralNode:
@@ -244,37 +245,38 @@ func (c converter) node(n ast.Node) (*node, error) {
 	case *ast.SequenceNode:
 		v.kind = aList
 		for _, item := range n.Values {
-			i, err := c.node(item)
-			if err != nil {
-				return nil, err
-			}
-			v.items = append(v.items, i)
+			v.items = append(v.items, c.node(item))
 		}
 	case *ast.MappingNode:
 		v.kind = aTable
 		if !n.IsFlowStyle && len(n.Values) > 0 {
 			v.pos = posOf(n.Values[0].Key.GetToken())
 		}
-		return v, c.entries(v, n)
+		c.entries(v, n)
 	default:
-		return nil, c.doc.errorAt(v.pos, "misplaced; expected a value")
+		return c.unreadable(v, "misplaced; expected a value")
 	}
-	return v, nil
+	return v
+}
+
+// unreadable reports what is wrong with a node, and takes its kind away.
+func (c converter) unreadable(v *node, why string) *node {
+	c.doc.report(c.doc.errorAt(v.pos, "%s", why))
+	v.kind = ""
+	return v
 }
 
 // entries converts the entries of a mapping into those of v. A key of the mapping itself wins over a merged one.
-func (c converter) entries(v *node, n *ast.MappingNode) error {
+func (c converter) entries(v *node, n *ast.MappingNode) {
 	var merged []entry
 	for _, m := range n.Values {
 		e := entry{pos: posOf(m.Key.GetToken()), key: m.Key.GetToken().Value}
 		switch m.Key.(type) {
 		case *ast.MappingKeyNode, *ast.AnchorNode, *ast.AliasNode, *ast.TagNode:
-			return c.doc.errorAt(e.pos, "key that is not text; expected key: value")
+			c.doc.report(c.doc.errorAt(e.pos, "key that is not text; expected key: value"))
+			continue
 		}
-		var err error
-		if e.value, err = c.node(m.Value); err != nil {
-			return err
-		}
+		e.value = c.node(m.Value)
 		if i := v.index(e.key); i >= 0 {
 			c.doc.report(c.doc.errorAt(e.pos, "duplicate key, first in line %d; expected it once", v.entries[i].line))
 			continue
@@ -289,7 +291,8 @@ func (c converter) entries(v *node, n *ast.MappingNode) error {
 		}
 		for _, s := range sections {
 			if s.kind != aTable {
-				return c.doc.errorAt(e.pos, "<< merges a section; expected the alias of one, such as *common")
+				c.doc.report(c.doc.errorAt(e.pos, "<< merges a section; expected the alias of one, such as *common"))
+				continue
 			}
 			merged = append(merged, s.entries...)
 		}
@@ -299,7 +302,6 @@ func (c converter) entries(v *node, n *ast.MappingNode) error {
 			v.entries = append(v.entries, e)
 		}
 	}
-	return nil
 }
 
 func (n *node) index(key string) int {

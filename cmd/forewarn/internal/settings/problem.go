@@ -22,6 +22,8 @@ type Problem struct {
 	Path         string
 	Line, Column int    // from 1, in characters; 0 for the file as a whole
 	Message      string // one line
+
+	missing bool // something that belongs there isn't, which is no reason for other problems
 }
 
 func (e *Problem) Error() string {
@@ -73,12 +75,14 @@ func (p Problems) Unwrap() (all []error) {
 }
 
 // report records problems, so that the rest of the file can be checked too. It leaves out those at a position that was
-// reported before, because they probably follow from what is wrong there.
+// reported before, because they probably follow from what is wrong there. That something is missing follows from nothing.
 func (doc *document) report(errs ...error) {
 	for _, err := range errs {
 		before := doc.problems
 		for _, p := range Problems(nil).with(err) {
-			same := func(other *Problem) bool { return other.Line == p.Line && other.Column == p.Column }
+			same := func(other *Problem) bool {
+				return other.Line == p.Line && other.Column == p.Column && !other.missing && !p.missing
+			}
 			if !slices.ContainsFunc(before, same) {
 				doc.problems = append(doc.problems, p)
 			}
@@ -125,9 +129,16 @@ func (doc *document) isClean(e entry) bool {
 }
 
 // errorAt returns a problem at a position of the file.
-func (doc *document) errorAt(at pos, format string, args ...any) error {
+func (doc *document) errorAt(at pos, format string, args ...any) *Problem {
 	message := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
 	return &Problem{Path: doc.path, Line: at.line, Column: at.column, Message: message}
+}
+
+// missingAt returns a problem with a section that lacks something.
+func (doc *document) missingAt(at pos, format string, args ...any) error {
+	p := doc.errorAt(at, format, args...)
+	p.missing = true
+	return p
 }
 
 // valueError returns a problem with the value n of a key.
@@ -191,11 +202,13 @@ func (doc *document) keyError(e entry, err error) error {
 	if placed, ok := errors.AsType[*Problem](err); ok {
 		return placed
 	}
-	key := e.key
+	key, missing := e.key, false
 	if k, ok := errors.AsType[*sinks.KeyError](err); ok {
 		key = join(key, namedPath(e.value, k.Key))
 		if below, _ := e.value.find(k.Key); below.value != e.value {
 			e = below
+		} else {
+			missing = true
 		}
 		err = k.Err
 	}
@@ -205,7 +218,9 @@ func (doc *document) keyError(e entry, err error) error {
 	if u, ok := errors.AsType[*templates.UnknownName](err); ok {
 		return doc.unknownName(e, key, u)
 	}
-	return doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err.Error(), e.value))
+	problem := doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err.Error(), e.value))
+	problem.missing = missing
+	return problem
 }
 
 // unknownName returns a problem with a name in a template, which may be in a file of its own.

@@ -79,14 +79,15 @@ func (l Loader) relay(doc *document, s *Settings) {
 			doc.report(doc.valueError(e.value, "nats."+check.key, check.want))
 		}
 	}
-	if l.Kinds == nil || !doc.isClean(section) {
+	if l.Kinds == nil {
 		return
 	}
+	decoded := doc.isClean(section)
 	host := l.Host
 	host.Name = "relay"
 	servers, err := sinks.NewNATS(r.NATSSettings, host)
 	if err != nil {
-		doc.report(doc.keyError(section, err))
+		doc.report(doc.openErrors(section, err, decoded))
 		return
 	}
 	r.Servers = servers

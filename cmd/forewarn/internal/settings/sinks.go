@@ -124,42 +124,14 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	before := len(doc.problems)
 	known := slices.Sorted(maps.Keys(l.Kinds))
-	var found []entry
-	for _, e := range n.entries {
-		if slices.Contains(known, e.key) {
-			found = append(found, e)
-		}
-	}
-	if len(found) == 0 { // no kind to open, but the other keys can be checked
-		found = []entry{{}}
-	}
-	section, kind := found[0], l.Kinds[found[0].key]
+	own := collect(reflect.ValueOf(new(sinkSettings)).Elem(), map[string]reflect.Value{})
+	section, kind := l.destination(n, own, known)
 	terms := termsOf(kind)
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge),
 		Late:  string(terms.Late),
 		Group: groupSettings(terms.Digest), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
-	doc.report(checkValues(doc, n))
-	misspelt := len(doc.problems)
-	doc.report(doc.decode(n, &in, "", known...))
-	name, _ := n.find("name")
-	switch {
-	case in.Name == "":
-		if doc.isClean(name) || name.value == n {
-			doc.report(doc.errorAt(name.pos, "sink without a name; expected one such as name: ops-chat"))
-		}
-	case !sinkName.MatchString(in.Name):
-		doc.report(doc.valueError(name.value, "name", "only letters, digits, dots, dashes and underscores"))
-	}
-	switch {
-	case kind.Open == nil:
-		if len(doc.problems) == misspelt { // otherwise the misspelt key may be that of its kind
-			doc.report(doc.errorAt(n.pos, "sink without a destination; expected one of the keys %s", strings.Join(known, ", ")))
-		}
-		return r, false
-	case len(found) > 1:
-		doc.report(doc.errorAt(found[1].pos, "%s: second destination of one sink, after %s in line %d; "+
-			"expected a sink for each", found[1].key, section.key, section.line))
-	}
+	doc.report(checkValues(doc, n), doc.decode(n, &in, "", known...))
+	doc.report(checkName(doc, n, in.Name), checkDestination(doc, n, section, own, known))
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
 		doc.report(doc.valueError(e.value, "timeout", "more than 0"))
 	}
@@ -185,7 +157,6 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		r.Filter.When, err = parseWhen(doc, when.value)
 		doc.report(err)
 	}
-	own := collect(reflect.ValueOf(&in).Elem(), map[string]reflect.Value{})
 	for _, e := range section.value.entries {
 		if slices.Contains(own, e.key) {
 			doc.report(doc.errorAt(e.pos, "%s.%s: is a key of the sink; expected it beside %[1]s", section.key, e.key))
@@ -195,7 +166,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	announces, _ := r.Filter.Change(imds.Change{Kind: imds.Scheduled}, "")
 	l.Host.Name, l.Host.NoEnd, l.Host.NoStart = in.Name, !ends, !announces || r.Terms.Lead > 0
 	opened := l.open(doc, section, kind, s)
-	if len(doc.problems) > before {
+	if kind.Open == nil || len(doc.problems) > before {
 		return r, false
 	}
 	r.Sink, r.Secrets = opened.Sink, opened.Secrets
@@ -214,9 +185,62 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	return r, true
 }
 
+// destination returns the section of a sink that names its kind, one of known; own are the keys of every sink. A misspelt
+// key stands for the kind that it resembles, so that what is wrong with the sink besides is found in the same run. Without any, the section is empty, and
+// the kind is the zero Kind, which can't be opened.
+func (l Loader) destination(n *node, own, known []string) (section entry, kind sinks.Kind) {
+	for _, e := range n.entries {
+		if slices.Contains(known, e.key) {
+			return e, l.Kinds[e.key]
+		}
+	}
+	for _, e := range n.entries {
+		near, ok := wording.Nearest(e.key, slices.Concat(own, known))
+		if ok && slices.Contains(known, near) && e.value.kind == aTable {
+			return e, l.Kinds[near]
+		}
+	}
+	return entry{pos: n.pos, value: new(node)}, kind
+}
+
+// checkName refuses a sink without a name, or with one that can't be written in a command or a metric.
+func checkName(doc *document, n *node, name string) error {
+	e, given := n.find("name")
+	switch {
+	case name == "" && (!given || doc.isClean(e)):
+		return doc.missingAt(e.pos, "sink without a name; expected one such as name: ops-chat")
+	case name != "" && !sinkName.MatchString(name):
+		return doc.valueError(e.value, "name", "only letters, digits, dots, dashes and underscores")
+	}
+	return nil
+}
+
+// checkDestination refuses a sink with no destination, or with a second one beside section. own are the keys of every
+// sink; any other key may be a misspelt kind.
+func checkDestination(doc *document, n *node, section entry, own, known []string) error {
+	found := false
+	for _, e := range n.entries {
+		switch {
+		case slices.Contains(own, e.key):
+		case slices.Contains(known, e.key) && e.pos != section.pos:
+			return doc.errorAt(e.pos, "%s: second destination of one sink, after %s in line %d; expected a sink for each",
+				e.key, section.key, section.line)
+		default:
+			found = true
+		}
+	}
+	if found {
+		return nil
+	}
+	return doc.missingAt(n.pos, "sink without a destination; expected one of the keys %s", strings.Join(known, ", "))
+}
+
 // open opens a sink with its section of the settings. If keys are wrong, it still opens the sink with the others, to
 // find more problems; a key that is then missing is reported only if it is not one of the wrong ones.
-func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings) sinks.Opened {
+func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings) (opened sinks.Opened) {
+	if kind.Open == nil {
+		return opened
+	}
 	host := l.Host
 	host.Zone, host.Endpoint = s.Timezone, s.IMDS.Endpoint
 	decoded := true
@@ -226,6 +250,13 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings)
 		doc.report(err)
 		return nil
 	}, host)
+	doc.report(doc.openErrors(section, err, decoded))
+	return opened
+}
+
+// openErrors returns the problems of err, with which a section of the settings was not opened. If the section was not
+// decoded whole, they are those about keys that are right by themselves: the others follow from what is wrong already.
+func (doc *document) openErrors(section entry, err error, decoded bool) error {
 	all, ok := errors.AsType[sinks.KeyErrors](err)
 	if !ok {
 		all = sinks.KeyErrors{err}
@@ -236,8 +267,7 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings)
 			problems = problems.with(doc.keyError(section, err))
 		}
 	}
-	doc.report(problems.err())
-	return opened
+	return problems.err()
 }
 
 // isAboutCleanKey reports whether err is about a key below n that is given and has no problem of its own.
@@ -297,7 +327,7 @@ func checkTimes(doc *document, n *node, in sinkSettings) error {
 		problems = problems.with(doc.valueError(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none"))
 	}
 	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.isClean(e) {
-		problems = problems.with(doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
+		problems = problems.with(doc.missingAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
 	}
 	return problems.err()
 }
@@ -337,18 +367,24 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 		}
 		return e.value
 	}
-	switch {
-	case terms.Digest == delivery.Digest{}:
+	if kind != "" && terms.Digest == (delivery.Digest{}) {
 		return doc.errorAt(e.pos, "group: %s handles each event on its own; expected no such key here", kind)
-	case in.Group.Above < 0:
-		return doc.valueError(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
-	case !doc.isClean(e):
-	case in.Group.Above > 0 && (in.Group.Within <= 0 || in.Group.Within > time.Minute):
-		return doc.valueError(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
-	case in.Group.Above > 0 && in.lateness() != delivery.LateLatest:
-		return doc.errorAt(e.pos, "group: sends only the latest change of each event; expected late: latest beside it")
 	}
-	return nil
+	var problems Problems
+	if in.Group.Above < 0 {
+		problems = problems.with(doc.valueError(at("group.above"), "group.above", "a number of events, or 0 to make no groups"))
+	}
+	within, given := n.find("group.within")
+	tooLong := in.Group.Within <= 0 || in.Group.Within > time.Minute
+	if in.Group.Above != 0 && tooLong && (!given || doc.isClean(within)) {
+		problems = problems.with(
+			doc.valueError(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s"))
+	}
+	if in.Group.Above > 0 && kind != "" && in.lateness() != delivery.LateLatest {
+		problems = problems.with(
+			doc.errorAt(e.pos, "group: sends only the latest change of each event; expected late: latest beside it"))
+	}
+	return problems.err()
 }
 
 // exceptVMsValues are those of except.vms: with all there would be nothing left to send.
