@@ -152,7 +152,7 @@ func (b *Bridge) ruling(
 		if verdict.notApplicable {
 			continue
 		}
-		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, verdict.why))
+		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, verdict.reason(now, b.zone())))
 	}
 	return 0, strings.Join(reasons, "; "), final
 }

@@ -61,8 +61,8 @@ type SettingsInfo struct {
 	LoadedAt time.Time `json:"loadedAt"`
 	// LastError is the error of the last reload; "" if it succeeded.
 	LastError string `json:"lastError"`
-	// Timezone is shown to people beside UTC; nil for UTC.
-	Timezone *time.Location `json:"-"`
+	// Timezone is the IANA name of the zone that people are shown; "" for UTC.
+	Timezone string `json:"timezone,omitempty"`
 }
 
 // A Bridge watches the scheduled events of one VM and delivers every change to its routes. Its methods are safe for

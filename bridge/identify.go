@@ -108,8 +108,8 @@ func (b *Bridge) nameWarning(now time.Time) string {
 	case b.unnamed(now):
 		return "VM name unknown; sinks get the events of every VM; " + nameHint + ": " + b.whyUnnamed.err
 	}
-	return "waiting for the VM name until " + b.began.Add(nameForFilters).UTC().Format(time.TimeOnly) +
-		" UTC; until then sinks with vms self or leader get nothing; " + nameHint + ": " + b.whyUnnamed.err
+	return "waiting for the VM name until " + ClockTime(b.began.Add(nameForFilters), now, b.Settings.Location()) +
+		"; until then sinks with vms self or leader get nothing; " + nameHint + ": " + b.whyUnnamed.err
 }
 
 // approverName returns this VM's name for rules of approval: the configured one, or the one that instance metadata

@@ -29,8 +29,9 @@ type Rule struct {
 // A ruling is the decision of a rule about an event at one time.
 type ruling struct {
 	approve bool
-	final   bool   // the decision holds until the event changes
-	why     string // the reason for no, or for not yet
+	final   bool      // the decision holds until the event changes
+	why     string    // the reason for no, or for not yet
+	until   time.Time // when the wait is over that is the reason; else zero
 
 	notApplicable bool // the rule is for other events, so the reason is not reported
 }
@@ -43,6 +44,14 @@ func notApplicable(format string, args ...any) ruling {
 	r := no(format, args...)
 	r.notApplicable = true
 	return r
+}
+
+// reason returns the reason for no, or for not yet, for people in a zone.
+func (r ruling) reason(now time.Time, zone *time.Location) string {
+	if r.until.IsZero() {
+		return r.why
+	}
+	return "waits until " + ClockTime(r.until, now, zone)
 }
 
 func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
@@ -79,7 +88,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 		from = later(from, a.since)
 	}
 	if now.Sub(from) < r.Wait {
-		return notYet("waits until %s", ClockTime(from.Add(r.Wait), now, time.UTC))
+		return ruling{until: from.Add(r.Wait)}
 	}
 	return ruling{approve: true}
 }

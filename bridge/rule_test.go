@@ -117,7 +117,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	} {
 		fields := map[string]any{"duration": -1, "data": map[string]any{}}
 		got := tt.rule.rule(tt.event, fields, tt.self, tt.told, now.Add(-time.Hour), now)
-		if got.approve != (tt.why == "") || got.final != tt.final || !strings.Contains(got.why, tt.why) {
+		if got.approve != (tt.why == "") || got.final != tt.final || !strings.Contains(got.reason(now, time.UTC), tt.why) {
 			t.Errorf("%s: %+v, want approval %v, final %v, because of %q", tt.claim, got, tt.why == "", tt.final, tt.why)
 		}
 	}

@@ -125,22 +125,10 @@ func (b *Bridge) Alive() error {
 		{"approval loop", b.lastApproving, longestRest},
 	} {
 		if since := later(b.began, l.turned); time.Since(since) > l.limit {
-			return fmt.Errorf("the %s hangs since %s", l.name, ClockTime(since, time.Now(), time.UTC))
+			return fmt.Errorf("the %s hangs since %s", l.name, ClockTime(since, time.Now(), b.Settings.Location()))
 		}
 	}
 	return nil
-}
-
-// ClockTime formats t for people: the time of day in a zone, with the date if it is another day than now.
-func ClockTime(t, now time.Time, zone *time.Location) string {
-	t, now = t.In(zone), now.In(zone)
-	layout := "15:04:05 MST"
-	if t.Year() != now.Year() {
-		layout = "2 Jan 2006, " + layout
-	} else if t.YearDay() != now.YearDay() {
-		layout = "Mon 2 Jan, " + layout
-	}
-	return t.Format(layout)
 }
 
 // recordTurn records a turn of a loop in at, a field of b.
@@ -172,7 +160,7 @@ func (b *Bridge) Status() Status {
 	if b.imds.full {
 		s.IMDS.Problems = append(s.IMDS.Problems, leftOut)
 	}
-	s.Reasons = b.imds.reasons()
+	s.Reasons = b.imds.reasons(b.Settings.Location())
 	if w := b.nameWarning(now); w != "" {
 		s.Warnings = append(s.Warnings, w)
 	}
@@ -229,8 +217,8 @@ func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 	return nil, ""
 }
 
-// reasons returns why the endpoint can't be relied on.
-func (i imdsState) reasons() []string {
+// reasons returns why the endpoint can't be relied on. zone is that of the people who read it.
+func (i imdsState) reasons(zone *time.Location) []string {
 	switch {
 	case i.lastAnswer.IsZero() && i.lastErr == "":
 		return []string{"the endpoint has not answered yet"}
@@ -238,7 +226,7 @@ func (i imdsState) reasons() []string {
 		return []string{"the endpoint has not answered yet: " + i.lastErr}
 	case i.reported:
 		return []string{"the endpoint has given no valid answer since " +
-			ClockTime(i.lastAnswer, time.Now(), time.UTC) + ": " + i.lastErr}
+			ClockTime(i.lastAnswer, time.Now(), zone) + ": " + i.lastErr}
 	}
 	return []string{}
 }

@@ -265,19 +265,20 @@ func (b *Bridge) reportSilent(now time.Time) {
 		if c == nil {
 			continue
 		}
-		if why := WhySilent(c.State(), c.Terms.Timeout, now); why != nil {
+		if why := WhySilent(c.State(), c.Terms.Timeout, now, b.zone()); why != nil {
 			b.trouble(route, why)
 		}
 	}
 }
 
-// WhySilent returns why a route accepts nothing; nil if it is only busy. timeout is that of its attempts, 0 for none.
-func WhySilent(st delivery.State, timeout time.Duration, now time.Time) error {
+// WhySilent returns why a route accepts nothing; nil if it is only busy. timeout is that of its attempts, 0 for none; zone
+// is that of the people who read it.
+func WhySilent(st delivery.State, timeout time.Duration, now time.Time, zone *time.Location) error {
 	switch {
 	case st.Failing:
 		return errors.New(st.Error)
 	case timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(timeout+time.Second)):
-		return fmt.Errorf("the attempt of %s does not end", ClockTime(st.Since, now, time.UTC))
+		return fmt.Errorf("the attempt of %s does not end", ClockTime(st.Since, now, zone))
 	}
 	return nil
 }

@@ -680,7 +680,7 @@ func TestAnAttemptThatOutlastsItsTimeoutHangs(t *testing.T) {
 		{delivery.State{Failing: true, Error: "refused"}, 0, 0, "refused"},
 	} {
 		said := ""
-		if why := WhySilent(tt.state, tt.timeout, began.Add(tt.after)); why != nil {
+		if why := WhySilent(tt.state, tt.timeout, began.Add(tt.after), time.UTC); why != nil {
 			said = why.Error()
 		}
 		if said != tt.want {

@@ -63,7 +63,7 @@ func (r *Relay) Alive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.down == nil && time.Since(r.lastTurn) > time.Minute {
-		return fmt.Errorf("the relay hangs since %s", bridge.ClockTime(r.lastTurn, time.Now(), time.UTC))
+		return fmt.Errorf("the relay hangs since %s", bridge.ClockTime(r.lastTurn, time.Now(), r.Settings.Location()))
 	}
 	return nil
 }

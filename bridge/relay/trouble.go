@@ -47,7 +47,7 @@ func (r *Relay) reportSilent(now time.Time) {
 		if oldest.IsZero() || now.Sub(later(later(oldest, accepted), s.since)) < bridge.SilentFor {
 			continue
 		}
-		if why := bridge.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now); why != nil {
+		if why := bridge.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now, r.Settings.Location()); why != nil {
 			r.reportTrouble(s.queue, why)
 		}
 	}

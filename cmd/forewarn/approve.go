@@ -90,7 +90,7 @@ endpoint, 75 no effect in time.`,
 			if err != nil {
 				return err
 			}
-			p.printEvents(events, self)
+			p.printEvents(events, self, p.zone(ctx, s))
 			if !yes {
 				if err := p.confirm(); err != nil {
 					return err
@@ -165,8 +165,8 @@ func vmNames(vms []string) string {
 	return strings.Join(vms, ", ")
 }
 
-// printEvents shows the events to be approved, and the VMs other than self on which they start too.
-func (p *program) printEvents(events []imds.Event, self string) {
+// printEvents shows the events to be approved, with times in the zone, and the VMs other than self on which they start too.
+func (p *program) printEvents(events []imds.Event, self string, zone *time.Location) {
 	t := tabwriter.NewWriter(p.err, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "EVENT\tTYPE\tASKED FOR BY\tVMS\tNOT BEFORE")
 	for _, e := range events {
@@ -176,7 +176,7 @@ func (p *program) printEvents(events []imds.Event, self string) {
 			if left := time.Until(e.NotBefore); left >= time.Second {
 				due = "in " + wording.Span(left)
 			}
-			notBefore = fmt.Sprintf("%s (%s)", e.NotBefore.Format("2006-01-02 15:04:05 UTC"), due)
+			notBefore = bridge.DueTime(e.NotBefore, time.Now(), zone) + ", " + due
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, wording.Printable(e.Type),
 			wording.Printable(cmp.Or(e.Source, "-")), wording.Printable(vmNames(e.Resources)), notBefore)

@@ -64,7 +64,7 @@ whether the state can be written. Exit 69 if not.`,
 				return err
 			}
 			if st, err := p.client(s).Status(cmd.Context()); err == nil {
-				c.Notes = append(c.Notes, muteNotes(st, s)...)
+				c.Notes = append(c.Notes, muteNotes(st)...)
 			}
 			if reach {
 				c.Connect = connect(cmd.Context(), s.Routes)

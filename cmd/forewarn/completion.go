@@ -118,7 +118,7 @@ func (p *program) completeEvents(c *cobra.Command, args []string, prefix string)
 		}
 		what := fmt.Sprintf("%s of %s", a.EventType, vmWords(a.Resources, st.Observer.Name))
 		if !e.NotBefore.IsZero() {
-			what += ", " + bridge.ClockTime(e.NotBefore, time.Now(), s.Timezone)
+			what += ", " + bridge.DueTime(e.NotBefore, time.Now(), st.Settings.Location())
 		}
 		ids = append(ids, id+"\t"+wording.Printable(what))
 	}

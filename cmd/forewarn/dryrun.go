@@ -43,7 +43,7 @@ func (p *program) dryRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	printer := &dryRunPrinter{out: p.out, json: p.output == "json"}
+	printer := &dryRunPrinter{out: p.out, json: p.output == "json", zone: s.Timezone}
 	for i, r := range s.Routes {
 		s.Routes[i].Sink = dryRunSink{printer, r.Name, r.Kind}
 	}
@@ -65,6 +65,12 @@ type dryRunPrinter struct {
 	mu   sync.Mutex // one line at a time
 	out  io.Writer
 	json bool
+	zone *time.Location // of times for people
+}
+
+// clock returns the time of a CloudEvent.
+func (p *dryRunPrinter) clock(ce event.Event) string {
+	return bridge.ClockTime(ce.Time(), ce.Time(), p.zone)
 }
 
 // A dryRunApproval is a line of JSON that says what the rules would decide.
@@ -118,7 +124,7 @@ func (p *dryRunPrinter) forecastApproval(b *bridge.Bridge, rules []bridge.Rule, 
 	if why, refused := strings.CutPrefix(result, "no: "); refused {
 		words = "would not be approved: " + why
 	}
-	_, err = fmt.Fprintf(p.out, "%s  %s %s\n", ce.Time().Format(time.TimeOnly), ce.Subject(), wording.Printable(words))
+	_, err = fmt.Fprintf(p.out, "%s  %s %s\n", p.clock(ce), ce.Subject(), wording.Printable(words))
 	return err
 }
 
@@ -148,7 +154,7 @@ func (d dryRunSink) Deliver(_ context.Context, batch []delivery.Delivery) (deliv
 			err = json.NewEncoder(d.out).Encode(dryRunDelivery{d.sink, d.kind, ce})
 		} else {
 			_, err = fmt.Fprintf(d.out, "%s  %s (%s) would get %s\n",
-				each.Event.Time().Format(time.TimeOnly), d.sink, d.kind, each.Event.ID())
+				d.clock(each.Event), d.sink, d.kind, each.Event.ID())
 		}
 		if err != nil {
 			return delivery.Answer{}, err

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"os"
 	"regexp"
@@ -20,6 +22,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
 )
@@ -100,7 +103,7 @@ See "forewarn help sinks file" for what this proves and what it does not.`,
 				fmt.Fprintln(p.err, none)
 				return nil
 			}
-			text := historyText(histories)
+			text := historyText(histories, p.historyZone(c.Context()))
 			if older > 0 {
 				const note = "%d older events left out; use --since, --event or --vm to select, -o json to print all\n\n"
 				text = fmt.Sprintf(note, older) + text
@@ -181,14 +184,24 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Event
 	return b.Histories(period), nil
 }
 
+// historyZone returns the time zone of histories. An audit file is read without settings too; its times are then UTC.
+func (p *program) historyZone(ctx context.Context) *time.Location {
+	quiet := slog.New(slog.DiscardHandler)
+	s, err := control.Locate(p.loader(quiet), p.config, quiet)
+	if err != nil {
+		return time.UTC
+	}
+	return p.zone(ctx, s)
+}
+
 // historyText returns the history as text for people, ready for a post-mortem.
-func historyText(histories []bridge.EventHistory) string {
+func historyText(histories []bridge.EventHistory, zone *time.Location) string {
 	var b strings.Builder
 	for i, l := range histories {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s, all times UTC\n", wording.Printable(l.Type),
+		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s\n", wording.Printable(l.Type),
 			wording.Printable(strings.Join(l.Resources, ", ")), sourceWords(l.Source), outcomeWords(l.Outcome),
 			wording.Printable(l.Event))
 		width := 0 // of the longest sink's name
@@ -198,9 +211,9 @@ func historyText(histories []bridge.EventHistory) string {
 			}
 		}
 		for _, c := range l.Changes {
-			fmt.Fprintf(&b, "  %s  %s\n", c.Time.UTC().Format(time.DateTime), changeWords(c, l.Outcome))
+			fmt.Fprintf(&b, "  %s  %s\n", bridge.DueTime(c.Time, time.Time{}, zone), changeWords(c, l.Outcome, zone))
 			for _, d := range c.Deliveries {
-				fmt.Fprintf(&b, "    %-*s  %s\n", width, d.Sink, deliveryWords(d, c.Time))
+				fmt.Fprintf(&b, "    %-*s  %s\n", width, d.Sink, deliveryWords(d, c.Time, zone))
 			}
 		}
 	}
@@ -233,7 +246,7 @@ func outcomeWords(o cloudevent.Outcome) string {
 }
 
 // changeWords describes a change of an event with this outcome.
-func changeWords(c bridge.HistoryChange, o cloudevent.Outcome) string {
+func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Location) string {
 	words := map[imds.ChangeKind]string{
 		imds.Scheduled: "announced", imds.Updated: "changed", imds.Started: "begun", imds.Vanished: "no longer listed",
 	}[c.Change]
@@ -253,7 +266,7 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome) string {
 		words += " (" + wording.Printable(strings.Join(c.Fields, ", ")) + ")"
 	}
 	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
-		words += ", for " + clock(c.NotBefore, c.Time) + " at the earliest"
+		words += ", for " + bridge.DueTime(c.NotBefore, c.Time, zone) + " at the earliest"
 	}
 	if c.UnreadTime != "" && c.Change != imds.Vanished {
 		words += fmt.Sprintf(", for a time that can't be read (%q)", c.UnreadTime)
@@ -264,14 +277,14 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome) string {
 	if c.WhileAway {
 		words += ", found late"
 		if !c.NotEarlierThan.IsZero() {
-			words += ": it happened after " + clock(c.NotEarlierThan, c.Time)
+			words += ": it happened after " + bridge.ClockTime(c.NotEarlierThan, c.Time, zone)
 		}
 	}
 	return words
 }
 
 // deliveryWords describes the delivery of a change that was seen at changed.
-func deliveryWords(d bridge.HistoryDelivery, changed time.Time) string {
+func deliveryWords(d bridge.HistoryDelivery, changed time.Time, zone *time.Location) string {
 	words := d.State
 	switch {
 	case d.State == outbox.StateAccepted:
@@ -286,7 +299,7 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time) string {
 		words = "pending, last tried"
 	}
 	if !d.At.IsZero() {
-		words += " " + clock(d.At, changed)
+		words += " " + bridge.ClockTime(d.At, changed, zone)
 	}
 	if d.Attempts > 1 {
 		words += fmt.Sprintf(", attempt %d", d.Attempts)
@@ -300,15 +313,6 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time) string {
 		words += ", replayed by " + wording.Printable(d.ReplayedBy)
 	}
 	return words
-}
-
-// clock returns the time of day of t, with the date if it is another day than that of beside.
-func clock(t, beside time.Time) string {
-	t, beside = t.UTC(), beside.UTC()
-	if t.Format(time.DateOnly) != beside.Format(time.DateOnly) {
-		return t.Format(time.DateTime)
-	}
-	return t.Format(time.TimeOnly)
 }
 
 // A formulaStart is what a spreadsheet may take for the beginning of a formula: a sign, in any width, at the start of a

@@ -376,3 +376,70 @@ func list(names []string, none string) string {
 	}
 	return strings.Join(names, ", ")
 }
+
+// The two ways in which times are written for people: for the command and the page, and in messages. Every other layout
+// is one that programs read. check looks for a time in a message, and the lines of the demo are those of a log.
+var writeTimes = []string{
+	"bridge/clock.go", "templates/funcs.go", "cmd/forewarn/check_notes.go", "cmd/forewarn/demo.go",
+}
+
+// One function writes a time for people, in their zone: nothing else formats a time of day, or fixes the zone of one.
+func TestTimesForPeopleAreWrittenInOnePlace(t *testing.T) {
+	clocks := []string{
+		"ANSIC", "UnixDate", "RubyDate", "RFC822", "RFC822Z", "RFC850", "RFC1123", "RFC1123Z", "Kitchen", "Stamp",
+		"StampMilli", "StampMicro", "StampNano", "DateTime", "TimeOnly",
+	}
+	forPeople := func(layout ast.Expr) bool {
+		switch layout := layout.(type) {
+		case *ast.BasicLit:
+			text := strings.Trim(layout.Value, "`\"")
+			return strings.Contains(text, ":04") && !strings.Contains(text, "T15:04") && !strings.HasSuffix(text, " GMT")
+		case *ast.SelectorExpr:
+			return isName(layout.X, "time") && slices.Contains(clocks, layout.Sel.Name)
+		}
+		return false
+	}
+	found := 0
+	for _, f := range sources(t) {
+		if f.test || f.in("examples") || f.in(measure) {
+			continue
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) == 0 {
+				return true
+			}
+			name := calledName(call)
+			last, isSelector := call.Args[len(call.Args)-1].(*ast.SelectorExpr)
+			switch {
+			case name == "Format" && slices.ContainsFunc(call.Args, forPeople):
+				if found++; !slices.Contains(writeTimes, f.name) {
+					t.Errorf("%s: a time is formatted here; expected bridge.ClockTime or bridge.DueTime", f.at(call))
+				}
+			case (name == "ClockTime" || name == "DueTime") && isSelector && isName(last.X, "time"):
+				t.Errorf("%s: the zone is always %s; expected that of the settings", f.at(call), last.Sel.Name)
+			}
+			return true
+		})
+	}
+	if found < len(writeTimes) {
+		t.Errorf("%d times are formatted, so this test sees too little", found)
+	}
+}
+
+// isName reports whether an expression is this identifier.
+func isName(e ast.Expr, name string) bool {
+	id, ok := e.(*ast.Ident)
+	return ok && id.Name == name
+}
+
+// calledName returns the name of the function or method that is called, without what it belongs to.
+func calledName(call *ast.CallExpr) string {
+	switch f := call.Fun.(type) {
+	case *ast.SelectorExpr:
+		return f.Sel.Name
+	case *ast.Ident:
+		return f.Name
+	}
+	return ""
+}

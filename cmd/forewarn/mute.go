@@ -64,7 +64,7 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 				return wording.PrintJSON(p.out, muted)
 			}
 			fmt.Fprintf(p.out, "%s  %s until %s\n", muted.ID, wording.Muted(muted),
-				bridge.ClockTime(muted.Until, time.Now(), s.Timezone))
+				bridge.DueTime(muted.Until, time.Now(), p.zone(c.Context(), s)))
 			fmt.Fprintf(p.err, "what comes until then waits; to end it:\n  forewarn unmute %s\n", muted.ID)
 			return nil
 		},
@@ -86,7 +86,7 @@ func (p *program) muteListCommand() *cobra.Command {
 		Example: "  forewarn mute list\n  forewarn mute list -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			running, s, err := p.running()
+			running, _, err := p.running()
 			if err != nil {
 				return err
 			}
@@ -103,9 +103,9 @@ func (p *program) muteListCommand() *cobra.Command {
 			}
 			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(t, "ID\tMUTED\tUNTIL\tLEFT\tBY\tWHY")
-			now := time.Now()
+			now, zone := time.Now(), st.Settings.Location()
 			for _, m := range st.Mutes {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, wording.Muted(*m), bridge.ClockTime(m.Until, now, s.Timezone),
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, wording.Muted(*m), bridge.DueTime(m.Until, now, zone),
 					wording.Span(m.Until.Sub(now)), wording.Printable(m.By), wording.Printable(m.Why))
 			}
 			return t.Flush()
@@ -160,9 +160,9 @@ func (p *program) unmuteCommand() *cobra.Command {
 }
 
 // muteNotes says which mutes the running forewarn has.
-func muteNotes(st bridge.Status, s *settings.Settings) (notes []string) {
+func muteNotes(st bridge.Status) (notes []string) {
 	for _, m := range st.Mutes {
-		notes = append(notes, "muted: "+wording.MuteNote(*m, time.Now(), s.Timezone)+"; to end it: forewarn unmute "+m.ID)
+		notes = append(notes, "muted: "+wording.MuteNote(*m, time.Now(), st.Settings.Location())+"; to end it: forewarn unmute "+m.ID)
 	}
 	return notes
 }

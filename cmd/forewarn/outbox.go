@@ -63,7 +63,7 @@ func (p *program) outboxListCommand() *cobra.Command {
 			}
 			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(t, "KEY\tSTATE\tEVENT\tVMS\tATTEMPTS\tNEXT\tERROR")
-			now := time.Now()
+			now, zone := time.Now(), p.zone(c.Context(), s)
 			for _, e := range list.Rows {
 				state, next := e.State, "-"
 				if e.Reason != "" {
@@ -71,10 +71,10 @@ func (p *program) outboxListCommand() *cobra.Command {
 				}
 				switch {
 				case !e.Muted.IsZero():
-					next = "muted until " + bridge.ClockTime(e.Muted, now, s.Timezone)
+					next = "muted until " + bridge.DueTime(e.Muted, now, zone)
 				case e.Next.IsZero():
 				case e.Next.After(now):
-					next = bridge.ClockTime(e.Next, now, s.Timezone)
+					next = bridge.DueTime(e.Next, now, zone)
 				default:
 					next = "in turn"
 				}

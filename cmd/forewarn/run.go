@@ -210,7 +210,7 @@ func (p *program) bridgeOptions(s *settings.Settings, box *outbox.Outbox, log *s
 
 // settingsInfo describes settings that were loaded just now.
 func settingsInfo(s *settings.Settings) bridge.SettingsInfo {
-	return bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}
+	return bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone.String()}
 }
 
 // maxConnections bounds the open connections of a listener. Further ones wait in the kernel, where they use none of the

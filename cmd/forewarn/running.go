@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
@@ -42,6 +43,19 @@ func (p *program) running() (*control.Client, *settings.Settings, error) {
 		return nil, nil, exit(exitSettings, err)
 	}
 	return p.client(s), s, p.dropRoot(string(s.State))
+}
+
+// zone returns the time zone of texts for people: that of the settings or, if there is no file or it is broken, that of
+// the running forewarn; UTC without either.
+func (p *program) zone(ctx context.Context, s *settings.Settings) *time.Location {
+	if s.Broken == nil && s.Path != "" {
+		return s.Timezone
+	}
+	st, err := p.client(s).Status(ctx)
+	if err != nil {
+		return s.Timezone
+	}
+	return st.Settings.Location()
 }
 
 // fillFromRunning completes broken settings with the endpoint and the VM name that the running forewarn uses. If none

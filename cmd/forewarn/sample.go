@@ -72,7 +72,7 @@ func (p *program) chosenRoutes(ctx context.Context, req *sampleRequest) ([]bridg
 	if err == nil {
 		req.mutes = st.Mutes
 	}
-	for _, note := range muteNotes(st, s) {
+	for _, note := range muteNotes(st) {
 		fmt.Fprintln(p.err, note)
 	}
 	return picked, observer(st, s), nil

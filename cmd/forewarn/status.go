@@ -44,7 +44,7 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 			if watch {
 				ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 				defer stop()
-				return p.watchStatus(ctx, running, filter, s.Timezone)
+				return p.watchStatus(ctx, running, filter)
 			}
 			st, err := running.Status(c.Context())
 			if err != nil {
@@ -55,7 +55,7 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 				err = wording.PrintJSON(p.out, st)
 			} else {
 				now := time.Now()
-				_, err = io.WriteString(p.out, statusText(st, now, now, s.Timezone))
+				_, err = io.WriteString(p.out, statusText(st, now, now))
 			}
 			if err != nil || st.Ready {
 				return err
@@ -71,9 +71,8 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 
 // watchStatus shows the status every second until ctx is done. A forewarn must run at the start; later it may stop and
 // come back. On a terminal the status fills the screen, and at the end the last status stays below the earlier content.
-func (p *program) watchStatus(ctx context.Context, running *control.Client, filter bridge.FleetFilter,
-	zone *time.Location) error {
-	w := statusWatch{out: p.out, zone: zone}
+func (p *program) watchStatus(ctx context.Context, running *control.Client, filter bridge.FleetFilter) error {
+	w := statusWatch{out: p.out}
 	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && supportsControls(t.file) {
 		w.out = t.file
 		w.size = func() (int, int) {
@@ -108,7 +107,6 @@ func (p *program) watchStatus(ctx context.Context, running *control.Client, filt
 // each other, and an outage of forewarn is printed once.
 type statusWatch struct {
 	out  io.Writer
-	zone *time.Location
 	size func() (width, height int) // of the terminal; nil if out is none
 
 	last        bridge.Status
@@ -133,7 +131,7 @@ func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 			fmt.Fprintf(&text, "forewarn answers again, after %s\n\n", wording.Ago(now, w.silentSince))
 		}
 		w.last, w.lastTime, w.silentSince = st, now, time.Time{}
-		text.WriteString(statusText(st, now, now, w.zone))
+		text.WriteString(statusText(st, now, now))
 	case wasSilent && w.size == nil:
 		return nil
 	default:
@@ -141,11 +139,10 @@ func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 			w.silentSince = now
 		}
 		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n",
-			bridge.ClockTime(w.silentSince, now, w.zone),
-			err)
+			bridge.ClockTime(w.silentSince, now, w.last.Settings.Location()), err)
 		if w.size != nil {
 			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s",
-				wording.Ago(now, w.lastTime), statusText(w.last, w.lastTime, now, w.zone))
+				wording.Ago(now, w.lastTime), statusText(w.last, w.lastTime, now))
 		}
 	}
 	if w.size == nil {
@@ -169,7 +166,7 @@ func (w *statusWatch) restoreScreen() {
 		return
 	}
 	w.onScreen = false
-	_, _ = io.WriteString(w.out, giveScreen+escapeControls(statusText(w.last, w.lastTime, w.lastTime, w.zone)))
+	_, _ = io.WriteString(w.out, giveScreen+escapeControls(statusText(w.last, w.lastTime, w.lastTime)))
 }
 
 // fit returns the lines of text for a screen of this size. It wraps the indented details if all of them fit. Otherwise

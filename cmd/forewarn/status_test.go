@@ -36,6 +36,12 @@ func statusOf(t *testing.T, now time.Time) bridge.Status {
 	return heard
 }
 
+// inUTC returns the status of a forewarn whose settings have no timezone.
+func inUTC(st bridge.Status) bridge.Status {
+	st.Settings.Timezone = ""
+	return st
+}
+
 // A screen is what a terminal shows of what is written to it. It knows the sequences that a watch uses, and no others.
 type screen struct {
 	t             *testing.T
@@ -90,11 +96,11 @@ func (s *screen) text() string { return strings.TrimRight(strings.Join(s.rows, "
 // says what does not fit. At the end the screen is restored, with its cursor and the last status in full.
 func TestWatchFitsItsScreen(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	st := statusOf(t, now)
+	st := inUTC(statusOf(t, now))
 	st.Sinks[1].LastError = "blocked: " + strings.Repeat("the token of the workspace was refused ", 6) + "THE END"
-	whole := statusText(st, now, now, time.UTC)
+	whole := statusText(st, now, now)
 	s := &screen{t: t}
-	w := statusWatch{out: s, zone: time.UTC, size: func() (int, int) { return s.width, s.height }}
+	w := statusWatch{out: s, size: func() (int, int) { return s.width, s.height }}
 	for _, size := range []struct {
 		width, height int
 		end, more     bool // whether the end of the long text is seen, and that there is more
@@ -125,7 +131,7 @@ func TestWatchFitsItsScreen(t *testing.T) {
 // the last status stays, and its countdowns continue. Otherwise no control sequence is written.
 func TestWatchReportsAnOutageOfTheBridge(t *testing.T) {
 	began := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	st := statusOf(t, began) // with an event due at 04:14:12
+	st := inUTC(statusOf(t, began)) // with an event due at 04:14:12
 	gone := errors.New("no forewarn runs with these settings")
 	const away = "FOREWARN DOES NOT ANSWER since 04:00:01 UTC, trying again: no forewarn runs"
 	const ready = "vm-db-1  ready, "
@@ -145,7 +151,7 @@ func TestWatchReportsAnOutageOfTheBridge(t *testing.T) {
 	}
 	for _, terminal := range []bool{false, true} {
 		var out strings.Builder
-		w := statusWatch{out: &out, zone: time.UTC}
+		w := statusWatch{out: &out}
 		shown := func() string { return out.String() }
 		if terminal {
 			s := &screen{t: t, width: 100, height: 30}
@@ -183,10 +189,6 @@ func TestWatchReportsAnOutageOfTheBridge(t *testing.T) {
 // the next ones, and this VM before others that an event affects. Text from outside stays on its line.
 func TestStatusText(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
 	st := statusOf(t, now)
 	slices.Reverse(st.Events)
 	due := now.Add(72 * time.Hour)
@@ -215,10 +217,10 @@ outbox    3 pending, 1 dead letter, 96 KiB
 
 EVENT     TYPE      STATE      DUE             NOT BEFORE                VMS
 %.8[1]s  Freeze    Started    -               -                         vm-db-3
-%.8[4]s  Reboot    approved 3 s ago by rule 1  any moment  05:14:00 CET  this VM
-%.8[2]s  Reboot    Scheduled  in 14 min 12 s  05:14:12 CET              this VM, vm-db-2
+%.8[4]s  Reboot    approved 3 s ago by rule 1  any moment  05:14:00 CET (04:14:00 UTC)  this VM
+%.8[2]s  Reboot    Scheduled  in 14 min 12 s  05:14:12 CET (04:14:12 UTC)  this VM, vm-db-2
   not approved: it waits for ops-chat
-%.8[3]s  Redeploy  Scheduled  in 3 d 0 h      Tue 24 Nov, 05:00:00 CET  this VM, vm-db-2, vm-db-3
+%.8[3]s  Redeploy  Scheduled  in 3 d 0 h      Tue 24 Nov, 05:00:00 CET (04:00:00 UTC)  this VM, vm-db-2, vm-db-3
 
 SINK      STATE             PENDING           LAST DELIVERY DELIVERED DEAD LETTERS KIND
 ops-chat  NEEDS YOU         3, for 2 h 0 min  9 h 0 min ago  21    0         slack
@@ -232,7 +234,7 @@ picky     last failed  0                  -              0     2
 audit     works             0                  48 s ago       34    0         file
 runbook   works             0                  47 s ago       12    1         webhook
 fresh     ready             0                  -              0     0
-ahead     sends at 06:00:00 UTC 1, for 0 s     -              0     0
+ahead     sends at 07:00:00 CET (06:00:00 UTC) 1, for 0 s     -              0     0
 busy      sending           1, for 0 s         -              0     0
 `
 	// How wide a column is does not matter here.
@@ -244,7 +246,7 @@ busy      sending           1, for 0 s         -              0     0
 		return strings.Join(lines, "\n")
 	}
 	want = fmt.Sprintf(want, eventID("freeze"), eventID("reboot"), eventID("far"), eventID("allowed"))
-	if got := statusText(st, now, now, berlin); squeeze(got) != squeeze(want) {
+	if got := statusText(st, now, now); squeeze(got) != squeeze(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
@@ -271,7 +273,7 @@ Azure has not answered yet.
 
 There are no sinks, so nobody is notified.
 `
-	if got := statusText(st, now, now, time.UTC); got != want {
+	if got := statusText(st, now, now); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
@@ -280,12 +282,12 @@ There are no sinks, so nobody is notified.
 func TestStatusTextWithoutAnAnswer(t *testing.T) {
 	now := time.Now()
 	st := bridge.Status{Ready: true, IMDS: bridge.IMDSStatus{LastAnswer: now.Add(-time.Minute), LastError: "timeout"}}
-	if got := statusText(st, now, now, time.UTC); !strings.Contains(got, "now: timeout\n") || !strings.Contains(got,
+	if got := statusText(st, now, now); !strings.Contains(got, "now: timeout\n") || !strings.Contains(got,
 		"its last answer had no events") || strings.Contains(got, "No events") {
 		t.Errorf("got\n%s", got)
 	}
 	st = bridge.Status{Relay: &bridge.RelayStatus{Stream: "FOREWARN"}, Outbox: bridge.OutboxStatus{Error: "refused"}}
-	if got := statusText(st, now, now, time.UTC); !strings.Contains(got, "so Azure's plans are unknown") ||
+	if got := statusText(st, now, now); !strings.Contains(got, "so Azure's plans are unknown") ||
 		!strings.Contains(got, "relays    none known, on stream FOREWARN\n") || strings.Contains(got, "No events") {
 		t.Errorf("of a relay without its stream: got\n%s", got)
 	}

@@ -12,10 +12,12 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// statusText formats a status that was received at heard; countdowns of events run until now. Details are indented
+// statusText formats a status that was received at heard; countdowns of events run until now. Times are in the zone of
+// the forewarn that it is of. Details are indented
 // below their subject. Sinks that need somebody, and the nearest events, come first.
-func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) string {
+func statusText(s bridge.Status, heard, now time.Time) string {
 	var b strings.Builder
+	zone := s.Settings.Location()
 	detail := func(format string, args ...any) { fmt.Fprintf(&b, "          "+format+"\n", args...) }
 	ready := "ready"
 	if !s.Ready {
@@ -63,7 +65,7 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	b.WriteByte('\n')
 	b.WriteString(eventsText(s, now, zone))
 	b.WriteByte('\n')
-	b.WriteString(sinksText(s, heard))
+	b.WriteString(sinksText(s, heard, zone))
 	return b.String()
 }
 
@@ -131,7 +133,7 @@ func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
 		case v.Started:
 			when = "started"
 		case !v.NotBefore.IsZero():
-			when = bridge.ClockTime(v.NotBefore, heard, zone)
+			when = bridge.DueTime(v.NotBefore, heard, zone)
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", wording.Printable(v.Name), orDash(v.Set),
 			orDash(v.Group), last,
@@ -164,7 +166,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 		a := wording.ReadEvent(e.Event)
 		state, due, when := wording.Printable(a.EventStatus), "-", wording.NoTime(e.Event)
 		if !e.NotBefore.IsZero() {
-			due, when = "due now", bridge.ClockTime(e.NotBefore, now, zone)
+			due, when = "due now", bridge.DueTime(e.NotBefore, now, zone)
 			if left := e.NotBefore.Sub(now); left >= time.Second {
 				due = "in " + wording.Span(left)
 			}
@@ -201,14 +203,14 @@ func vmWords(all []string, self string) string {
 }
 
 // sinksText formats the sinks: those that need somebody first.
-func sinksText(s bridge.Status, heard time.Time) string {
+func sinksText(s bridge.Status, heard time.Time, zone *time.Location) string {
 	if len(s.Sinks) == 0 {
 		return "There are no sinks, so nobody is notified.\n"
 	}
 	rows := []string{"SINK\tSTATE\tPENDING\tLAST DELIVERY\tDELIVERED\tDEAD LETTERS\tKIND"}
 	var details []string
 	for _, k := range wording.First(wording.ByNeed(s.Sinks, heard), wording.ShownRows) {
-		state, class := wording.SinkState(k, heard)
+		state, class := wording.SinkState(k, heard, zone)
 		if class == bridge.SinkIsBlocked {
 			state = strings.ToUpper(state)
 		}

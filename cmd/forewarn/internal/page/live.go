@@ -155,11 +155,7 @@ func (p *webPage) view(live bool, filter bridge.FleetFilter) (*template.Template
 	}
 	f := p.facts()
 	f.Filter = filter
-	zone := f.Status.Settings.Timezone
-	if zone == nil {
-		zone = time.UTC
-	}
-	v := pageWriter{now: time.Now(), zone: zone, live: live}.view(f)
+	v := pageWriter{now: time.Now(), zone: f.Status.Settings.Location(), live: live}.view(f)
 	v.Build = p.build
 	return page, v, nil
 }

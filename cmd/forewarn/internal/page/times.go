@@ -19,16 +19,12 @@ type countdown struct {
 	Text         string
 }
 
-// moment formats a time in the setting timezone and in UTC, with the date if it is not today.
+// moment formats a time.
 func (p pageWriter) moment(t time.Time) moment {
 	if t.IsZero() {
 		return moment{}
 	}
-	text, utc := bridge.ClockTime(t, p.now, p.zone), t.UTC()
-	if _, offset := t.In(p.zone).Zone(); offset != 0 {
-		text += utc.Format(" (15:04:05 UTC)")
-	}
-	return moment{Machine: utc.Format(time.RFC3339), Text: text}
+	return moment{Machine: t.UTC().Format(time.RFC3339), Text: bridge.DueTime(t, p.now, p.zone)}
 }
 
 // until counts down to t.

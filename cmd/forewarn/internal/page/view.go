@@ -180,7 +180,7 @@ func (p pageWriter) name(vm string) string {
 
 // sink formats a sink.
 func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
-	state, class := wording.SinkState(k, p.now)
+	state, class := wording.SinkState(k, p.now, p.zone)
 	v := sinkView{
 		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capitalize(state),
 		Error: wording.ErrorWords(k.LastError), Pending: k.Pending, Delivered: k.Delivered, DeadLetters: k.DeadLetters,

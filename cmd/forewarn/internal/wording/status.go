@@ -84,7 +84,7 @@ func ByUrgency(events []bridge.EventStatus) []bridge.EventStatus {
 // ByNeed sorts sinks: those that need somebody first, then those that may soon.
 func ByNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
 	rank := func(k bridge.SinkStatus) int {
-		_, class := SinkState(k, now)
+		_, class := SinkState(k, now, time.UTC)
 		return slices.Index([]string{bridge.SinkIsBlocked, bridge.SinkRetrying, bridge.SinkOrphaned, bridge.SinkOK}, class)
 	}
 	sorted := slices.Clone(sinks)
@@ -94,12 +94,12 @@ func ByNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
 
 // SinkState returns the state of a sink in words, and the state that it should look like. A sink that has accepted
 // nothing for long looks blocked, whatever its state.
-func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
+func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, class string) {
 	switch {
 	case NeedsSomebody(k, now):
 		return "needs you", bridge.SinkIsBlocked
 	case !k.MutedUntil.IsZero():
-		return "muted until " + bridge.ClockTime(k.MutedUntil, now, time.UTC), bridge.SinkRetrying
+		return "muted until " + bridge.DueTime(k.MutedUntil, now, zone), bridge.SinkRetrying
 	case k.Muted > 0 && k.Muted == k.Pending:
 		return "muted in part", bridge.SinkRetrying
 	case k.State == bridge.SinkRetrying:
@@ -111,7 +111,7 @@ func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 	case k.State == bridge.SinkStandby:
 		return "served by " + Printable(k.Relay), bridge.SinkOK
 	case k.Pending > 0 && k.NextAttempt.After(now): // as until a lead
-		return "sends at " + bridge.ClockTime(k.NextAttempt, now, time.UTC), bridge.SinkOK
+		return "sends at " + bridge.DueTime(k.NextAttempt, now, zone), bridge.SinkOK
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
 	case k.LastError != "":
@@ -144,7 +144,7 @@ func Muted(m delivery.Mute) string {
 // MuteNote says all about a mute, but for the command that ends it.
 func MuteNote(m delivery.Mute, now time.Time, zone *time.Location) string {
 	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m),
-		bridge.ClockTime(m.Until, now, zone), Printable(m.By), Printable(m.Why))
+		bridge.DueTime(m.Until, now, zone), Printable(m.By), Printable(m.Why))
 }
 
 // StatusLine summarizes a status in one line, for systemctl status.

@@ -1,0 +1,48 @@
+package bridge
+
+import "time"
+
+// All times that people read, but those in messages, are written by ClockTime and DueTime. Messages have the functions
+// of package templates.
+
+// ClockTime writes t for people: the time of day in their zone, with the date if it is another day than now.
+func ClockTime(t, now time.Time, zone *time.Location) string {
+	t, now = t.In(zone), now.In(zone)
+	layout := "15:04:05 MST"
+	if t.Year() != now.Year() {
+		layout = "2 Jan 2006, " + layout
+	} else if t.YearDay() != now.YearDay() {
+		layout = "Mon 2 Jan, " + layout
+	}
+	return t.Format(layout)
+}
+
+// DueTime writes a time that decides something, such as when an event begins or a mute ends: as ClockTime does, followed
+// by the time in UTC, which Azure and other people's logs use, with the weekday if it is another one there.
+func DueTime(t, now time.Time, zone *time.Location) string {
+	local, utc := t.In(zone), t.UTC()
+	text := ClockTime(t, now, zone)
+	if name, offset := local.Zone(); name == "UTC" && offset == 0 {
+		return text
+	}
+	if local.Day() != utc.Day() {
+		return text + utc.Format(" (Mon 15:04:05 UTC)")
+	}
+	return text + utc.Format(" (15:04:05 UTC)")
+}
+
+// zone returns the time zone of the people who read this bridge's texts.
+func (b *Bridge) zone() *time.Location {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Settings.Location()
+}
+
+// Location returns the time zone for people: UTC if there is none, or none of that name.
+func (s SettingsInfo) Location() *time.Location {
+	zone, err := time.LoadLocation(s.Timezone)
+	if err != nil {
+		return time.UTC
+	}
+	return zone
+}
