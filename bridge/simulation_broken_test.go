@@ -569,6 +569,31 @@ var brokenVariants = []variant{
 		routesOf: each(func(r *bridge.Route) { r.Terms.Digest = delivery.Digest{} })},
 	{claim: "latest and drop are send", promise: "late", seed: 24,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
+	{claim: "what waits is told when its event is over", promise: "nothing is begun when it is over", story: []step{
+		{at(time.Minute), reload{changes: map[string]routeChange{
+			"webhook": {"late: drop, without the end", func(r *routePlan) {
+				r.late, r.changes = "drop", []string{"scheduled", "updated"}
+			}},
+		}}},
+		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(3 * time.Minute), list{event: reboot}},
+		{at(5 * time.Minute), unlist{reboot.id}},
+		{at(30 * time.Minute), list{event: later(1)}},
+	},
+		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
+	{claim: "what waited for a mute is told when its event is over", promise: "nothing is begun when it is over",
+		story: []step{
+			{at(time.Minute), reload{changes: map[string]routeChange{
+				"webhook": {"late: latest, without the end", func(r *routePlan) {
+					r.late, r.changes = "latest", []string{"scheduled"}
+				}},
+			}}},
+			{at(2 * time.Minute), mute{mutePlan{sink: "webhook", lasts: 7 * time.Minute}}},
+			{at(3 * time.Minute), list{event: reboot}},
+			{at(5 * time.Minute), unlist{reboot.id}},
+			{at(30 * time.Minute), list{event: later(1)}},
+		},
+		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
 	{claim: "there is no lead", promise: "lead", seed: 7,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
 	{claim: "a lead is half as long", promise: "lead", seed: 38,

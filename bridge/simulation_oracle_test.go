@@ -149,6 +149,7 @@ func (o *oracle) event(id string, b belief) []finding {
 		}
 		x.inOrder(b, r, told)
 		x.late(id, b, r)
+		x.over(id, b, r)
 		x.lead(id, b, r)
 		x.leadIsKept(id, b, r)
 		x.urgent(id, b, r)
@@ -243,7 +244,8 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 			covered := r.late == "latest" && slices.ContainsFunc(o.taken[c.event.id][route], func(t taken) bool {
 				return t.seq > c.seq && slices.Contains(t.missed, c.kind) // a reminder may stand for it too
 			})
-			return covered || o.overtaken(b, i, r) || o.toldAnew(b, i, r) || o.stoodFor(b, i, r)
+			return covered || o.overtaken(b, i, r) || o.toldAnew(b, i, r) || o.stoodFor(b, i, r) ||
+				b.overAfter(i, r) >= 0
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
 		if !has && !kept && !excused && !byHand {

@@ -233,7 +233,7 @@ func someRoutes(r *rand.Rand) []routePlan {
 			sources: []string{"Platform"}},
 		{name: "drain", vms: "self", late: "drop", timeout: 30 * time.Second, parallel: 3, sync: true, acts: true,
 			lead: pick(r, 0, 10*time.Minute), remind: []time.Duration{12 * time.Minute},
-			changes: pick(r, nil, []string{"scheduled", "updated", "vanished"})},
+			changes: pick(r, nil, []string{"scheduled", "updated", "vanished"}, []string{"scheduled", "updated"})},
 		{name: "page", vms: "leader", late: "send", timeout: 10 * time.Second,
 			types: []string{"Reboot", "Redeploy", "Preempt"}, changes: []string{"first", "vanished"}},
 	}

@@ -44,6 +44,46 @@ func (o *oracle) late(id string, b belief, route string) {
 	}
 }
 
+// over: nothing is begun about an event that is known to be over, but what says so: not by a route with late: drop, nor by
+// one with late: latest that is not told of the end.
+func (o *oracle) over(id string, b belief, route string) {
+	for _, t := range o.tried[id][route] {
+		r, place := o.as(route, t.start), b.place(t)
+		if place < 0 || !o.setUp(route, t.start-time.Second, t.start) || o.hand("replay", r.name, t.id) {
+			continue
+		}
+		end := b.overAfter(place, r)
+		if end < 0 {
+			continue
+		}
+		x := b.changes[end]
+		if !x.gone() && x.boot <= t.in && x.at+200*time.Millisecond < t.start {
+			o.add("nothing is begun when it is over", "%s was told %s at %v, which was over at %v", r.name, t.id,
+				short(t.start), short(x.at))
+		}
+	}
+}
+
+// overAfter returns the place of the first end after a change, if a route that waits with the change until then is not to
+// be told it any more; -1 if there is none.
+func (b belief) overAfter(place int, r routePlan) int {
+	if b.changes[place].kind == "vanished" {
+		return -1
+	}
+	for i := place + 1; i < len(b.changes); i++ {
+		x := b.changes[i]
+		if x.kind != "vanished" {
+			continue
+		}
+		_, told := x.routes[r.name]
+		if r.late == "drop" || r.late == "latest" && !told {
+			return i
+		}
+		return -1
+	}
+	return -1
+}
+
 // doneBefore reports whether a change no longer waited when an attempt began.
 func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
 	return slices.ContainsFunc(o.tried[c.event.id][r.name], func(x taken) bool {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -49,10 +50,53 @@ func sinkNotes(s *settings.Settings, rows []sampleRow, self string, now time.Tim
 			}
 		}
 	}
+	apart, err := actsApart(s.Routes, self, now)
+	if err != nil {
+		return nil, err
+	}
+	notes = append(notes, apart...)
 	if s.Timezone.String() != "UTC" && len(s.Routes) > 0 && !slices.ContainsFunc(s.Routes, func(r bridge.Route) bool {
 		return showsTimes(r, s.Timezone, now)
 	}) {
 		notes = append(notes, "timezone: no sink shows times to people; only the page and forewarn status use it")
+	}
+	return notes, nil
+}
+
+// actsApart warns of two sinks of which one acts when an event is announced and the other when it is over: nothing keeps
+// their runs in order.
+func actsApart(routes []bridge.Route, self string, now time.Time) (notes []string, err error) {
+	begins, ends := map[string][]string{}, map[string][]string{} // samples by sink
+	for _, r := range routes {
+		for _, name := range cloudevent.SampleNames {
+			sample, _ := cloudevent.NewSample(name, self, now)
+			if !r.Terms.Acts || sample.Change.Kind != imds.Scheduled {
+				continue
+			}
+			begin, err := filterResult(r.Filter, sample, imds.Observer{Name: self}, now)
+			if err != nil {
+				return nil, err
+			}
+			sample.Change.Kind = imds.Vanished
+			end, err := filterResult(r.Filter, sample, imds.Observer{Name: self}, now)
+			if err != nil {
+				return nil, err
+			}
+			switch {
+			case begin == "told" && end != "told":
+				begins[r.Name] = append(begins[r.Name], name)
+			case begin != "told" && end == "told":
+				ends[r.Name] = append(ends[r.Name], name)
+			}
+		}
+	}
+	for _, begin := range slices.Sorted(maps.Keys(begins)) {
+		for _, end := range slices.Sorted(maps.Keys(ends)) {
+			if slices.ContainsFunc(begins[begin], func(name string) bool { return slices.Contains(ends[end], name) }) {
+				notes = append(notes, fmt.Sprintf("%s acts when an event is announced, %s when it is over, and nothing keeps "+
+					"the two in order; let one sink do both, with vanished in its only.changes", begin, end))
+			}
+		}
 	}
 	return notes, nil
 }

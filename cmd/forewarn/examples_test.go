@@ -103,17 +103,20 @@ func TestUnitSaysItsSecurityScore(t *testing.T) {
 func TestUnitsAreValid(t *testing.T) {
 	needsSystemd(t)
 	dir := t.TempDir()
-	programs := strings.NewReplacer("/usr/bin/forewarn", "/bin/true", "/usr/local/sbin/drain", "/bin/true")
+	programs := strings.NewReplacer("/usr/bin/forewarn", "/bin/true", "/usr/local/sbin/drain", "/bin/true",
+		"/usr/local/sbin/return-to-service", "/bin/true")
 	for from, to := range map[string]string{
-		"systemd/forewarn.service":                "forewarn.service",
-		"systemd/forewarn.service.d/exec.conf":    "forewarn.service.d/exec.conf",
-		"systemd/forewarn.service.d/drain.conf":   "forewarn.service.d/drain.conf",
-		"systemd/runbook/forewarn-drain@.service": "forewarn-drain@.service",
-		"fleet/forewarn-relay.service":            "forewarn-relay.service",
+		"systemd/forewarn.service":                 "forewarn.service",
+		"systemd/forewarn.service.d/exec.conf":     "forewarn.service.d/exec.conf",
+		"systemd/forewarn.service.d/drain.conf":    "forewarn.service.d/drain.conf",
+		"systemd/runbook/forewarn-drain@.service":  "forewarn-drain@.service",
+		"systemd/runbook/forewarn-return@.service": "forewarn-return@.service",
+		"fleet/forewarn-relay.service":             "forewarn-relay.service",
 	} {
 		write(t, filepath.Join(dir, filepath.FromSlash(to)), programs.Replace(example(t, from)))
 	}
-	for _, unit := range []string{"forewarn.service", "forewarn-drain@.service", "forewarn-relay.service"} {
+	for _, unit := range []string{"forewarn.service", "forewarn-drain@.service", "forewarn-return@.service",
+		"forewarn-relay.service"} {
 		out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(dir, unit)).CombinedOutput()
 		if err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), "forewarn") {
 			t.Errorf("systemd-analyze verify %s: %v\n%s", unit, err, out)
@@ -139,23 +142,27 @@ func TestUnitHasItsRequiredSettings(t *testing.T) {
 	}
 }
 
-// The runbook's settings, unit and rule name the same unit.
-func TestRunbookFilesUseTheSameUnit(t *testing.T) {
+// The runbook's settings, units and rule name the same units.
+func TestRunbookFilesUseTheSameUnits(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the runbook is one of systemd")
 	}
 	text := example(t, "systemd/runbook/forewarn.yaml")
 	loads(t, "runbook/forewarn.yaml", text)
-	if want := `start "forewarn-drain@$CE_SUBJECT.service"`; !strings.Contains(text, want) {
-		t.Errorf("the settings do not %s", want)
+	for _, want := range []string{"vanished) unit=forewarn-return ;;", "*) unit=forewarn-drain ;;",
+		`start "$unit@$CE_SUBJECT.service"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the settings do not say %s", want)
+		}
 	}
 	rule := example(t, "systemd/runbook/50-forewarn-drain.rules")
-	pattern := regexp.MustCompile(`/(\^forewarn-drain@.*\$)/\.test`).FindStringSubmatch(rule)
+	pattern := regexp.MustCompile(`/(\^forewarn-\(drain\|return\)@.*\$)/\.test`).FindStringSubmatch(rule)
 	if pattern == nil {
 		t.Fatal("the rule has no pattern of the unit")
 	}
 	for unit, want := range map[string]bool{
 		"forewarn-drain@602D9444-D2CD-49C7-8624-8643E7171297.service":   true,
+		"forewarn-return@602D9444-D2CD-49C7-8624-8643E7171297.service":  true,
 		"forewarn-drain@x.service":                                      false,
 		"forewarn-drain@602D9444-D2CD-49C7-8624-8643E7171297.service.d": false,
 		"ssh.service": false,

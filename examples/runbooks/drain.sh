@@ -4,7 +4,8 @@
 #
 # It ends before the event begins: FOREWARN_NOTICE_SECONDS is the time that is left, of which DRAIN_RESERVE is kept.
 # Exit 0 says that the service does no work any more, so that forewarn may approve. Exit 1 says that it still does: it stays
-# out of service, nothing is approved, and people read the last line of the output. Exit 78: somebody has to set it up.
+# out of service, nothing is approved, and people read the last line of the output. Exit 75: it is not back yet, and
+# forewarn tries again. Exit 78: somebody has to set it up.
 # Called again it goes on where it stands. The service comes back with the last of the events that it went out for, and is
 # left alone if it did not go out for any.
 #
@@ -63,7 +64,7 @@ return_to_service() {
 				end 0 "the service stays out, for another event"
 			fi
 		done
-		"$DRAIN_SERVICE" back 9>&- || end 1 "the service did not come back"
+		"$DRAIN_SERVICE" back 9>&- || end 75 "the service did not come back"
 		rm -f "$mark"
 		end 0 "back in service"
 	) 9>"$DRAIN_STATE/lock"
