@@ -73,6 +73,7 @@ func examine(w *world) []finding {
 		o.once(r)
 		o.inOrder(r, owed)
 		o.late(r, owed)
+		o.over(r, owed)
 		o.lead(r, owed)
 		o.timely(r, owed)
 		o.urgent(r, owed)
@@ -188,7 +189,8 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 			return r.late == delivery.LateLatest && slices.Contains(t.missed, c.change)
 		})
 		unsent := c.outdated && (r.late != delivery.LateSend || r.lead > 0)
-		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent {
+		_, over := o.endOf(r, c)
+		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent && !over {
 			o.add("nothing is lost", "%s was never told %s, stored at %v", r.name, c.id, short(c.stored))
 		}
 	}
@@ -318,6 +320,35 @@ func (o *oracle) late(r routePlan, owed []said) {
 			}
 		}
 	}
+}
+
+// over: nothing is begun about an event that is known to be over, but what says so.
+func (o *oracle) over(r routePlan, owed []said) {
+	for _, c := range owed {
+		end, over := o.endOf(r, c)
+		for _, t := range o.tried[r.name][c.event] {
+			if over && t.id == c.id && t.instead == "" && end.stored+time.Second < t.start &&
+				!o.broken(nil, t.start-10*time.Second, t.start) && !o.full(r.name, t.start) && !o.backlog(r, owed, t.start) {
+				o.add("nothing is begun when it is over", "%s was told %s at %v, which was over at %v", r.name, t.id,
+					short(t.start), short(end.stored))
+			}
+		}
+	}
+}
+
+// endOf returns the end of a change's event, if a route that waits with the change until then is not to be told it any
+// more.
+func (o *oracle) endOf(r routePlan, c said) (end said, over bool) {
+	if c.event == "" || c.change == "vanished" || c.to != "" || r.late == delivery.LateSend {
+		return said{}, false
+	}
+	i := slices.IndexFunc(o.news, func(s said) bool {
+		return s.event == c.event && s.change == "vanished" && s.to == "" && s.stored >= c.stored
+	})
+	if i < 0 || r.late == delivery.LateLatest && (len(r.changes) == 0 || slices.Contains(r.changes, "vanished")) {
+		return said{}, false
+	}
+	return o.news[i], true
 }
 
 // full reports whether so much waited for a sink in trouble that the stream may not have been read on.

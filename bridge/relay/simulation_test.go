@@ -109,7 +109,8 @@ func someRoutes(r *rand.Rand) []routePlan {
 		{name: "mail", late: delivery.LateLatest, timeout: 20 * time.Second, above: pick(r, 0, 2, 5),
 			within: 10 * time.Second, sources: []string{"Platform"}},
 		{name: "drain", late: delivery.LateDrop, timeout: 30 * time.Second, parallel: 3, durable: true,
-			lead: pick(r, 0, 10*time.Minute), changes: pick(r, nil, []string{"scheduled", "updated", "vanished"})},
+			lead: pick(r, 0, 10*time.Minute), changes: pick(r, nil, []string{"scheduled", "updated", "vanished"},
+				[]string{"scheduled", "updated"})},
 		{name: "page", late: delivery.LateSend, timeout: 10 * time.Second, types: []string{"Reboot", "Preempt"},
 			changes: []string{"scheduled", "vanished"}},
 	}
