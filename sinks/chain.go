@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 
 	"forewarn/bridge/cloudevent/chain"
@@ -44,7 +46,8 @@ func (c *chainedFile) extend(lines []byte) error {
 	head := c.Head()
 	if head == "" {
 		var err error
-		if head, err = c.resume(); err != nil {
+		head, err = c.resume()
+		if err != nil {
 			return err
 		}
 	}
@@ -65,41 +68,48 @@ func (c *chainedFile) extend(lines []byte) error {
 // new or empty, of the newest rotated file. If the file ends in a line without a chainhash, resume renames it, as a
 // rotation does, and starts a new chain.
 func (c *chainedFile) resume() (string, error) {
-	hash, size, err := c.lastHash(c.path)
+	dir, err := c.openFolder(filepath.Dir(c.path), false, c.log)
+	if errors.Is(err, fs.ErrNotExist) {
+		return chain.Start, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer dir.Close()
+	hash, size, err := c.lastHash(dir, c.name)
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return "", err
 	case hash != "":
 		return hash, nil
 	case size > 0:
-		if err := setAside(c.path, c.now(), c.rename); err != nil {
+		if err := setAside(dir, c.name, c.now()); err != nil {
 			return "", fmt.Errorf("set aside %s, which has no chain: %w", c.path, err)
 		}
 		c.log.Info("file without a chain set aside", "path", c.path)
 		return chain.Start, nil
 	}
-	old, err := oldFiles(c.path)
+	old, err := oldFiles(dir, c.name)
 	if err != nil || len(old) == 0 {
 		return chain.Start, err
 	}
-	if hash, _, err = c.lastHash(old[len(old)-1].path); hash == "" {
-		hash = chain.Start
-	}
-	return hash, err
+	hash, _, err = c.lastHash(dir, old[len(old)-1].name)
+	return cmp.Or(hash, chain.Start), err
 }
 
 // lastHash returns the chainhash of the last whole line of a file, "" if that line has none, and the file's size. If a
 // chain ends in half a line, or the file has only half of its first, lastHash cuts that off: a crash left it, and its
 // CloudEvent was never counted as delivered.
-func (c *chainedFile) lastHash(path string) (hash string, size int64, err error) {
-	info, err := os.Stat(path)
+func (c *chainedFile) lastHash(dir folder, name string) (hash string, size int64, err error) {
+	path := filepath.Join(filepath.Dir(c.path), name)
+	info, err := dir.stat(name)
 	if err != nil {
 		return "", 0, err
 	}
 	if !info.Mode().IsRegular() {
 		return "", 0, fmt.Errorf("%s %w", path, errIrregular)
 	}
-	file, err := openAt(path, os.O_RDONLY, 0, c.log) // a rotated file may be write-protected
+	file, err := dir.open(name, os.O_RDONLY, 0) // a rotated file may be write-protected
 	if err != nil {
 		return "", 0, err
 	}
@@ -108,7 +118,7 @@ func (c *chainedFile) lastHash(path string) (hash string, size int64, err error)
 	hash, whole, err := chain.Last(file, size)
 	if half := size - whole; err == nil && half > 0 && (hash != "" || whole == 0 && isHalf(file, half)) {
 		c.log.Warn("half a line cut off", "path", path, "bytes", half)
-		size, err = whole, c.truncate(path, whole)
+		size, err = whole, truncate(dir, name, whole)
 	}
 	return hash, size, err
 }
@@ -123,8 +133,8 @@ func isHalf(file io.ReaderAt, size int64) bool {
 		(!json.Valid(line) || bytes.Contains(line, []byte(`,"chainhash":"`)))
 }
 
-func (c *chainedFile) truncate(path string, size int64) error {
-	file, err := openAt(path, os.O_RDWR, 0, c.log)
+func truncate(dir folder, name string, size int64) error {
+	file, err := dir.open(name, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

@@ -64,20 +64,16 @@ func TestChainGoesOnAcrossRotationsAndRestarts(t *testing.T) {
 			}
 		}
 		if round == 5 { // killed between the rename and the first line of the new file
-			if err := setAside(path, now.Add(time.Millisecond), renameNew); err != nil {
+			if err := setAside(folderOf(t, path), filepath.Base(path), now.Add(time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	old, err := oldFiles(path)
-	if err != nil || len(old) < 3 {
-		t.Fatalf("%d old files, %v; want several", len(old), err)
+	old := oldFilesOf(t, path)
+	if len(old) < 3 {
+		t.Fatalf("%d old files, want several", len(old))
 	}
-	var files []string
-	for _, r := range old {
-		files = append(files, r.path)
-	}
-	files = append(files, path)
+	files := append(old, path)
 	wantIntact(t, len(want), files...)
 	var got []string
 	for _, name := range files {
@@ -175,12 +171,12 @@ func TestChainSurvivesAKillInTheFirstLine(t *testing.T) {
 			if _, err := openChained(t, "path: "+path).Deliver(t.Context(), deliveries(t)[1:2]); err != nil {
 				t.Fatal(err)
 			}
-			old, err := oldFiles(path)
-			if want := map[bool]int{true: 1}[rotated]; err != nil || len(old) != want {
-				t.Fatalf("killed after %d bytes, %d rotated files, %v; want %d", n, len(old), err, want)
+			old := oldFilesOf(t, path)
+			if want := map[bool]int{true: 1}[rotated]; len(old) != want {
+				t.Fatalf("killed after %d bytes, %d rotated files, want %d", n, len(old), want)
 			}
 			if rotated {
-				wantIntact(t, 2, old[0].path, path)
+				wantIntact(t, 2, old[0], path)
 			} else {
 				wantIntact(t, 1, path)
 			}
@@ -188,12 +184,8 @@ func TestChainSurvivesAKillInTheFirstLine(t *testing.T) {
 				t.Fatalf("killed after %d bytes, the file holds\n%s", n, read(t, path))
 			}
 		}
-		old, err := oldFiles(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range old {
-			os.Remove(r.path)
+		for _, old := range oldFilesOf(t, path) {
+			os.Remove(old)
 		}
 	}
 }
@@ -271,9 +263,9 @@ func TestFileWithoutAChainIsSetAside(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantIntact(t, 2, path)
-		aside, err := oldFiles(path)
-		if err != nil || len(aside) != 1 || string(read(t, aside[0].path)) != old {
-			t.Errorf("set aside: %v, %v; want the old file as it was", aside, err)
+		aside := oldFilesOf(t, path)
+		if len(aside) != 1 || string(read(t, aside[0])) != old {
+			t.Errorf("set aside: %q, want the old file as it was", aside)
 		}
 	}
 }

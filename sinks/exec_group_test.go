@@ -65,9 +65,11 @@ func TestARunbookThatLeavesAChildHasFailed(t *testing.T) {
 		answer, err := end()
 		dies(t, child, "the child")
 		if err == nil || classOf(err) != tt.class || !regexp.MustCompile(tt.text).MatchString(err.Error()) {
-			t.Errorf("exit code %d with %d attempts: Deliver = %v, want %s and %q", tt.code, tt.attempts, err, tt.class, tt.text)
+			t.Errorf("exit code %d with %d attempts: Deliver = %v, want %s and %q", tt.code, tt.attempts, err, tt.class,
+				tt.text)
 		}
-		if status := regexp.MustCompile(fmt.Sprintf("^exit %d after .*: %s$", tt.code, leftOne)); !status.MatchString(answer.Status) {
+		status := regexp.MustCompile(fmt.Sprintf("^exit %d after .*: %s$", tt.code, leftOne))
+		if !status.MatchString(answer.Status) {
 			t.Errorf("Answer.Status = %q, want %q", answer.Status, status)
 		}
 	}
@@ -153,8 +155,8 @@ func TestWhatIsLeftIsSaidInFewWords(t *testing.T) {
 		many = append(many, leftover{4, "y"})
 	}
 	got := describeLeft(many, redact)
-	if !strings.HasPrefix(got, "left 503 processes running (") || !strings.Contains(got, "and 500 more") || len(got) > 300 ||
-		bytes.ContainsAny([]byte(got), "\x1b\n") || strings.Contains(got, "s3cret") {
+	if !strings.HasPrefix(got, "left 503 processes running (") || !strings.Contains(got, "and 500 more") ||
+		len(got) > 300 || bytes.ContainsAny([]byte(got), "\x1b\n") || strings.Contains(got, "s3cret") {
 		t.Errorf("describeLeft = %q", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -49,8 +49,9 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	if s.Path == "-" {
 		return Opened{Sink: &stdoutSink{w: h.Stdout}}, nil
 	}
-	f := &file{path: filepath.Clean(string(s.Path)), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
-		rename: renameNew}
+	path := filepath.Clean(string(s.Path))
+	f := &file{path: path, name: filepath.Base(path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
+		openFolder: openFolder}
 	if s.Chain {
 		return Opened{Sink: &chainedFile{file: f}}, nil
 	}
@@ -119,41 +120,44 @@ func (f *file) Connect(context.Context) (string, error) {
 }
 
 func (f *file) writable() error {
-	info, err := os.Stat(f.path)
-	switch {
-	case err == nil && !info.Mode().IsRegular():
-		return fmt.Errorf("%s %w", f.path, errIrregular)
-	case err == nil:
-		file, err := openAt(f.path, os.O_RDWR|os.O_APPEND, 0, f.log)
-		if err != nil {
-			return err
-		}
-		return file.Close()
-	case !errors.Is(err, fs.ErrNotExist):
-		return err
+	path := filepath.Dir(f.path)
+	for notExist(path) && filepath.Dir(path) != path { // a delivery makes missing directories
+		path = filepath.Dir(path)
 	}
-	dir := filepath.Dir(f.path)
-	for notExist(dir) && filepath.Dir(dir) != dir { // a delivery makes missing directories
-		dir = filepath.Dir(dir)
-	}
-	file, err := os.CreateTemp(dir, ".forewarn-check-*")
+	dir, err := f.openFolder(path, false, f.log)
 	if err != nil {
 		return err
 	}
-	return errors.Join(file.Close(), os.Remove(file.Name()))
+	defer dir.Close()
+	if path == filepath.Dir(f.path) {
+		file, err := f.openIn(dir, os.O_RDWR|os.O_APPEND)
+		if err == nil {
+			return file.Close()
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	name := ".forewarn-check-" + rand.Text()
+	file, err := dir.open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Close(), dir.remove(name))
 }
 
 // A file appends one CloudEvent a line to a file. It opens the file for each delivery, so that other programs can
 // rename, rotate or delete it at any time.
 type file struct {
 	jsonLine
-	path      string
-	rotation  rotation
-	log       *slog.Logger
-	now       func() time.Time
-	write     func(*os.File, []byte) (int, error)
-	rename    func(path, name string) error // renameNew
-	rotateErr string                        // why the last rotation failed, "" if it did not
+	path       string
+	name       string // the last part of path
+	rotation   rotation
+	log        *slog.Logger
+	now        func() time.Time
+	write      func(*os.File, []byte) (int, error)
+	openFolder func(path string, missing bool, log *slog.Logger) (folder, error)
+	rotateErr  string // why the last rotation failed, "" if it did not
 }
 
 // Deliver appends the batch and returns when it is on disk. If it cannot write the whole batch, it removes the part
@@ -165,43 +169,52 @@ func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 // errIrregular is the error for a path that keeps nothing that is written to it, such as a pipe or a device.
 var errIrregular = errors.New("is not a regular file")
 
-// errForeign is the error for a file in another user's directory that belongs neither to root nor to that user.
-var errForeign = errors.New("is not the directory owner's")
+// errForeign is the error for what root must not use where others may write: they may have put it there.
+var errForeign = errors.New("can't be trusted")
 
 // append rotates the file if it is due, then appends whole lines, and returns when they are on disk. It makes the file
 // and its directory if they do not exist. Its errors have no class yet; see classOfFile.
 func (f *file) append(lines []byte) error {
-	switch info, err := os.Stat(f.path); {
-	case errors.Is(err, fs.ErrNotExist):
-		if err := makeDir(filepath.Dir(f.path)); err != nil {
-			return err
-		}
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s %w", f.path, errIrregular)
-	case f.rotation.due(info.Size(), int64(len(lines)), info.ModTime(), f.now()):
-		f.rotate()
-	}
-	file, err := openAt(f.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o640, f.log)
+	dir, err := f.openFolder(filepath.Dir(f.path), true, f.log)
 	if err != nil {
 		return err
 	}
-	if err := f.appendTo(file, lines); err != nil {
+	defer dir.Close()
+	info, err := dir.stat(f.name)
+	if err == nil && info.Mode().IsRegular() && f.rotation.due(info.Size(), int64(len(lines)), info.ModTime(), f.now()) {
+		f.rotate(dir)
+	}
+	file, err := f.openIn(dir, os.O_RDWR|os.O_CREATE|os.O_APPEND)
+	if err != nil {
+		return err
+	}
+	if err := f.appendTo(dir, file, lines); err != nil {
 		file.Close()
 		return err
 	}
 	return file.Close()
 }
 
+// openIn opens the file in its folder. What is there has to be a regular file.
+func (f *file) openIn(dir folder, flag int) (*os.File, error) {
+	info, err := dir.stat(f.name)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s %w", f.path, errIrregular)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	return dir.open(f.name, flag, 0o640)
+}
+
 // appendTo appends lines to the open file and syncs it. If the file does not end in a newline, it begins a new line.
-func (f *file) appendTo(file *os.File, lines []byte) error {
+func (f *file) appendTo(dir folder, file *os.File, lines []byte) error {
 	info, err := file.Stat()
 	if err != nil {
 		return err
 	}
 	if old := info.Size(); old == 0 {
-		if err := syncDir(filepath.Dir(f.path)); err != nil { // the file may be new
+		if err := dir.sync(); err != nil { // the file may be new
 			return err
 		}
 	} else {
@@ -220,7 +233,7 @@ func (f *file) appendTo(file *os.File, lines []byte) error {
 	if err == nil {
 		return nil
 	}
-	if left := undoWrite(file, info.Size(), int64(n)); left != nil {
+	if left := f.undoWrite(dir, file, info.Size(), int64(n)); left != nil {
 		return fmt.Errorf("%w, and part of it stays: %w", err, left)
 	}
 	return err
@@ -229,11 +242,11 @@ func (f *file) appendTo(file *os.File, lines []byte) error {
 // undoWrite truncates a file to its old size, if the n bytes that were written since are all that was added. If another
 // program has written to it too, or has replaced it, undoWrite changes nothing and returns nil. It opens the file a
 // second time, because not every system can truncate one that is open for appending.
-func undoWrite(file *os.File, old, n int64) error {
+func (f *file) undoWrite(dir folder, file *os.File, old, n int64) error {
 	if n <= 0 {
 		return nil
 	}
-	writable, err := os.OpenFile(file.Name(), os.O_WRONLY, 0)
+	writable, err := dir.open(f.name, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -246,45 +259,6 @@ func undoWrite(file *os.File, old, n int64) error {
 	return writable.Truncate(old)
 }
 
-// makeDir makes a directory and its missing parents, durably. The error wraps syscall.ENOTDIR if one of them is a file.
-func makeDir(path string) error {
-	above := filepath.Dir(path)
-	info, err := os.Stat(path)
-	switch {
-	case err == nil && !info.IsDir(): // Windows would only report that the path below it does not exist
-		return &fs.PathError{Op: "mkdir", Path: path, Err: syscall.ENOTDIR}
-	case !errors.Is(err, fs.ErrNotExist), above == path:
-		return err
-	}
-	if err := makeDir(above); err != nil {
-		return err
-	}
-	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(above)
-}
-
-// syncDir makes the names in a directory durable. It does nothing on Windows, on a file system that cannot sync a
-// directory, and in a directory that this user may write to but not read.
-func syncDir(path string) error {
-	if runtime.GOOS == "windows" {
-		return nil
-	}
-	d, err := os.Open(path)
-	if errors.Is(err, fs.ErrPermission) {
-		return nil // a directory can be writable and not readable
-	}
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	return nil
-}
-
 // classOfFile returns err with its class: if somebody has to act, it wraps delivery.ErrBlocked and names the remedy;
 // else it is err itself, because a retry can help, as with a full disk.
 func classOfFile(err error) error {
@@ -295,7 +269,8 @@ func classOfFile(err error) error {
 	case errors.Is(err, syscall.EROFS):
 		remedy = "mount it writable, or name it in ReadWritePaths= of the unit"
 	case errors.Is(err, errForeign):
-		remedy = "root writes in another user's directory only to what is root's or that user's"
+		remedy = "where others may write, root follows no link, and uses only files of root's or of the directory's " +
+			"owner; give the real path"
 	case errors.Is(err, syscall.EISDIR), errors.Is(err, errIrregular):
 		remedy = "path has to name a file, - is standard output"
 	case errors.Is(err, syscall.ENOTDIR):

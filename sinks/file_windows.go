@@ -1,17 +1,16 @@
 package sinks
 
 import (
-	"io/fs"
 	"log/slog"
 	"os"
 
 	"golang.org/x/sys/windows"
 )
 
-// openAt opens a file as os.OpenFile does. On Windows a file inherits the access list of its directory, so its owner
-// does not matter.
-func openAt(path string, flag int, mode fs.FileMode, _ *slog.Logger) (*os.File, error) {
-	return os.OpenFile(path, flag, mode)
+// openFolder opens the directory at path, with its missing parents if missing is true. On Windows links are followed,
+// whoever has made them, and a file has the access list of its directory, so its owner does not matter.
+func openFolder(path string, missing bool, _ *slog.Logger) (folder, error) {
+	return openPlainFolder(path, missing)
 }
 
 // renameNew renames a file to a name that does not exist yet. If it does exist, the error is fs.ErrExist. renameNew

@@ -36,10 +36,10 @@ func period(t time.Time, every time.Duration) time.Time { return t.UTC().Truncat
 // rotate renames the file and deletes rotated files beyond those to keep. If it fails, which on Windows another program
 // that has the file open can cause, the caller continues with the same file, and the next delivery tries again: a file
 // that is too large is better than none. It logs the first of equal failures, and the success after them.
-func (f *file) rotate() {
-	err := setAside(f.path, f.now(), f.rename)
+func (f *file) rotate(dir folder) {
+	err := setAside(dir, f.name, f.now())
 	if err == nil && f.rotation.keep > 0 {
-		err = deleteOldest(f.path, f.rotation.keep)
+		err = deleteOldest(dir, f.name, f.rotation.keep)
 	}
 	switch {
 	case err != nil && err.Error() != f.rotateErr:
@@ -58,10 +58,10 @@ const rotatedAt = "20060102T150405Z"
 // exists, audit-20261121T041000Z-2.jsonl. The new name sorts after every older rotated file's: if the clock was set back,
 // it has the time of the newest. If the file does not exist, setAside returns nil. Its errors do not name the new file,
 // whose name differs each time, so that equal failures have equal texts.
-func setAside(path string, now time.Time, rename func(path, name string) error) error {
-	stem, ext := splitName(path)
+func setAside(dir folder, file string, now time.Time) error {
+	stem, ext := splitName(file)
 	at, n := now.UTC().Format(rotatedAt), 1
-	old, _ := oldFiles(path) // if the directory cannot be listed, the file can be renamed all the same
+	old, _ := oldFiles(dir, file) // if the directory cannot be listed, the file can be renamed all the same
 	if len(old) > 0 && old[len(old)-1].at >= at {
 		newest := old[len(old)-1]
 		at, n = newest.at, newest.n+1
@@ -71,8 +71,9 @@ func setAside(path string, now time.Time, rename func(path, name string) error) 
 		if n > 1 {
 			name = stem + "-" + at + "-" + strconv.Itoa(n) + ext
 		}
-		switch err := rename(path, name); {
-		case err == nil, errors.Is(err, fs.ErrNotExist) && notExist(path): // on Windows also for a name that is too long
+		err := dir.rename(file, name)
+		switch {
+		case err == nil, errors.Is(err, fs.ErrNotExist) && !isThere(dir, file): // on Windows also for too long a name
 			return nil
 		case !errors.Is(err, fs.ErrExist):
 			return cmp.Or(errors.Unwrap(err), err)
@@ -86,34 +87,36 @@ func notExist(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// deleteOldest deletes the rotated files of path, except for the newest keep. It tries all of them.
-func deleteOldest(path string, keep int) error {
-	old, err := oldFiles(path)
+// isThere reports whether a folder has that file. It returns true if that cannot be found out.
+func isThere(dir folder, file string) bool {
+	_, err := dir.stat(file)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// deleteOldest deletes the rotated files of file, except for the newest keep. It tries all of them.
+func deleteOldest(dir folder, file string, keep int) error {
+	old, err := oldFiles(dir, file)
 	for _, r := range old[:max(0, len(old)-keep)] {
-		err = errors.Join(err, os.Remove(r.path))
+		err = errors.Join(err, dir.remove(r.name))
 	}
 	return err
 }
 
 // A rotatedFile is a file that setAside renamed.
 type rotatedFile struct {
-	path string
-	at   string // the time in its name
-	n    int    // its number within that second, counted from 1
+	name string
+	at   string // the time in it
+	n    int    // the number within that second, counted from 1
 }
 
-// oldFiles returns the rotated files of path, oldest first; none if the directory does not exist.
-func oldFiles(path string) ([]*rotatedFile, error) {
-	dir := filepath.Dir(path)
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	stem, ext := splitName(filepath.Base(path))
+// oldFiles returns the rotated files of file, oldest first.
+func oldFiles(dir folder, file string) ([]*rotatedFile, error) {
+	entries, err := dir.list()
+	stem, ext := splitName(file)
 	var all []*rotatedFile
 	for _, e := range entries {
 		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, &rotatedFile{filepath.Join(dir, e.Name()), at, n})
+			all = append(all, &rotatedFile{e.Name(), at, n})
 		}
 	}
 	slices.SortFunc(all, func(a, b *rotatedFile) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })

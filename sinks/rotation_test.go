@@ -154,12 +154,12 @@ func TestFileKeepsTheOneRotatedLast(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		rotated, err := oldFiles(path)
-		if err != nil || len(rotated) != 1 {
-			t.Fatalf("%s: %v are rotated, %v; want one file", name, rotated, err)
+		rotated := oldFilesOf(t, path)
+		if len(rotated) != 1 {
+			t.Fatalf("%s: %q are rotated, want one file", name, rotated)
 		}
-		if got, want := idsIn(t, read(t, rotated[0].path)), deliveries(t)[2].Event.ID(); !slices.Equal(got, []string{want}) {
-			t.Errorf("%s: %s holds %q, want %s", name, rotated[0].path, got, want)
+		if got, want := idsIn(t, read(t, rotated[0])), deliveries(t)[2].Event.ID(); !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %s holds %q, want %s", name, rotated[0], got, want)
 		}
 	}
 }
@@ -215,6 +215,41 @@ func list(t *testing.T, dir string) []string {
 	return names
 }
 
+// A heldFolder renames nothing.
+type heldFolder struct {
+	folder
+	err error
+}
+
+func (h heldFolder) rename(name, to string) error {
+	return &os.LinkError{Op: "rename", Old: name, New: to, Err: h.err}
+}
+
+// folderOf returns the folder of a file.
+func folderOf(t *testing.T, path string) folder {
+	t.Helper()
+	dir, err := openFolder(filepath.Dir(path), false, slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	return dir
+}
+
+// oldFilesOf returns the paths of the rotated files of a file, oldest first.
+func oldFilesOf(t *testing.T, path string) []string {
+	t.Helper()
+	old, err := oldFiles(folderOf(t, path), filepath.Base(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, r := range old {
+		paths = append(paths, filepath.Join(filepath.Dir(path), r.name))
+	}
+	return paths
+}
+
 // A file that cannot be renamed, which on Windows is one that another program has open, goes on to take the lines: that
 // is said once, however often it is tried, and the file is rotated as soon as it can be.
 func TestFileThatIsHeldOpenGoesOnAndIsRotatedLater(t *testing.T) {
@@ -224,13 +259,14 @@ func TestFileThatIsHeldOpenGoesOnAndIsRotatedLater(t *testing.T) {
 	h.Log = slog.New(slog.NewTextHandler(&log, nil))
 	s := mustOpen(t, "file", "path: "+filepath.Join(dir, "audit.jsonl")+"\nmax_size: 10", h).(*file)
 	held := errors.New("the file is being used by another process")
-	rename, free, now := s.rename, false, monday
+	free, now := false, monday
 	s.now = func() time.Time { return now }
-	s.rename = func(path, name string) error {
+	s.openFolder = func(path string, missing bool, log *slog.Logger) (folder, error) {
+		dir, err := openFolder(path, missing, log)
 		if free {
-			return rename(path, name)
+			return dir, err
 		}
-		return &os.LinkError{Op: "rename", Old: path, New: name, Err: held}
+		return heldFolder{dir, held}, err
 	}
 	for i := range 5 {
 		free = i == 4
@@ -260,15 +296,17 @@ func TestRenamingReplacesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := renameNew(filepath.Join(dir, "old"), taken); !errors.Is(err, fs.ErrExist) ||
-		string(read(t, taken)) != "taken" {
-		t.Errorf("renameNew to a name that is taken = %v, and it holds %q", err, read(t, taken))
+	for _, in := range []folder{folderOf(t, taken), plainFolder(dir)} {
+		err := in.rename("old", "taken")
+		if !errors.Is(err, fs.ErrExist) || string(read(t, taken)) != "taken" {
+			t.Errorf("rename to a name that is taken = %v, and it holds %q", err, read(t, taken))
+		}
+		if err := in.rename("none", "new"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("rename of nothing = %v", err)
+		}
 	}
-	if err := renameNew(filepath.Join(dir, "none"), filepath.Join(dir, "new")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("renameNew of nothing = %v", err)
-	}
-	if err := renameNew(filepath.Join(dir, "old"), filepath.Join(dir, "new")); err != nil {
-		t.Errorf("renameNew = %v", err)
+	if err := folderOf(t, taken).rename("old", "new"); err != nil {
+		t.Errorf("rename = %v", err)
 	}
 	if got := list(t, dir); !slices.Equal(got, []string{"new", "taken"}) {
 		t.Errorf("there are %q, want new and taken", got)
