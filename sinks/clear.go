@@ -1,16 +1,23 @@
 package sinks
 
 import (
-	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
 )
 
-// errInClear is the error for credentials that anybody between here and the destination could read.
-var errInClear = errors.New("would be sent unencrypted; expected an address that begins with https, or with tls, " +
-	"or insecure: true beside it")
+// errInClear returns the error for credentials that anybody between here and the destination could read. It is about the
+// address, because that is what has to change; scheme is what an address that is encrypted begins with.
+func errInClear(credentials, address, scheme string) error {
+	what := ""
+	if credentials != address {
+		what = credentials + " "
+	}
+	return &KeyError{address, fmt.Errorf("%swould be sent unencrypted; expected an address that begins with %s, "+
+		"or insecure: true beside it", what, scheme)}
+}
 
 // noteInClear returns the note about settings that send credentials unencrypted on purpose; key is that of the
 // credentials.

@@ -170,7 +170,7 @@ func (c credentials) read() (access, error) {
 		a.inClear = keys[0]
 	}
 	if a.inClear != "" && !c.insecure {
-		return a, &KeyError{a.inClear, errInClear}
+		return a, errInClear(a.inClear, c.url.from(), "https://")
 	}
 	return a, nil
 }

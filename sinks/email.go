@@ -96,8 +96,7 @@ func openEmail(s emailSettings, h Host) (Opened, error) {
 func (m *email) openServer(s emailSettings, h Host) error {
 	to := &m.server
 	var wrong KeyErrors
-	wrong.when(s.Host == "" || strings.ContainsAny(s.Host, " /:@") && net.ParseIP(s.Host) == nil, "host",
-		"expected the name of a mail server, such as smtp.example.com")
+	wrong.add(checkMailHost(s.Host))
 	to.mode = cmp.Or(s.TLS.Mode, "starttls")
 	usual, ok := map[string]int{"starttls": 587, "implicit": 465, "none": 25}[to.mode]
 	wrong.when(!ok, "tls.mode", "%q is unknown; expected starttls, implicit or none", s.TLS.Mode)
@@ -115,6 +114,21 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	}
 	wrong.when(!isHelo(to.helo), "helo", "%q is not a host name; expected one such as vm-1.example.com", to.helo)
 	return wrong.err()
+}
+
+// checkMailHost refuses what is not the name or the address of a mail server.
+func checkMailHost(host string) error {
+	want := "expected the name of a mail server, such as smtp.example.com"
+	_, port, err := net.SplitHostPort(host)
+	switch {
+	case host != "" && (!strings.ContainsAny(host, " /:@") || net.ParseIP(host) != nil):
+		return nil
+	case strings.Contains(host, "://"):
+		want = "is a URL; expected only the name of the mail server; tls.mode and port say how it is reached"
+	case err == nil && port != "" && strings.Trim(port, "0123456789") == "":
+		want = "holds a port; expected the name of the mail server alone, and port: " + port + " beside it"
+	}
+	return &KeyError{"host", errors.New(want)}
 }
 
 // isHelo reports whether s can be sent as the name of a host or an address literal. "" is allowed.
@@ -165,6 +179,7 @@ func (m *email) openLogin(s emailSettings) error {
 	known := oneOf(to.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2")
 	password, command := to.password.given(), len(to.command) > 0
 	wrong.when(!known, "auth", "%q is unknown; expected auto, plain, login, scram-sha-256 or xoauth2", s.Auth)
+	wrong.add(s.TokenCommand.check("token_command"))
 	wrong.when(command && password, "token_command", "password is given too; expected only one of them")
 	wrong.when(command && known && to.auth != "xoauth2", "token_command",
 		"prints a token, and %s needs a password; expected auth: xoauth2", to.auth)

@@ -543,6 +543,9 @@ func TestEmailSettingsAreChecked(t *testing.T) {
 	good := "host: h\nfrom: a@example.com\nto: [b@example.com]\n"
 	for _, tt := range []struct{ settings, key, reason string }{
 		{"from: a@example.com", "host", "name of a mail server"},
+		{"host: 'smtp.example.com:2525'\nfrom: a@example.com\nto: [b@example.com]", "host", "alone, and port: 2525 beside it"},
+		{"host: '[::1]:25'\nfrom: a@example.com\nto: [b@example.com]", "host", "alone, and port: 25 beside it"},
+		{"host: smtps://smtp.example.com\nfrom: a@example.com\nto: [b@example.com]", "host", "only the name of the mail server"},
 		{good + "tls: {mode: maybe}", "tls.mode", "starttls, implicit or none"},
 		{good + "port: 70000", "port", "1 to 65535"},
 		{"host: h\nto: [b@example.com]", "from", "missing"},

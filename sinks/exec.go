@@ -76,9 +76,8 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	for i, arg := range s.Command {
 		key := "command." + strconv.Itoa(i)
 		wrong.when(strings.Contains(arg, "\x00"), key, "holds a NUL byte, which no argument can")
-		wrong.when(i == 0 && (arg == "" || !filepath.IsAbs(arg) && filepath.Base(arg) != arg), key,
-			"%q is no program; expected an absolute path, or a name that is found in PATH", arg)
 	}
+	wrong.add(s.Command.check("command"))
 	wrong.when(strings.Contains(string(s.Dir), "\x00"), "dir", "holds a NUL byte, which no path can")
 	wrong.when(s.Attempts < 1, "attempts", "expected 1 or more")
 	wrong.when(s.Parallel < 1, "parallel", "expected 1 or more")

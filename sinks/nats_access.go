@@ -61,7 +61,7 @@ type natsAccess struct {
 	secure     bool   // nothing is sent before TLS
 	tlsFirst   bool   // the server waits for the handshake before it sends anything
 	signsNonce bool   // the login signs the server's nonce
-	remote     bool   // a server is on another machine
+	remote     string // the key of the address of a server on another machine, or ""
 	inClear    string // the key of credentials that travel there without TLS, or ""
 	stamp      string // differs once any of this has changed; it holds secrets
 	redact     *redactor
@@ -200,11 +200,11 @@ func (n *NATS) read() (natsAccess, error) {
 	if err != nil {
 		return a, err
 	}
-	if a.remote && !a.secure {
+	if a.remote != "" && !a.secure {
 		a.inClear = shown
 	}
 	if a.inClear != "" && !n.insecure {
-		return a, &KeyError{a.inClear, errInClear}
+		return a, errInClear(a.inClear, a.remote, "tls://")
 	}
 	return a, nil
 }
@@ -225,7 +225,9 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 				continue
 			}
 			a.redact.hideHost(u, s.from())
-			a.remote = a.remote || !isLocal(u.Hostname())
+			if !isLocal(u.Hostname()) {
+				a.remote = cmp.Or(a.remote, s.from())
+			}
 			if u.User != nil {
 				user = true
 				a.redact.hideURL(u, s.from())

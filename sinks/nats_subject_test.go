@@ -297,7 +297,7 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "token: x\nnkey_file: " + seed:                        {"token", "nkey_file holds credentials too"},
 		"url: nats://u:p@h\ntoken: x":                              {"token", "url holds credentials too"},
 		at + "username: x":                                         {"username", "needs password"},
-		at + "password: x":                                         {"password", "needs username"},
+		"url: tls://h\npassword: x":                                {"password", "needs username"},
 		at + "token: x\ntoken_env: X":                              {"token_env", "only one of them"},
 		at + "creds_file: " + seed:                                 {"creds_file", "has no user JWT"},
 		at + "creds_file: /nowhere":                                {"creds_file", systemtest.NoSuchFile.Error()},

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,6 +35,44 @@ func (p *Program) RelativeTo(dir string) {
 	path := Path((*p)[0])
 	path.RelativeTo(dir)
 	(*p)[0] = string(path)
+}
+
+// check returns the *KeyError of a command whose first item can't be a program; key is that of the command.
+func (p Program) check(key string) error {
+	if len(p) == 0 {
+		return nil
+	}
+	name, want := p[0], ""
+	switch {
+	case name == "" || !filepath.IsAbs(name) && filepath.Base(name) != name:
+		want = "%q is no program; expected an absolute path, or a name that is found in PATH"
+	case hasArguments(name):
+		want = "%q is a program with arguments; expected an item of the list for each, such as [/usr/local/bin/drain, --now]"
+	default:
+		return nil
+	}
+	return &KeyError{key + ".0", fmt.Errorf(want, name)}
+}
+
+// hasArguments reports whether a text is rather a program and its arguments than the name of a program. A path may hold
+// spaces, so what stands before one must be a file of its own, or an option must follow.
+func hasArguments(name string) bool {
+	if !strings.ContainsFunc(name, isSeparator) || strings.Contains(name, " -") {
+		return strings.ContainsAny(name, " \t")
+	}
+	if _, err := os.Stat(name); err == nil {
+		return false
+	}
+	for i, r := range name {
+		if r != ' ' && r != '\t' {
+			continue
+		}
+		info, err := os.Stat(name[:i])
+		if err == nil && info.Mode().IsRegular() {
+			return true
+		}
+	}
+	return false
 }
 
 func isSeparator(r rune) bool { return r < 0x80 && os.IsPathSeparator(uint8(r)) }

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 )
@@ -30,6 +31,22 @@ func TestAProgramIsRelativeOnlyWithADirectory(t *testing.T) {
 		p := Program{text, "./now"}
 		if p.RelativeTo(dir); p[0] != want || p[1] != "./now" {
 			t.Errorf("%q is %q, want %q and its argument", text, p, want)
+		}
+	}
+}
+
+// A path may hold spaces, unless what stands before one is the program.
+func TestAProgramWithSpacesMayBeOne(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "my tool"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{
+		filepath.Join(dir, "my tool"): false, filepath.Join(dir, "my tool now"): true,
+		filepath.Join(dir, "elsewhere", "my tool"): false, filepath.Join(dir, "elsewhere", "tool --now"): true,
+	} {
+		if err := (Program{text}).check("command"); (err != nil) != want {
+			t.Errorf("%q gives %v, want an error: %v", text, err, want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -99,6 +100,8 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), sources{k.secret}.files()...)}
 	opened.note(a.inClear, noteInClear(k.secret.from()))
 	opened.note(true, k.caller.noteProxy(a.to))
+	opened.note(true, noteMentions("text", s.Text, s.TextFile))
+	opened.note(true, noteMentions("blocks", s.Blocks, s.BlocksFile))
 	opened.note(k.api == "", "an incoming webhook can neither update a message nor reply in its thread: "+
 		"every change is a message of its own; a bot token with a channel can do both")
 	return opened, nil
@@ -154,10 +157,38 @@ func (k *slackSink) openChoices(s slackSettings) error {
 	}
 	wrong.when(strings.TrimSpace(s.Mention.Text) == "", "mention.text",
 		"missing; expected whom to mention, such as <!here>")
+	wrong.when(strings.TrimSpace(s.Mention.Text) != "" && !slackMention.MatchString(s.Mention.Text), "mention.text",
+		"%q rings nobody; expected %s", s.Mention.Text, mentionMeant(s.Mention.Text))
 	from, ok := map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}[s.Mention.From]
 	wrong.when(!ok, "mention.from", "%q is unknown; expected INFO, WARN or ERROR", s.Mention.From)
 	k.mention, k.from = s.Mention.Text, from
 	return wrong.err()
+}
+
+// slackMention matches what Slack takes for a mention; plainMention matches what people take for one, and Slack for text.
+var (
+	slackMention = regexp.MustCompile(`<[@!][^<>\s]+>`)
+	plainMention = regexp.MustCompile(`(?:^|[^\w<!@])@(here|channel|everyone)\b`)
+)
+
+// mentionMeant returns how Slack writes the mention that was probably meant.
+func mentionMeant(text string) string {
+	for _, group := range []string{"here", "channel", "everyone"} {
+		if strings.Contains(text, group) {
+			return "<!" + group + ">"
+		}
+	}
+	return "whom to mention as Slack writes it: <!here>, <@U024BE7LH> or <!subteam^S024BE7LH>"
+}
+
+// noteMentions returns the note about a template that mentions people in a way that rings nobody, or "".
+func noteMentions(key, text string, file Path) string {
+	text, key, err := settingsText(key, text, file)
+	found := plainMention.FindStringSubmatch(text)
+	if err != nil || found == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: @%s rings nobody in Slack; write <!%[2]s>", key, found[1])
 }
 
 // openTexts parses the templates, and tries those of the settings on samples.
@@ -222,7 +253,11 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		return nil, k.secret.wrong(err)
 	}
 	if a.inClear = isExposed(a.to); a.inClear && !k.insecure {
-		return nil, &KeyError{k.secret.from(), errInClear}
+		address := k.secret.from()
+		if k.api != "" {
+			address = "api_url"
+		}
+		return nil, errInClear(k.secret.from(), address, "https://")
 	}
 	return a, nil
 }

@@ -500,7 +500,11 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"{token: a, channel: C1, broadcast: [started, stopped]}", "broadcast.1", `"stopped" is unknown`},
 		{"{token: a, channel: C1, broadcast: [none, started]}", "broadcast.0", "none alone"},
 		{"{token: a, channel: C1, mention: {from: WARN}}", "mention.text", "missing"},
-		{"{token: a, channel: C1, mention: {text: x, from: warn}}", "mention.from", "expected INFO, WARN or ERROR"},
+		{"{token: a, channel: C1, mention: {text: <!here>, from: warn}}", "mention.from", "expected INFO, WARN or ERROR"},
+		{"{token: a, channel: C1, mention: {text: '@here'}}", "mention.text", "rings nobody; expected <!here>"},
+		{"{token: a, channel: C1, mention: {text: 'on call: channel'}}", "mention.text", "expected <!channel>"},
+		{"{token: a, channel: C1, mention: {text: '@alice'}}", "mention.text", "<@U024BE7LH>"},
+		{"{token: a, channel: C1, mention: {text: '<here>'}}", "mention.text", "expected <!here>"},
 		{"{token: a, channel: C1, text: '{{if}}'}", "text", "text:1"},
 		{"{token: a, channel: C1, text: '{{if .reply}}x{{end}}'}", "text", "no text for the notification"},
 		{"{token: a, channel: C1, text: x, text_file: y}", "text_file", "text is given too"},
@@ -621,5 +625,20 @@ func TestSlackManifestIsWhatTheSinkNeeds(t *testing.T) {
 	if !slices.Equal(m.OAuth.Scopes.Bot, []string{"chat:write"}) || m.Features.Bot.Name == "" || m.Display.Name == "" ||
 		len(m.Display.Name) > 35 || len(m.Display.Description) > 140 {
 		t.Errorf("the manifest is %+v, want a bot with the scope chat:write, and texts that Slack takes", m)
+	}
+}
+
+// A template that mentions people in words that ring nobody is noted. Slack's own form is fine, and so is an address.
+func TestMentionsThatRingNobodyAreNoted(t *testing.T) {
+	for text, want := range map[string]bool{
+		"@here {{.subject}}": true, "{{.subject}} (@channel)": true, "<!here> {{.subject}}": false, "ops@here.test": false,
+	} {
+		opened, err := open("slack", "{token: a, channel: C1, text: '"+text+"'}", testHost(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := strings.Join(opened.Notes, "\n"); strings.Contains(notes, "rings nobody in Slack") != want {
+			t.Errorf("%s notes %q, want that it rings nobody: %v", text, notes, want)
+		}
 	}
 }

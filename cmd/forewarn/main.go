@@ -246,7 +246,7 @@ func (p *program) settings(log *slog.Logger) (*settings.Settings, error) {
 	}
 	s, err := p.loader(log).Load(p.config)
 	if err != nil && p.actsAs != nil {
-		err = fmt.Errorf("as %s, the owner of the state directory: %w", p.actsAs, err)
+		err = fmt.Errorf("checked as user %s: %w", strings.TrimPrefix(p.actsAs.String(), "user "), err)
 	}
 	return s, exit(exitSettings, err)
 }

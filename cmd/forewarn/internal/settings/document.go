@@ -90,6 +90,9 @@ func parseDocument(path string, data []byte) (*document, error) {
 		return nil, doc.errorAt(pos{}, "more than %d YAML tokens; expected a settings file", maxTokens)
 	}
 	docs, err := parseTokens(tokens)
+	if at, ok := commentInFlow(tokens); ok && err != nil {
+		return nil, doc.errorAt(at, "%s", commentHint)
+	}
 	if err != nil {
 		doc.report(doc.syntaxError(err))
 		if docs = doc.withoutTabs(); docs == nil {
@@ -108,6 +111,28 @@ func parseDocument(path string, data []byte) (*document, error) {
 	}
 	doc.root = converter{doc, make(map[string]*node), new(int)}.node(docs[0].Body)
 	return doc, nil
+}
+
+// commentInFlow returns the position of a comment inside [ ] or { } that was probably meant as a value: it takes the
+// place of one, or the closing bracket with it.
+func commentInFlow(tokens token.Tokens) (at pos, found bool) {
+	depth := 0
+	for _, t := range tokens {
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.CommentType:
+			if depth == 0 || t.Prev == nil || t.Prev.Position.Line != t.Position.Line {
+				continue
+			}
+			if t.Prev.Type == token.MappingValueType || strings.ContainsAny(t.Value, "]}") {
+				return posOf(t), true
+			}
+		}
+	}
+	return at, false
 }
 
 // withoutTabs reports the tabs that indent lines, and parses the text again with spaces in their place, so that other

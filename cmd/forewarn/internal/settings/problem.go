@@ -180,18 +180,36 @@ func quoted(s string) string {
 func (doc *document) kindError(n *node, key string, want kind) error {
 	hint := ""
 	switch {
+	case n.kind == nothing && doc.isComment(n):
+		hint = "; " + commentHint
 	case n.kind == nothing:
 		hint = "; give it a value, or remove the key"
 	case want == aText && n.kind == aBoolean:
 		hint = "; put it in quotes if it is meant as text"
 	case want == aList && n.kind == aTable:
 		hint = `; begin each item with "- "`
+	case want == aList && strings.HasSuffix(key, "command"):
+		hint = "; write the program and each argument as an item, such as [/usr/local/bin/drain, --now]"
 	case want == aList:
 		hint = "; put [ ] around it"
 	case want == aTable && strings.Contains(n.text, ":") && !strings.Contains(n.text, "://"):
 		hint = "; put a space after the colon of a key"
 	}
 	return doc.errorAt(n.pos, "%s: expected %s, got %s%s", cmp.Or(key, "settings"), want, n.kind, hint)
+}
+
+// commentHint is the remedy for a value that was taken for a comment.
+const commentHint = `# after a space begins a comment; write such a value in quotes: "#ops"`
+
+// isComment reports whether a comment stands in place of the value n.
+func (doc *document) isComment(n *node) bool {
+	lines := strings.Split(doc.text, "\n")
+	if n.line < 1 || n.line > len(lines) {
+		return false
+	}
+	line := []rune(lines[n.line-1])
+	rest := strings.TrimLeft(string(line[min(max(n.column-1, 0), len(line)):]), "-: \t")
+	return strings.HasPrefix(rest, "#")
 }
 
 // keyError returns err as a problem at the entry e, or at the key below it that a *sinks.KeyError names.

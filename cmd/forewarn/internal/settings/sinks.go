@@ -111,7 +111,7 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 	}
 	if len(often) > 0 {
 		s.Notes = append(s.Notes, strings.Join(often, ", ")+": without only.changes a command runs for every change of an "+
-			"event; with only: {changes: [first]} it runs once")
+			"event; for a drain only: {changes: [scheduled, updated]} is enough")
 	}
 	return routes
 }
