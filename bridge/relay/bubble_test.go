@@ -126,6 +126,7 @@ func (s *bubbleServer) connect(c *cable) *nats.Conn {
 type cable struct {
 	server  *bubbleServer
 	options func() []nats.Option // those of a new connection; nil for none
+	says    func([]byte)         // changes what the server says, in place; nil for nothing
 
 	mu      sync.Mutex
 	latency time.Duration
@@ -295,6 +296,9 @@ func (c *cabled) Close() error {
 func (c *cabled) Read(p []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(p)
+		if c.cable.says != nil {
+			c.cable.says(p[:n])
+		}
 		fault := c.cable.now()
 		switch lost := fault == "hangs" || fault == "deaf"; {
 		case err == nil && lost && c.greeted.Load():

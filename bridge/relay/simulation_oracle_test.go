@@ -66,6 +66,7 @@ func examine(w *world) []finding {
 	if w.bound > 0 && w.most > w.bound {
 		o.add("bounded", "%d deliveries of a sink were pending, the bound is %d", w.most, w.bound)
 	}
+	o.published()
 	for _, r := range w.routes {
 		owed := o.owed(r)
 		o.nothingMore(r, owed)

@@ -52,8 +52,11 @@ type plan struct {
 	routes  []routePlan
 	bound   int // of what is unsettled; 0 for as much as a relay takes by itself
 	sayings [][]saying
-	steps   []step
-	length  time.Duration
+	noise   []noise
+	// believed means that publishers take every duplicate for their own message.
+	believed bool
+	steps    []step
+	length   time.Duration
 }
 
 func (p plan) String() string {
@@ -155,6 +158,7 @@ func planOf(seed uint64) plan {
 		p.bound = 10
 	}
 	p.sayings = someSayings(r, p.length)
+	p.noise = someNoise(rand.New(rand.NewPCG(seed, 2)), p.sayings, p.routes)
 	p.relaySteps(r)
 	if r.IntN(3) > 0 {
 		p.networkSteps(r)
