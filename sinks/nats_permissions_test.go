@@ -201,31 +201,40 @@ func TestNATSAtALeafNodeTheDomainIsNamed(t *testing.T) {
 				options, o.JetStreamDomain = o, "hub"
 				o.LeafNode.Host, o.LeafNode.Port = "127.0.0.1", -1
 			})
+			publish, subscribe := natsDocumented(t)
+			for i, subject := range publish {
+				publish[i] = strings.Replace(subject, "$JS.API.", "$JS.hub.API.", 1)
+			}
 			leaf := natsServe(t, func(o *server.Options) {
+				natsMay(&server.Permissions{
+					Publish:   &server.SubjectPermission{Allow: publish},
+					Subscribe: &server.SubjectPermission{Allow: subscribe},
+				})(o)
 				o.ServerName, o.JetStream, o.JetStreamDomain = "leaf-1", jetStream, "leaf"
 				to := &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", options.LeafNode.Port)}
 				o.LeafNode.Remotes = []*server.RemoteLeafOpts{{URLs: []*url.URL{to}}}
 			})
 			_, js := natsClient(t, hub.ClientURL())
-			stream := natsStream(t, js, nil)
-			conn, _ := natsClient(t, leaf.ClientURL())
+			stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.AllowDirect = true })
+			conn, _ := natsClient(t, leaf.ClientURL(), nats.UserInfo("test", "test"))
 			natsReaches(t, conn)
 			open := func(keys string) delivery.Sink {
 				return mustOpen(t, "nats", "url: "+leaf.ClientURL()+"\n"+keys, testHost(t))
 			}
-			const want = "at a leaf node, set domain to the JetStream domain of the servers that have the stream"
-			if _, err := open("").(delivery.Connecter).Connect(t.Context()); classOf(err) != blocked ||
+			const unrestricted = "username: test\npassword: test\n"
+			const want = "at a leaf node, set the key domain to the JetStream domain of the servers that have the stream"
+			if _, err := open(unrestricted).(delivery.Connecter).Connect(t.Context()); classOf(err) != blocked ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("Connect = %v, want it to say %s", err, want)
 			}
-			if _, err := open("").Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			if _, err := open(unrestricted).Deliver(t.Context(), deliveries(t)[:1]); err != nil {
 				t.Errorf("the first VM: %v", err)
 			}
-			if _, err := open("").Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked ||
+			if _, err := open(unrestricted).Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("another VM: %v, want it blocked: %s", err, want)
 			}
-			s := open("domain: hub")
+			s := open("domain: hub\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm")
 			if got, err := s.(delivery.Connecter).Connect(t.Context()); err != nil || !strings.Contains(got, "stream FOREWARN") {
 				t.Errorf("with the domain: Connect = %q, %v", got, err)
 			}

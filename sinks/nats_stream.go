@@ -153,7 +153,7 @@ func provisionError(verb, name string, err error) error {
 }
 
 // atLeafNode is what to do where messages reach a stream that can't be asked: it is beyond a leaf node.
-const atLeafNode = "at a leaf node, set domain to the JetStream domain of the servers that have the stream"
+const atLeafNode = "at a leaf node, set the key domain to the JetStream domain of the servers that have the stream"
 
 // requestError returns the error for a request to JetStream. If nobody answers, there is no JetStream; if the stream is
 // not known, it is in another domain.

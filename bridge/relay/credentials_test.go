@@ -144,6 +144,41 @@ func TestCredentialsThatExpireAreTakenUpAnew(t *testing.T) {
 	})
 }
 
+// A relay that may not hear answers, or may not ask, says so, and not only that nobody answered.
+func TestWhatARelayMayNotDoIsSaid(t *testing.T) {
+	admin := nats.UserInfo("admin", "admin")
+	inBubble(t, func(t *testing.T) {
+		all := &server.SubjectPermission{Allow: []string{">"}}
+		none := &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.INFO.>", "_INBOX.>"}}
+		srv := startServerWith(t, func(o *server.Options) {
+			o.Users = []*server.User{
+				{Username: "admin", Password: "admin"},
+				{Username: "deaf", Password: "pw", Permissions: &server.Permissions{Publish: all, Subscribe: none}},
+				{Username: "mute", Password: "pw", Permissions: &server.Permissions{Publish: none, Subscribe: all}},
+			}
+		}, admin)
+		for user, want := range map[string]string{
+			"deaf": "this user may not hear the answers; set inbox_prefix to one that it may subscribe to: ",
+			"mute": "this user may not ask for that: ",
+		} {
+			wire := &cable{server: srv, options: func() []nats.Option { return []nats.Option{nats.UserInfo(user, "pw")} }}
+			f := &fleet{T: t}
+			r, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())}, Connect: wire.dial})
+			pause(10 * time.Second)
+			if s := r.Status(); s.Ready || len(s.Reasons) == 0 || !strings.Contains(s.Reasons[0], want) {
+				t.Errorf("%s: ready %v because of %q, want that %s", user, s.Ready, s.Reasons, want)
+			}
+			stop()
+			conn := srv.connect(wire)
+			_, err := relay.NewPlan(t.Context(), conn, "", "FOREWARN", relay.Retention{})
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: NewPlan = %v, want that %s", user, err, want)
+			}
+			conn.Close()
+		}
+	})
+}
+
 // A dead letter whose number is taken needs no right that a relay doesn't have, also where its stream allows direct
 // reads: without one, the sink would hear nothing more.
 func TestADeadLetterNeedsNoFurtherRight(t *testing.T) {

@@ -68,7 +68,7 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 			plan.Steps = append(plan.Steps, Step{Name: c.Name, Action: "create", Changes: described(c), config: c})
 		case err != nil:
-			return plan, fmt.Errorf("look for stream %s: %w", c.Name, err)
+			return plan, explainSilence(conn, fmt.Errorf("look for stream %s: %w", c.Name, err))
 		default:
 			config, changes := updated(there.CachedInfo().Config, c, want, c.Name == stream)
 			s := Step{Name: c.Name, Action: "update", Changes: changes, config: config}

@@ -157,7 +157,7 @@ func (r *Relay) session(ctx context.Context) error {
 	go endWhenClosed(ctx, conn, conn.StatusChanged(nats.CLOSED), end)
 	st, err := openStorage(ctx, js, r.Stream)
 	if err != nil {
-		return err
+		return explainSilence(conn, err)
 	}
 	st.dead.added = r.deadLettered
 	r.setStorage(st)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -110,6 +111,19 @@ func plain(err error) error {
 }
 
 var errNoConnection = errors.New("no NATS server can be reached")
+
+// explainSilence returns err, or why nobody answered: a server says once that it refuses something, and then nothing.
+func explainSilence(conn *nats.Conn, err error) error {
+	said := conn.LastError()
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(said, nats.ErrPermissionViolation) {
+		return err
+	}
+	why := "this user may not ask for that"
+	if strings.Contains(said.Error(), "for Subscription") {
+		why = "this user may not hear the answers; set inbox_prefix to one that it may subscribe to"
+	}
+	return fmt.Errorf("%w: %s: %w", err, why, said)
+}
 
 func notFound(what, name string, err error) error {
 	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
