@@ -12,6 +12,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -445,8 +446,9 @@ func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a clou
 		return
 	}
 	message := about(e, imds.Approved)
+	over := c.open[e.ID] == nil
 	for _, r := range s.routes {
-		hears := r.Hears(change, s.observer.Name)
+		hears := r.Hears(change, s.observer.Name) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
 		switch {
 		case hears && slices.Contains(op.Routes, r.Name),
 			a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):

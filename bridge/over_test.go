@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -261,6 +262,33 @@ func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
 		e.say(nil)
 		pause(10 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
+// An approval that is answered when its event is over starts no runbook: people hear of it.
+func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		chat, runbook := &ear{}, &ear{}
+		acts := runbook.all("runbook").with(func(x *Terms) { x.Late, x.Acts = delivery.LateDrop, true })
+		acts.Filter.Only.Changes = []string{"approved"}
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if r.Method == http.MethodPost {
+					defer time.Sleep(3 * time.Second)
+					defer s.azure.End(idA)
+				}
+				return next.RoundTrip(r)
+			})
+		}
+		b := s.start(chat.all("chat"), acts)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		b.ApproveNow(t.Context(), idA, s.shown(idA), "alice")
+		pause(time.Minute)
+		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-vanished", idA+"-approved-1")
+		wantIDs(t, runbook.ids())
 		b.end()
 	})
 }
