@@ -406,6 +406,9 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	mark := "FOREWARN_RUN=" + rand.Text()
 	cmd.Env = append(cmd.Env, mark)
 	left, err := runGroup(ctx, cmd, runTerms{mark, c.grace, c.moment})
+	if errors.Is(err, exec.ErrWaitDelay) && len(left) == 0 {
+		left = append(left, unfound)
+	}
 	if cmd.ProcessState != nil {
 		err = nil // the state says more, and enough of the output was read
 	}

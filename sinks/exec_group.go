@@ -17,6 +17,9 @@ const (
 	killPasses = 5                     // at most: what is killed may have started something else meanwhile
 )
 
+// unfound stands for a process that is known only because it still has the output of the program open.
+var unfound leftover
+
 // runTerms are the terms of one run of a program.
 type runTerms struct {
 	mark   string        // a variable that only this run has in its environment, for finding what it leaves; or ""
@@ -100,10 +103,13 @@ func describeLeft(left []leftover, redact *redactor) string {
 		names = append(names, fmt.Sprintf("and %d more", more))
 	}
 	which := strings.Join(names, ", ")
-	switch len(left) {
-	case 0:
+	switch {
+	case len(left) == 0:
 		return ""
-	case 1:
+	case left[0] == unfound:
+		return "left something running that has its output open and can't be found to end it; wait for it, or start it " +
+			startApart
+	case len(left) == 1:
 		return fmt.Sprintf("left 1 process running (%s), which was ended; wait for it, or start it %s", which, startApart)
 	}
 	return fmt.Sprintf("left %d processes running (%s), which were ended; wait for them, or start them %s", len(left),

@@ -63,6 +63,22 @@ func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
 	}
 }
 
+// A child that hides, in a session and with an environment of its own, is not found. If it has the runbook's output open,
+// the runbook has failed all the same.
+func TestAHiddenChildIsKnownByItsOutput(t *testing.T) {
+	t.Parallel()
+	one, other := newWatch(t), newWatch(t)
+	script := `env -i TASK=hang setsid -f "$0" "$1"; "$0" "$2"`
+	end := running(t, hastily(t, asScript(t, "bash", script, other.address(), one.address())))
+	leader, child := one.begun(), other.begun()
+	fmt.Fprintln(leader, 0)
+	_, err := end()
+	if classOf(err) != again || !strings.Contains(err.Error(), "left something running that has its output open") {
+		t.Errorf("Deliver = %v, want a failure because of the output", err)
+	}
+	fmt.Fprintln(child, 0) // it is still there to hear this, and ends
+}
+
 // What a runbook waits for, or has another program start, is nothing that it leaves.
 func TestARunbookThatWaitsLeavesNothing(t *testing.T) {
 	for name, script := range map[string]string{
