@@ -83,7 +83,7 @@ func (e *classError) Error() string { return e.text }
 func (e *classError) Unwrap() error { return e.class }
 
 // withClass returns an error that wraps class, or only has the text if class is nil. It wraps no other error, because
-// the text of that one may hold a secret that was redacted here.
+// the text of that one may repeat a secret.
 func withClass(class error, text string) error {
 	if class == nil {
 		return errors.New(text)
@@ -91,17 +91,17 @@ func withClass(class error, text string) error {
 	return fmt.Errorf("%w: %s", class, text)
 }
 
-// failure returns the redacted error of an attempt that got no answer from an address: the end of ctx if ctx has ended,
-// else err with its class.
+// failure returns the error, without secrets, of an attempt that got no answer from an address: the end of ctx if ctx
+// has ended, else err with its class.
 func failure(ctx context.Context, redact *redactor, from string, class, err error) error {
 	if ended(ctx) {
-		return noAnswer(ctx, redact.text(from))
+		return noAnswer(ctx, from)
 	}
-	text := from + ": " + err.Error()
+	text := from + ": " + redact.line(err.Error(), maxShown)
 	if errors.Is(err, connectionRefused) {
 		text = "nothing listens at " + listenerOf(from, err) + " (connection refused)"
 	}
-	return withClass(class, redact.line(text, false, 500))
+	return withClass(class, text)
 }
 
 // listenerOf names what refused a connection on the way to from, which is an origin or a host and port.

@@ -24,7 +24,7 @@ type credentials struct {
 	getenv   func(string) string
 }
 
-// access holds the values of credentials at the time of one read, and the redactor that hides them.
+// access holds the values of credentials at the time of one read, and the redactor that knows them.
 type access struct {
 	url     *url.URL
 	host    string // of the request; "" for that of the URL
@@ -128,9 +128,8 @@ func (c credentials) read() (access, error) {
 			continue
 		}
 		a.header.Set(h.name, value)
-		a.redact.hideHeader(value)
-		if h.Text.text == nil {
-			a.redact.hide(value)
+		if h.isCredential() {
+			a.redact.hideHeader(value)
 		}
 	}
 	for _, b := range c.body {
@@ -186,7 +185,7 @@ func (c credentials) readURL(a *access) error {
 		return c.url.wrong(err)
 	}
 	a.url = u
-	a.redact.hideURL(u, c.url.from())
+	a.redact.hideURL(u)
 	return nil
 }
 

@@ -65,6 +65,7 @@ var emailTerms = delivery.Terms{
 const (
 	maxHeadline = 200       // characters of a subject; a phone shows fewer
 	maxMailPart = 256 << 10 // bytes of the text or HTML part
+	maxRefusals = 1000      // bytes of what is shown about recipients that are refused
 )
 
 // An email sends each change as a mail to all recipients, in one thread per Azure event. A mail has the same Message-ID
@@ -246,16 +247,15 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	if err != nil {
 		return answer, m.server.failure(ctx, redact, err)
 	}
-	now, names, class := outcome(to, refused)
+	now, names, class := outcome(to, refused, redact)
 	if have = append(have, now...); len(have) > 0 {
 		answer.Progress, _ = json.Marshal(have) // texts always can be
 	}
 	if names != "" && (class == nil || len(have) == 0) {
-		return answer, withClass(class, redact.line(m.server.addr+": "+names, false, 1000))
+		return answer, withClass(class, m.server.addr+": "+names)
 	}
-	answer.Status = redact.line(strings.TrimSpace("250 "+reply), false, 200)
+	answer.Status = strings.TrimSpace("250 " + redact.line(reply, maxShown))
 	if names != "" {
-		names = redact.line(names, false, 1000)
 		answer.Status += "; refused: " + names
 		m.Log.Warn("recipients refused for good; the others got the mail",
 			"sink", m.Name, "id", batch[0].Event.ID(), "refused", names)
@@ -266,7 +266,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 // outcome returns the recipients who have the mail, and names the refused ones with the reasons. class is the mildest
 // class of the refusals: nil if a retry may help one of them, else delivery.ErrBlocked if somebody can fix one, else
 // delivery.ErrRejected.
-func outcome(to []string, refused []error) (have []string, names string, class error) {
+func outcome(to []string, refused []error, redact *redactor) (have []string, names string, class error) {
 	var all []string
 	var classes []error
 	for i, why := range refused {
@@ -274,11 +274,11 @@ func outcome(to []string, refused []error) (have []string, names string, class e
 			have = append(have, to[i])
 			continue
 		}
-		all, classes = append(all, to[i]+": "+why.Error()), append(classes, classOfMail(why))
+		all, classes = append(all, to[i]+": "+redact.line(why.Error(), maxShown)), append(classes, classOfMail(why))
 	}
 	for _, class := range []error{nil, delivery.ErrBlocked, delivery.ErrRejected} {
 		if slices.Contains(classes, class) {
-			return have, strings.Join(all, "; "), class
+			return have, cut(strings.Join(all, "; "), maxRefusals), class
 		}
 	}
 	return have, "", nil

@@ -48,7 +48,7 @@ const (
 	maxEvent      = 64 << 10               // bytes of all of them; every Linux accepts at least 128 KiB
 	maxSetting    = 32 << 10               // bytes of one environment variable of the settings
 	maxOutput     = 4 << 10                // bytes of the output that are logged
-	keptOutput    = 16 << 10               // bytes of the output that are searched for secrets first, half of them its end
+	outputGap     = "\n…\n"                // in place of what is missing from the middle of the output
 )
 
 // A command runs a program for each CloudEvent.
@@ -115,7 +115,7 @@ func refusedVariable(name string) error {
 type variable struct{ name, value string }
 
 // settingsVariables returns the environment variables of the settings with their current values, and a redactor that
-// hides the values from files and variables, and every other value that may be secret.
+// knows the values from files and variables, and every other value that may be secret.
 func (c *command) settingsVariables() ([]variable, *redactor, error) {
 	redact := new(redactor)
 	var all []variable
@@ -133,12 +133,8 @@ func (c *command) settingsVariables() ([]variable, *redactor, error) {
 		case len(value) > maxSetting:
 			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxSetting>>10))
 		}
-		for _, part := range append(strings.Split(value, "\n"), value) {
-			if secret {
-				redact.hide(part)
-			} else if !isPath(part) {
-				redact.hidePart(part)
-			}
+		if secret || !isWords(value) && !isPath(value) {
+			redact.hide(value)
 		}
 		all = append(all, variable{s.name, value})
 	}
@@ -146,7 +142,7 @@ func (c *command) settingsVariables() ([]variable, *redactor, error) {
 }
 
 // isPath reports whether a value is the absolute path of something in a directory that exists on this machine. Such a
-// value is no secret, and hiding it would make the output of a command hard to read.
+// value is no secret, and the output of a command often has it.
 func isPath(value string) bool {
 	dir := filepath.Dir(value)
 	if !filepath.IsAbs(value) || filepath.Clean(value) != value || filepath.Dir(dir) == dir {
@@ -228,7 +224,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %s", delivery.Readable(limit)))
 		defer cancel()
 	}
-	out := output{max: keptOutput}
+	out := output{max: maxOutput - len(outputGap)}
 	began := c.now()
 	state, left, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
@@ -239,7 +235,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if text != "" {
 		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
-	last := redact.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
+	last := cut(text[strings.LastIndexByte(text, '\n')+1:], 200)
 	return c.judge(ctx, d, end{state, last, describeLeft(left, redact), took})
 }
 

@@ -97,7 +97,7 @@ func describeLeft(left []leftover, redact *redactor) string {
 	const most = 3 // names
 	var names []string
 	for _, l := range left[:min(len(left), most)] {
-		names = append(names, redact.line(l.name, false, 40))
+		names = append(names, redact.line(l.name, 40))
 	}
 	if more := len(left) - most; more > 0 {
 		names = append(names, fmt.Sprintf("and %d more", more))

@@ -109,7 +109,7 @@ func (c *caller) current() (*http.Transport, error) {
 	return c.transport, nil
 }
 
-// do makes one request and returns what its response means for the CloudEvent. Answer and error are redacted.
+// do makes one request and returns what its response means for the CloudEvent. Neither answer nor error shows a secret.
 func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error) {
 	r, err := c.fetch(req, redact)
 	if err != nil {
@@ -121,13 +121,13 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	}
 	answer, err := judge(class, r, origin(req.URL), redact)
 	if err == nil && c.denied != nil && c.denied(r.body) {
-		text := answer.Status + " from " + redact.text(origin(req.URL)) + ", but the message was not taken: "
-		err = r.withRetryAfter(errors.New(text + redact.line(r.body, r.cut, 200)))
+		text := answer.Status + " from " + origin(req.URL) + ", but the message was not taken: "
+		err = r.withRetryAfter(errors.New(text + redact.line(r.body, maxShown)))
 	}
 	return answer, err
 }
 
-// proxyOf returns the proxy for a request, nil for none, and hides its address and credentials. Its errors block.
+// proxyOf returns the proxy for a request, nil for none, whose credentials redact then knows. Its errors block.
 func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) {
 	if c.proxy == nil {
 		return nil, nil
@@ -137,12 +137,12 @@ func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) 
 		return nil, fmt.Errorf("%w: the proxy in the environment is not the URL of a proxy", delivery.ErrBlocked)
 	}
 	if p != nil {
-		redact.hideURL(p, c.where)
+		redact.hideURL(p)
 	}
 	return p, nil
 }
 
-// fetch makes one request. Its errors have a class and are redacted; the response is not redacted. It reads at most
+// fetch makes one request. Its errors have a class and show no secret; the response may. It reads at most
 // maxBody bytes of the body; a body that breaks off earlier, as when ctx ends, is marked as cut and is no error.
 func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	transport, err := c.current()
@@ -193,11 +193,11 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 	case err != nil:
 		return "", failure(ctx, redact, origin(at), classOfFailure(err), err)
 	case at != to:
-		return redact.text("reached the proxy " + at.Host + "; what is behind it was not tried"), nil
+		return "reached the proxy " + at.Host + "; what is behind it was not tried", nil
 	case secure:
-		return redact.text("reached " + origin(at) + ", its certificate is valid"), nil
+		return "reached " + origin(at) + ", its certificate is valid", nil
 	}
-	return redact.text("reached " + origin(at)), nil
+	return "reached " + origin(at), nil
 }
 
 // parseURL parses a URL with a host and one of the schemes. Any other text is an error with the text otherwise. If
@@ -228,7 +228,7 @@ func checkHost(u *url.URL) error {
 	return nil
 }
 
-// origin returns the scheme, host and port of a URL. Only its host may hold a secret.
+// origin returns the scheme, host and port of a URL, which are no secret.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
 // A response is what a destination answered.
@@ -242,15 +242,15 @@ type response struct {
 // judge returns what a response means for the CloudEvent: accepted if its status is 2xx, else an error of the class,
 // with the Retry-After of the response if it has one.
 func judge(class error, r response, origin string, redact *redactor) (delivery.Answer, error) {
-	answer := delivery.Answer{Status: statusLine(r.status), ID: redact.line(requestID(r.header), false, 128)}
+	answer := delivery.Answer{Status: statusLine(r.status), ID: redact.id(requestID(r.header))}
 	if r.status >= 200 && r.status <= 299 {
 		return answer, nil
 	}
-	text := answer.Status + " from " + redact.text(origin)
+	text := answer.Status + " from " + origin
 	if to, err := url.Parse(r.header.Get("Location")); err == nil && to.Host != "" && r.status/100 == 3 {
-		text += ", redirected to " + redact.line(to.Scheme+"://"+to.Host, false, 200) + ", which is not followed"
+		text += ", redirected to " + redact.line(to.Scheme+"://"+to.Host, maxShown) + ", which is not followed"
 	}
-	if excerpt := redact.line(r.body, r.cut, 200); excerpt != "" {
+	if excerpt := redact.line(r.body, maxShown); excerpt != "" {
 		text += ": " + excerpt
 	}
 	return answer, r.withRetryAfter(withClass(class, text))

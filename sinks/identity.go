@@ -107,7 +107,7 @@ func (i *identity) refusal(status int, body string) error {
 	}
 	json.Unmarshal([]byte(body), &why) // a refusal need not be JSON
 	text := "token of the managed identity: " + statusLine(status)
-	if description := new(redactor).line(why.Description, false, 300); description != "" {
+	if description := new(redactor).line(why.Description, maxShown); description != "" {
 		text += ": " + description
 	}
 	if oneOf(status, 404, 408, 410, 429) || status >= 500 {

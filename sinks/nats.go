@@ -119,11 +119,11 @@ func (n *natsSink) publishHeartbeat(ctx context.Context, s *natsSession, msg *na
 	why := ""
 	switch {
 	case err == nil:
-		return s.access.redact.line("stored in stream "+ack.Stream, false, 100), nil
+		return "stored in stream " + s.access.redact.line(ack.Stream, maxStreamName), nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
 		why = "no stream takes it; forewarn relay --provision creates one"
 	case errors.Is(context.Cause(ctx), nats.ErrPermissionViolation):
-		why = s.access.redact.line(explainDenied(context.Cause(ctx)).Error(), false, 300)
+		why = s.access.redact.line(explainDenied(context.Cause(ctx)).Error(), maxShown)
 	default:
 		return "", err
 	}

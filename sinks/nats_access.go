@@ -52,7 +52,7 @@ type natsLogin struct {
 	use        func(secret string, redact *redactor) (nats.Option, error)
 }
 
-// natsAccess holds the addresses and credentials of a NATS at one moment, and the redactor that hides them.
+// natsAccess holds the addresses and credentials of a NATS at one moment, and the redactor that knows them.
 type natsAccess struct {
 	servers    []*url.URL
 	login      nats.Option
@@ -224,14 +224,15 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 				wrong.add(s.wrong(err))
 				continue
 			}
-			a.redact.hideHost(u, s.from())
+			a.redact.hideURL(u)
 			if !isLocal(u.Hostname()) {
 				a.remote = cmp.Or(a.remote, s.from())
 			}
 			if u.User != nil {
 				user = true
-				a.redact.hideURL(u, s.from())
-				a.redact.hide(u.User.Username()) // alone it is a token
+				if _, both := u.User.Password(); !both {
+					a.redact.hide(u.User.Username()) // alone it is a token
+				}
 			}
 			a.secure = a.secure || u.Scheme == "tls"
 			u.Scheme = "nats" // for nats.go, which leaves TLS to us

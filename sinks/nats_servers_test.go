@@ -371,7 +371,8 @@ func TestNATSLogsWhatIsSaidOutOfTurn(t *testing.T) {
 	}
 	closeSink(opened.Sink)
 	got := log.String()
-	if !strings.Contains(got, "level=DEBUG msg=nats server="+at) || !strings.Contains(got, "of [secret]") ||
+	if !strings.Contains(got, "level=DEBUG msg=nats server="+at) || !strings.Contains(got, notShown) ||
+		!strings.Contains(got, "User Authentication Expired") ||
 		strings.Contains(got, "hunter2") {
 		t.Errorf("logged\n%s\nwant what the server said, without the password", got)
 	}

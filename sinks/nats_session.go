@@ -110,7 +110,7 @@ func (n *NATS) dial(ctx context.Context, quota int64) (*natsSession, error) {
 	}
 	stop()
 	if ended(ctx) {
-		return nil, noAnswer(ctx, a.redact.text(s.server))
+		return nil, noAnswer(ctx, s.server)
 	}
 	return nil, s.connectError(err)
 }
@@ -134,7 +134,7 @@ func (s *natsSession) report(link *natsConn, err error, final bool) {
 		return
 	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may send many
-		s.log.Debug("nats", "server", s.access.redact.text(s.server), "err", s.access.redact.line(err.Error(), false, 500))
+		s.log.Debug("nats", "server", s.server, "err", s.access.redact.line(err.Error(), maxShown))
 	}
 	// The server answers nothing else.
 	denied := errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxPayload)
@@ -152,7 +152,7 @@ func (s *natsSession) report(link *natsConn, err error, final bool) {
 }
 
 // do calls f with the connection, if there is one, and ends f at once when ctx ends or the connection is lost. Its
-// errors have a class and are redacted.
+// errors have a class and show no secret.
 func (s *natsSession) do(ctx context.Context, f func(context.Context) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -230,11 +230,11 @@ func (s *natsSession) connectError(err error) error {
 			class = nil
 		}
 		if why != nil {
-			texts = append(texts, s.access.redact.line(u.Host+": "+why.Error(), false, 300))
+			texts = append(texts, u.Host+": "+s.access.redact.line(why.Error(), maxShown))
 		}
 	}
 	if len(texts) == 0 {
-		texts = []string{s.access.redact.line(err.Error(), false, 300)}
+		texts = []string{s.access.redact.line(err.Error(), maxShown)}
 	}
 	return withClass(class, strings.Join(texts, "; "))
 }

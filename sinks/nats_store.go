@@ -182,7 +182,7 @@ func natsID(h nats.Header) string {
 
 // answer returns the answer for a message that a stream has, and where.
 func (s *natsSession) answer(how, stream string, sequence uint64) delivery.Answer {
-	stream = s.access.redact.line(stream, false, 100)
+	stream = s.access.redact.line(stream, maxStreamName)
 	return delivery.Answer{
 		Status: fmt.Sprintf("%s in stream %s, message %d", how, stream, sequence),
 		ID:     fmt.Sprintf("%s:%d", stream, sequence),

@@ -218,7 +218,7 @@ func (n *natsSink) describeStream(ctx context.Context, s *natsSession) (string, 
 	if c.NoAck {
 		return "", errNoAck(c.Name)
 	}
-	return s.access.redact.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), false, 300), nil
+	return s.access.redact.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), maxShown), nil
 }
 
 // streamOf returns the stream that takes a subject.
@@ -253,5 +253,5 @@ func (s *natsSession) publishCore(ctx context.Context, msg *nats.Msg) (string, e
 
 // describeServer returns the name and the version of the server.
 func (s *natsSession) describeServer() string {
-	return s.access.redact.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
+	return s.access.redact.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", maxShown)
 }

@@ -2,194 +2,210 @@ package sinks
 
 import (
 	"encoding/base64"
-	"encoding/json"
-	"html"
-	"net/netip"
 	"net/url"
-	"strconv"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// A redactor hides the secrets in use wherever they appear in texts from outside, such as network errors and
-// destinations' answers, which may repeat what they were sent. The zero value hides nothing. It is for one goroutine at
-// a time.
+const (
+	maxShown = 512 // bytes of a text from outside that are shown at most
+	maxRow   = 8   // characters of a secret in a row from which a text repeats it
+)
+
+// notShown stands in place of a text from outside that repeats a secret.
+const notShown = "the answer repeats a secret, so it isn't shown"
+
+// A redactor keeps secrets from being shown by texts from outside, such as network errors, destinations' answers and
+// the output of commands, which may repeat what they were sent. Everything from outside passes its line or its lines
+// before anybody sees it. The zero value knows no secret. It is for one goroutine at a time.
 type redactor struct {
-	forms   []redaction
-	longest int // length of the longest form, in bytes
+	secrets []string
+	hosts   []string             // names that are shown, so that no part of them is a secret
+	rows    *[maxRow + 1]rowsSet // what a text must not hold, by length; nil until it is needed
 }
 
-// A redaction is a text to hide, and what is shown in its place.
-type redaction struct {
-	text        string // in ASCII lower case
-	replacement string
-	word        bool // only where it is not part of a longer word
+type rowsSet = map[string]struct{}
+
+// line returns a text from outside in the form that may be shown: one line of printable characters, at most n bytes
+// long. A text that repeats a secret isn't shown at all. It is cut before it is searched, so the work is bounded, and of
+// a secret that the cut divides fewer than maxRow characters are left.
+func (r *redactor) line(text string, n int) string {
+	return r.unlessRepeated(printable(cut(text, n)))
 }
 
-// hide hides secrets in every form in which they are commonly repeated: as they are, and escaped or encoded for URLs,
-// HTML, JSON, Go and base64.
-func (r *redactor) hide(secrets ...string) {
-	for _, s := range secrets {
-		if s == "" {
-			continue
-		}
-		raw := []byte(s)
-		inJSON, _ := json.Marshal(s) // a string always can be
-		forms := []string{s, url.PathEscape(s), url.QueryEscape(s), html.EscapeString(s),
-			base64.RawStdEncoding.EncodeToString(raw), base64.RawURLEncoding.EncodeToString(raw)} // they begin the padded forms
-		for _, quoted := range []string{strconv.Quote(s), strconv.QuoteToASCII(s), string(inJSON)} {
-			forms = append(forms, quoted[1:len(quoted)-1])
-		}
-		for _, f := range forms {
-			r.add(redaction{f, hidden, false})
+// id returns an id from outside as line does; none if it repeats a secret.
+func (r *redactor) id(text string) string {
+	text = printable(cut(text, 128))
+	if r.repeats(text) {
+		return ""
+	}
+	return text
+}
+
+// lines is line for a text of several lines that is cut already. It leaves out empty lines.
+func (r *redactor) lines(text string) string {
+	var all []string
+	for line := range strings.Lines(text) {
+		line = printable(line)
+		if line != "" {
+			all = append(all, line)
 		}
 	}
+	return r.unlessRepeated(strings.Join(all, "\n"))
 }
 
-func (r *redactor) add(f redaction) {
-	f.text = asciiLower(f.text)
-	r.forms = append(r.forms, f)
-	r.longest = max(r.longest, len(f.text))
+func (r *redactor) unlessRepeated(text string) string {
+	if r.repeats(text) {
+		return notShown
+	}
+	return text
 }
 
-// hidePart hides parts of a secret, except plain words and parts of fewer than four bytes, such as the v1 of a path.
-func (r *redactor) hidePart(parts ...string) {
+// repeats reports whether a text holds maxRow characters of a secret in a row, or all of a shorter one, however they are
+// written; see readings. Case and white space make no difference.
+func (r *redactor) repeats(text string) bool {
+	if len(r.secrets) == 0 || text == "" {
+		return false
+	}
+	all, complete := readings(text)
+	if !complete {
+		return true
+	}
+	if r.rows == nil {
+		r.rows = r.findRows()
+	}
+	for _, reading := range all {
+		reading = fold(reading)
+		for n, rows := range r.rows {
+			if len(rows) > 0 && holdsRow(reading, n, rows) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// findRows returns what a text must not hold. A row that a host's name holds too is shown with it, so it is no secret.
+func (r *redactor) findRows() *[maxRow + 1]rowsSet {
+	var all [maxRow + 1]rowsSet
+	for _, secret := range r.secrets {
+		secret = fold(secret)
+		n := min(len(secret), maxRow)
+		if n == 0 {
+			continue
+		}
+		if all[n] == nil {
+			all[n] = make(rowsSet)
+		}
+		for i := range len(secret) - n + 1 {
+			if row := secret[i : i+n]; n < maxRow || !r.isInHost(row) {
+				all[n][row] = struct{}{}
+			}
+		}
+	}
+	return &all
+}
+
+func (r *redactor) isInHost(row string) bool {
+	for _, host := range r.hosts {
+		if strings.Contains(fold(host), row) {
+			return true
+		}
+	}
+	return false
+}
+
+// holdsRow reports whether a text holds one of the rows, which are n bytes long.
+func holdsRow(text string, n int, rows rowsSet) bool {
+	for i := range len(text) - n + 1 {
+		if _, ok := rows[text[i:i+n]]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// fold returns the characters of a text that are compared: those that can be seen, in lower case.
+func fold(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsSpace(r) || !unicode.IsPrint(r) || r == utf8.RuneError {
+			return -1
+		}
+		return unicode.ToLower(r)
+	}, text)
+}
+
+// hide adds secrets. Of one with few characters the redactor finds all in nearly every text, so that it shows nearly
+// none.
+func (r *redactor) hide(secrets ...string) {
+	r.secrets, r.rows = append(r.secrets, secrets...), nil
+}
+
+// hideParts adds parts of a secret, except words, of which it could not be a secret that they are there.
+func (r *redactor) hideParts(parts ...string) {
 	for _, p := range parts {
-		if len(p) >= 4 && !isPlain(p) {
+		if !isWord(p) {
 			r.hide(p)
 		}
 	}
 }
 
-// plainWords are common words of addresses, headers and settings. They are not hidden: none of them is a secret, and
-// without them nobody could understand an answer or the output of a command.
-const plainWords = " access_token action actions alert alertmanager alerts api-version api_key apikey application " +
-	"auto automations azure basic bearer callback callbacks channel channels chat client code collector compat " +
-	"count create data debug default deliveries dev development direct disabled dispatches email enabled enqueue " +
-	"error event events executions export false file forewarn format forms generic github gitlab global group " +
-	"groups hook hooks http https import inbound incidents incoming incomingwebhook index info ingest input " +
-	"instances integration integrations invoke jobs json launch live local localhost log login logs main " +
-	"maintenance manual message messages metrics mode monitor monitoring name nodes none notification " +
-	"notifications notify null ops paths ping plain post powerautomate priority prod production project projects " +
-	"provider providers publish push query queue queues rawdata receive receiver receivers records region report " +
-	"repos resource rest room rooms route routes rules run rundeck runs scope send sendmessage server service " +
-	"services signature sink source spaces stage staging state status stream streams subscriptions system tags " +
-	"team teams telemetry tenant test testing text thread token topic topics trace trigger triggers true type " +
-	"user users version virtual warn warning webhook webhookb2 webhooks workflow workflows "
-
-// isPlain reports whether a text consists of plain words and versions such as v1.
-func isPlain(text string) bool {
-	for word := range strings.FieldsFuncSeq(asciiLower(text),
-		func(r rune) bool { return strings.ContainsRune("/?&=;:, .", r) }) {
-		version := len(word) < 4 && word[0] == 'v'
-		if !version && !strings.Contains(plainWords, " "+word+" ") {
-			return false
+// hideURL adds what may be secret in a URL: user, path, query and fragment. Its host is shown.
+func (r *redactor) hideURL(u *url.URL) {
+	r.hosts = append(r.hosts, u.Hostname())
+	r.hideParts(u.Fragment)
+	for part := range strings.FieldsFuncSeq(u.RequestURI(), func(r rune) bool { return strings.ContainsRune("/?&;=", r) }) {
+		if plain, err := url.QueryUnescape(strings.ReplaceAll(part, "+", "%2B")); err == nil {
+			part = plain
 		}
-	}
-	return true
-}
-
-// publicHosts are hosts that everybody uses.
-const publicHosts = " ntfy.sh slack.com hooks.slack.com events.pagerduty.com events.eu.pagerduty.com hc-ping.com "
-
-// hideHost hides the host of a URL, and shows the settings key it comes from instead: in a URL that lacks a / or an @,
-// the secret is part of the host's name. IP addresses, localhost and public hosts hold no secret and are shown.
-func (r *redactor) hideHost(u *url.URL, key string) {
-	host := u.Hostname()
-	if strings.Contains(publicHosts, " "+asciiLower(host)+" ") {
-		return
-	}
-	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || ip.Zone() != "") {
-		r.add(redaction{host, "[host in " + key + "]", true})
-	}
-}
-
-// hideURL hides everything in a URL but its scheme and port. key is the settings key it comes from.
-func (r *redactor) hideURL(u *url.URL, key string) {
-	r.hideHost(u, key)
-	r.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
-	r.hidePart(strings.Split(u.Path, "/")...)
-	r.hidePart(strings.Split(u.EscapedPath(), "/")...)
-	for name, values := range u.Query() {
-		r.hidePart(name)
-		r.hidePart(values...)
+		r.hideParts(part)
 	}
 	if u.User != nil {
 		password, _ := u.User.Password()
-		r.hidePart(u.User.String())
 		r.hideBasic(u.User.Username(), password)
 	}
 }
 
-// hideHeader hides the value of a header and its parts, such as the token after Bearer and each cookie.
+// hideHeader adds the value of a header and its parts, such as each cookie and the token after Bearer.
 func (r *redactor) hideHeader(value string) {
-	r.hidePart(value)
-	r.hidePart(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
-	if scheme, code, _ := strings.Cut(value, " "); strings.EqualFold(scheme, "basic") {
+	r.hide(value)
+	r.hideParts(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
+	scheme, code, _ := strings.Cut(value, " ")
+	r.hide(code)
+	if strings.EqualFold(scheme, "basic") {
 		plain, _ := base64.StdEncoding.DecodeString(code)
 		username, password, _ := strings.Cut(string(plain), ":")
 		r.hideBasic(username, password)
 	}
 }
 
-// hideBasic hides a user name and a password, alone and as they are sent.
+// hideBasic adds a user name and a password.
 func (r *redactor) hideBasic(username, password string) {
+	r.hideParts(username)
 	r.hide(password)
-	r.hidePart(username)
-	r.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
 }
 
-// text returns text with everything replaced that is to be hidden. It ignores ASCII case.
-func (r *redactor) text(text string) string {
-	lower := asciiLower(text)
-	replaced := make([]string, len(text)) // the replacement of each byte, "" for the byte itself
-	found := false
-	for _, f := range r.forms {
-		for from := 0; ; {
-			i := strings.Index(lower[from:], f.text)
-			if i < 0 {
-				break
-			}
-			start, end := from+i, from+i+len(f.text)
-			from = start + 1
-			if f.word && (start > 0 && isWord(lower[start-1]) || end < len(lower) && isWord(lower[end])) {
-				continue
-			}
-			found = true
-			for j := start; j < end; j++ {
-				if replaced[j] != hidden { // which wins where two forms overlap
-					replaced[j] = f.replacement
-				}
-			}
+// words matches a word or a short number, such as hooks, Bearer, GET, v2 and 38. Keys and tokens are longer, or mix
+// letters and digits.
+var words = regexp.MustCompile(`^([A-Za-z]?[a-z]{0,11}|[A-Z]{1,12}|v?[0-9]{1,3})$`)
+
+// isWord reports whether a part of an address, a header or a setting is a word, and no secret.
+func isWord(text string) bool { return words.MatchString(text) }
+
+// isWords reports whether a text is made of words.
+func isWords(text string) bool {
+	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+		if !isWord(word) {
+			return false
 		}
 	}
-	if !found {
-		return text
-	}
-	var b strings.Builder
-	for i := range len(text) {
-		switch {
-		case replaced[i] == "":
-			b.WriteByte(text[i])
-		case i == 0 || replaced[i-1] != replaced[i]:
-			b.WriteString(replaced[i])
-		}
-	}
-	return b.String()
+	return true
 }
 
-// isWord reports whether a byte is part of a word. Letters must be in lower case.
-func isWord(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c >= utf8.RuneSelf }
-
-// line returns a text from outside in a form that may be shown: one line of printable characters without secrets, at
-// most n bytes long. If cut is true, the text is only the beginning of what was sent and may end inside a secret, so
-// its end is removed.
-func (r *redactor) line(text string, cut bool, n int) string {
-	text = r.text(text)
-	if cut {
-		text = text[:max(0, len(text)-r.longest)]
-	}
+// printable returns a text as one line of printable characters.
+func printable(text string) string {
 	text = strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsSpace(r):
@@ -199,7 +215,11 @@ func (r *redactor) line(text string, cut bool, n int) string {
 		}
 		return -1
 	}, text)
-	text = r.text(strings.Join(strings.Fields(text), " ")) // a removed character may have been inside a secret
+	return strings.Join(strings.Fields(text), " ")
+}
+
+// cut returns the beginning of a text, at most n bytes with the … that says so.
+func cut(text string, n int) string {
 	if len(text) <= n {
 		return text
 	}
@@ -208,15 +228,4 @@ func (r *redactor) line(text string, cut bool, n int) string {
 		n--
 	}
 	return text[:n] + "…"
-}
-
-// asciiLower returns s with A to Z in lower case. Unlike strings.ToLower it never changes the length.
-func asciiLower(s string) string {
-	b := []byte(s)
-	for i, c := range b {
-		if 'A' <= c && c <= 'Z' {
-			b[i] = c + 'a' - 'A'
-		}
-	}
-	return string(b)
 }

@@ -237,7 +237,7 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		if a.hook, err = parseURL(secret, otherwise, k.secure, "http", "https"); err == nil && a.hook.User != nil {
 			err = errors.New(otherwise)
 		} else if err == nil {
-			a.redact.hideURL(a.hook, k.secret.from())
+			a.redact.hideURL(a.hook)
 		}
 		a.to = a.hook
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
@@ -519,7 +519,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 		_, err := judge(classOfStatus(r.status), r, origin(a.hook), a.redact)
 		return "", err
 	}
-	return "reached " + a.redact.text(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil
+	return "reached " + origin(a.hook) + "; whether it knows the webhook only a message shows", nil
 }
 
 // Render returns the requests that Deliver would make if Slack accepted all of them. Secrets are hidden.
@@ -541,7 +541,7 @@ func (k *slackSink) show(b *strings.Builder, req *http.Request, redact *redactor
 	if err != nil {
 		return response{}, err
 	}
-	address, answer := redact.text(origin(req.URL))+"/"+hidden, "ok"
+	address, answer := origin(req.URL)+"/"+hidden, "ok"
 	var shown any = json.RawMessage(body)
 	if k.api != "" {
 		form, _ := url.ParseQuery(string(body)) // slack-go made it, and the blocks

@@ -85,7 +85,7 @@ func (a *slackAPI) who(ctx context.Context) (string, error) {
 	case r.User == "" || r.Team == "":
 		return "", errors.New("no answer of Slack: it does not say whom the token belongs to")
 	}
-	return a.redact.line("as @"+r.User+" in "+r.Team, false, 200), nil
+	return a.redact.line("as @"+r.User+" in "+r.Team, maxShown), nil
 }
 
 // A slackReply is the part that is read of an answer of Slack's API.
@@ -153,15 +153,15 @@ func (a *slackAPI) call(req *http.Request, read func(body string) string) (r res
 	class := classOfStatus(r.status)
 	switch {
 	case r.cut && ended(req.Context()):
-		err = noAnswer(req.Context(), a.redact.text(origin(req.URL)))
+		err = noAnswer(req.Context(), origin(req.URL))
 	case r.status/100 != 2 && (!known || class == nil):
-		_, err = judge(class, r, a.redact.text(origin(req.URL)), a.redact)
+		_, err = judge(class, r, origin(req.URL), a.redact)
 	}
 	return r, known, err
 }
 
 // mayKeep reports whether an id is valid and holds no secret, so that it can be stored.
-func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.redact.text(id) == id }
+func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && !a.redact.repeats(id) }
 
 // validSlackID reports whether s can be the id of a channel or message.
 func validSlackID(s string) bool {
@@ -170,8 +170,8 @@ func validSlackID(s string) bool {
 
 // notSlack returns the error for an answer that is not Slack's.
 func (a *slackAPI) notSlack(req *http.Request, r response) error {
-	text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), a.redact.text(origin(req.URL)))
-	if excerpt := a.redact.line(r.body, r.cut, 200); excerpt != "" {
+	text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), origin(req.URL))
+	if excerpt := a.redact.line(r.body, maxShown); excerpt != "" {
 		text += ": " + excerpt
 	}
 	return errors.New(text)
@@ -234,13 +234,13 @@ func (a *slackAPI) refusal(err error) error {
 	if !ok {
 		return err
 	}
-	code := a.redact.line(answer.Err, false, 64)
+	code := a.redact.line(answer.Err, 64)
 	kind, _ := slackErrors.find(code)
 	text := "Slack answered " + code
-	if needed := a.redact.line(answer.Needed, false, 100); needed != "" {
+	if needed := a.redact.line(answer.Needed, 128); needed != "" {
 		text += ", needed is " + needed
 	}
-	if details := a.redact.line(strings.Join(answer.ResponseMetadata.Messages, "; "), false, 200); details != "" {
+	if details := a.redact.line(strings.Join(answer.ResponseMetadata.Messages, "; "), maxShown); details != "" {
 		text += " (" + details + ")"
 	}
 	if kind.remedy != "" && (a.sink.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {

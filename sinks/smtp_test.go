@@ -281,15 +281,15 @@ func FuzzSMTPReplies(f *testing.F) {
 			var refused []error
 			refused, reply, err = s.send(t.Context(), "a@example.com", to, []byte("Subject: x\r\n\r\nx\r\n"))
 			s.quit()
-			if _, names, class := outcome(to, refused); names != "" {
-				err = withClass(class, redact.line(names, false, 1000))
+			if _, names, class := outcome(to, refused, redact); names != "" {
+				err = withClass(class, names)
 			} else if err != nil {
 				err = m.failure(t.Context(), redact, err)
 			}
 			if err == nil && (!strings.Contains(replies, "354") || !strings.Contains(replies, "250")) {
 				t.Errorf("%q was taken for a yes", replies)
 			}
-			reply = redact.line("250 "+reply, false, 200)
+			reply = "250 " + redact.line(reply, maxShown)
 		}
 		text := fmt.Sprintf("%s\n%v", reply, err)
 		if reply, why, _ := strings.Cut(text, "\n"); len(text) > 1500 || strings.ContainsFunc(reply+why, unicode.IsControl) {

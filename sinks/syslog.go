@@ -288,7 +288,7 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 		data, whole = k.structured(all, most, k.limit-len(m)-syslogMinText)
 	}
 	m = append(m, data...)
-	text = new(redactor).line(text, false, k.limit-len(m)-len(" \ufeff"))
+	text = cut(printable(text), k.limit-len(m)-len(" \ufeff"))
 	if text != "" {
 		m = append(m, ' ')
 	}
@@ -333,7 +333,7 @@ func (k *syslogSink) structured(all []attribute, most, room int) (_ []byte, whol
 			limit = syslogMaxID
 		}
 		end := len(b)
-		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(redactor).line(a.value, false, limit)))
+		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(cut(printable(a.value), limit)))
 		if len(b) >= room {
 			return append(b[:end], ']'), false
 		}

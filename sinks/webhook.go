@@ -229,7 +229,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	}
 	req, err := w.request(ctx, a, batch[0])
 	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.redact.text(err.Error()))
+		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.redact.line(err.Error(), maxShown))
 	}
 	answer, err := w.caller.do(req, a.redact)
 	if w.identity != nil && errors.Is(err, delivery.ErrBlocked) {
@@ -253,7 +253,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, a.redact.text(origin(a.url)))
+	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, origin(a.url))
 	for _, name := range slices.Sorted(maps.Keys(req.Header)) {
 		value := req.Header.Get(name)
 		if a.header.Get(name) != "" {

@@ -1,0 +1,190 @@
+package sinks
+
+import (
+	"html"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+)
+
+const (
+	maxLayers   = 4    // of escapes and digits that are undone
+	maxDigits   = 2    // of these layers that are digits, which every text can be read as
+	maxReadings = 2000 // of one text
+)
+
+// A reading is a text, and how many layers of digits were undone on the way to it.
+type reading struct {
+	text   string
+	digits int
+}
+
+// readings returns what a text may stand for: the text itself, and what is left of it when up to maxLayers ways of
+// writing are undone, one after the other and in any order, as of base64 in JSON in HTML. Each way is undone alone, since
+// a secret may hold what looks like another one. complete is false if there are too many readings, as of a text made to
+// have many.
+func readings(text string) (all []string, complete bool) {
+	fewest := make(map[string]int) // digits by which a text was reached
+	var layer []reading
+	add := func(r reading) {
+		digits, reached := fewest[r.text]
+		if !reached || r.digits < digits {
+			fewest[r.text] = r.digits
+			layer, all = append(layer, r), append(all, r.text)
+		}
+	}
+	add(reading{text: text})
+	for range maxLayers {
+		before := layer
+		layer = nil
+		for _, r := range before {
+			for _, undo := range escapes {
+				add(reading{undo(r.text), r.digits})
+			}
+			if r.digits < maxDigits {
+				for _, decoded := range decodeDigits(r.text) {
+					add(reading{decoded, r.digits + 1})
+				}
+			}
+			if len(all) > maxReadings {
+				return all, false
+			}
+		}
+	}
+	return all, true
+}
+
+// escapes undo one way of escaping each, or join lines that were wrapped. They leave everything else as it is.
+var escapes = []func(string) string{
+	func(text string) string { return backslashes.ReplaceAllStringFunc(text, undoBackslash) },
+	func(text string) string { return percents.ReplaceAllStringFunc(text, undoHex) },
+	func(text string) string {
+		return percents.ReplaceAllStringFunc(strings.ReplaceAll(text, "+", " "), undoHex)
+	},
+	func(text string) string { return quotedPrintable.ReplaceAllStringFunc(text, undoHex) },
+	html.UnescapeString,
+	func(text string) string { return strings.Join(strings.Fields(text), "") },
+}
+
+var (
+	// backslashes matches the escapes of JSON, Go, C and JavaScript.
+	backslashes = regexp.MustCompile(`(?s)(\\u[0-9a-fA-F]{4})+|\\u\{[0-9a-fA-F]{1,6}\}|\\U[0-9a-fA-F]{8}|` +
+		`\\x[0-9a-fA-F]{2}|\\[0-7]{3}|\\.`)
+	// percents matches the escapes of URLs, with those of JavaScript's escape.
+	percents = regexp.MustCompile(`%[0-9a-fA-F]{2}|%u[0-9a-fA-F]{4}`)
+	// quotedPrintable matches the escapes of mail, with the = that continues a line.
+	quotedPrintable = regexp.MustCompile(`=[0-9a-fA-F]{2}|=\s+`)
+)
+
+// undoBackslash returns what an escape with a backslash, or a row of \uXXXX, stands for.
+func undoBackslash(escape string) string {
+	switch kind, rest := escape[1], escape[2:]; {
+	case strings.HasPrefix(rest, "{"):
+		return character(strings.Trim(rest, "{}"), 16)
+	case kind == 'u' && rest != "":
+		var units []uint16
+		for unit := range strings.SplitSeq(rest, `\u`) {
+			n, _ := strconv.ParseUint(unit, 16, 16) // the pattern lets only digits through
+			units = append(units, uint16(n))
+		}
+		return string(utf16.Decode(units))
+	case kind == 'U' && rest != "":
+		return character(rest, 16)
+	case kind == 'x' && rest != "":
+		return undoHex(escape)
+	case rest != "" && '0' <= kind && kind <= '7':
+		n, _ := strconv.ParseUint(escape[1:], 8, 16)
+		return string([]byte{byte(n)})
+	case strings.IndexByte("abfnrtv", kind) >= 0 && len(escape) == 2:
+		return " "
+	}
+	return escape[1:]
+}
+
+// undoHex returns what two or four hexadecimal digits at the end of an escape stand for; "" if there are none.
+func undoHex(escape string) string {
+	digits := strings.TrimLeft(escape, `%=\xu`)
+	if len(digits) == 4 {
+		return character(digits, 16)
+	}
+	n, err := strconv.ParseUint(digits, 16, 8)
+	if err != nil {
+		return ""
+	}
+	return string([]byte{byte(n)})
+}
+
+// character returns the character with a number.
+func character(number string, base int) string {
+	n, _ := strconv.ParseUint(number, base, 32)
+	return string(rune(min(n, unicode.MaxRune+1)))
+}
+
+// decodeDigits reads a text as base64 and as hexadecimal digits, from each place where a byte may begin. It skips
+// everything else, such as the end of a line, colons and padding.
+func decodeDigits(text string) (all []string) {
+	sextets, nibbles := values(text, base64Value), values(text, hexValue)
+	for first := range min(4, len(sextets)) {
+		all = append(all, join(sextets[first:], 6))
+	}
+	for first := range min(2, len(nibbles)) {
+		all = append(all, join(nibbles[first:], 4))
+	}
+	return all
+}
+
+// values returns the values of the digits in a text. value returns a negative number for what is no digit.
+func values(text string, value func(c byte) int) (all []byte) {
+	for i := range len(text) {
+		if v := value(text[i]); v >= 0 {
+			all = append(all, byte(v))
+		}
+	}
+	return all
+}
+
+// join returns the bytes that are made of the last bits of each value.
+func join(values []byte, bits int) string {
+	var b strings.Builder
+	kept, n := 0, 0
+	for _, v := range values {
+		kept, n = kept<<bits|int(v), n+bits
+		if n >= 8 {
+			n -= 8
+			b.WriteByte(byte(kept >> n))
+			kept &= 1<<n - 1
+		}
+	}
+	return b.String()
+}
+
+// base64Value returns the value of a digit in either alphabet of base64.
+func base64Value(c byte) int {
+	switch {
+	case 'A' <= c && c <= 'Z':
+		return int(c - 'A')
+	case 'a' <= c && c <= 'z':
+		return int(c-'a') + 26
+	case '0' <= c && c <= '9':
+		return int(c-'0') + 52
+	case c == '+', c == '-':
+		return 62
+	case c == '/', c == '_':
+		return 63
+	}
+	return -1
+}
+
+func hexValue(c byte) int {
+	switch {
+	case '0' <= c && c <= '9':
+		return int(c - '0')
+	case 'a' <= c && c <= 'f':
+		return int(c-'a') + 10
+	case 'A' <= c && c <= 'F':
+		return int(c-'A') + 10
+	}
+	return -1
+}

@@ -1,0 +1,365 @@
+package sinks
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"html"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"mime/quotedprintable"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/emersion/go-smtp"
+)
+
+// A writing is a way in which a destination may write what it was sent. Those that make digits of a text are counted,
+// since readings undoes only two of them.
+type writing struct {
+	name   string
+	digits bool
+	write  func(text string) string
+}
+
+// writings use the encoders of the standard library where there are any.
+var writings = []writing{
+	{"JSON", false, inJSON},
+	{"JSON of PHP", false, func(text string) string { return strings.ReplaceAll(inJSON(text), "/", `\/`) }},
+	{"JSON of .NET", false, func(text string) string { return each(utf16.Encode([]rune(text)), `\u%04X`) }},
+	{"Go", false, func(text string) string { return strconv.QuoteToASCII(text) }},
+	{"a log of nginx", false, func(text string) string { return each([]byte(text), `\x%02X`) }},
+	{"octal", false, func(text string) string { return each([]byte(text), `\%03o`) }},
+	{"a path", false, url.PathEscape},
+	{"a form", false, url.QueryEscape},
+	{"a URL in small letters", false, func(text string) string { return each([]byte(text), "%%%02x") }},
+	{"HTML with names", false, html.EscapeString},
+	{"HTML in decimal", false, func(text string) string { return each([]rune(text), "&#%d;") }},
+	{"HTML in hex", false, func(text string) string { return each([]rune(text), "&#x%x;") }},
+	{"a mail", false, inMail},
+	{"lines", false, func(text string) string { return inLines(text, 7) }},
+	{"base64", true, func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }},
+	{"base64 without =", true, func(text string) string { return base64.RawStdEncoding.EncodeToString([]byte(text)) }},
+	{"base64url", true, func(text string) string { return base64.URLEncoding.EncodeToString([]byte(text)) }},
+	{"base64url without =", true, func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }},
+	{"base64 behind a byte", true, func(text string) string {
+		return base64.StdEncoding.EncodeToString([]byte("u" + text))
+	}},
+	{"base64 behind two", true, func(text string) string {
+		return base64.StdEncoding.EncodeToString([]byte("u:" + text))
+	}},
+	{"base64 in lines", true, func(text string) string {
+		return inLines(base64.StdEncoding.EncodeToString([]byte(text)), 16)
+	}},
+	{"hex", true, func(text string) string { return hex.EncodeToString([]byte(text)) }},
+	{"hex in capitals", true, func(text string) string { return strings.ToUpper(hex.EncodeToString([]byte(text))) }},
+	{"hex with colons", true, func(text string) string { return each([]byte(text), "%02x:") }},
+}
+
+func each[T rune | uint16 | byte](text []T, format string) string {
+	var b strings.Builder
+	for _, c := range text {
+		fmt.Fprintf(&b, format, c)
+	}
+	return b.String()
+}
+
+func inJSON(text string) string {
+	raw, _ := json.Marshal(text) // a text always can be
+	return string(raw)
+}
+
+func inMail(text string) string {
+	var b bytes.Buffer
+	w := quotedprintable.NewWriter(&b)
+	io.WriteString(w, text)
+	w.Close()
+	return b.String()
+}
+
+func inLines(text string, length int) string {
+	var b strings.Builder
+	for i, r := range text {
+		if i > 0 && i%length == 0 {
+			b.WriteString("\r\n ")
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// A secret is recognised however it is written, and however that is written again.
+func TestASecretIsRecognisedHoweverItIsWritten(t *testing.T) {
+	t.Parallel()
+	for _, secret := range []string{
+		"hunter2hunter2", "s3cr3t/of+the=mail", `p&ss "w/rd" <é>`, "a=41b%41c&amp;d\\u0041e", "пароль-длинный", "pa55w/+=",
+		"correct horse battery staple", "xoxb-2404-81-aBcD", "eyJhbGciOiJub25lIn0.eyJzdWIiOiJmb3Jld2FybiJ9.",
+		"a/+=b", "🔑k3y🔑k3y",
+	} {
+		redact := new(redactor)
+		redact.hide(secret)
+		for _, first := range writings {
+			for _, then := range writings {
+				for _, written := range []string{first.write(secret), then.write(first.write(secret))} {
+					text := "no such token: " + written + " (of vm-db-1)"
+					if got := redact.line(text, 4<<10); got != notShown {
+						t.Errorf("%q as %s in %s shows %q", secret, first.name, then.name, got)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Of a secret that is cut in two, where a text is cut or by its sender, seven characters in a row are left at most.
+func TestAPartOfASecretIsASecret(t *testing.T) {
+	const secret = "s3cr3t-0123456789-t0k3n"
+	redact := new(redactor)
+	redact.hide(secret)
+	for first := range len(secret) {
+		for n := range len(secret) - first + 1 {
+			part := secret[first : first+n]
+			for _, text := range []string{"of " + part, hex.EncodeToString([]byte(part)), url.PathEscape(part)} {
+				if got := redact.line(text, maxShown); (got == notShown) != (n >= 8) {
+					t.Errorf("%q shows %q", text, got)
+				}
+			}
+		}
+	}
+	for shift := range 4 * len(secret) {
+		for _, w := range writings {
+			written := w.write(secret)
+			got := redact.line(strings.Repeat("?", max(0, maxShown-shift))+written, maxShown)
+			end := strings.TrimSuffix(got[strings.LastIndexByte(got, '?')+1:], "…")
+			if got != notShown && len(end) >= len(w.write(secret[:10])) {
+				t.Errorf("cut after %d bytes of %s: %q", len(end), w.name, end)
+			}
+			if got != notShown && strings.Contains(got, secret[:8]) {
+				t.Errorf("%s shows %q", w.name, end)
+			}
+		}
+	}
+}
+
+// Of a secret of fewer than eight characters all of it counts. One of a single character is in nearly every text, and
+// is not shown either.
+func TestAShortSecretIsNotShown(t *testing.T) {
+	for secret, shown := range map[string]string{
+		"": "any answer", "pa55": "the pa5 is wrong", "7": "", "hunter2": "hunter is wrong", "   ": "a b",
+	} {
+		redact := new(redactor)
+		redact.hide(secret)
+		if got := redact.line(shown, maxShown); got != shown {
+			t.Errorf("with %q, %q is shown as %q", secret, shown, got)
+		}
+		if strings.TrimSpace(secret) == "" {
+			continue
+		}
+		for _, text := range []string{"it is " + secret, strings.ToUpper(secret), base64.StdEncoding.EncodeToString([]byte("u:" + secret))} {
+			if got := redact.line(text, maxShown); got != notShown {
+				t.Errorf("with %q, %q is shown as %q", secret, text, got)
+			}
+		}
+	}
+}
+
+// What repeats no secret is shown as it is: the usual answers and errors, even if they are full of escapes and ids.
+func TestOtherAnswersAreShown(t *testing.T) {
+	redact := new(redactor)
+	u, err := url.Parse("https://user:s3cr3t%2Fpassw0rd@mattermost.example.com/mattermost/hooks/k3v9x2m7qd?wait=true&v=2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	redact.hideURL(u)
+	redact.hide("xoxb-2404815-aBcDeFgHiJ", strings.Repeat("eyJhbGciOiJSUzI1NiJ9", 100))
+	for _, text := range []string{
+		`{"error":{"code":"InvalidAuthenticationToken","message":"The access token has expired."}}`,
+		"dial tcp: lookup mattermost.example.com: no such host", "the hooks of this user wait for v2, true or false",
+		"proxyconnect tcp: dial tcp 10.0.0.4:3128: connect: connection refused",
+		"tls: failed to verify certificate: x509: certificate is valid for other.example, not mattermost.example.com",
+		`{"message":"\u003cb\u003eno\u003c/b\u003e &amp; never","id":"0123456789abcdef0123456789abcdef"}`,
+		"request 6f1e2b7c-8a4d-4d5e-9b0a-1c2d3e4f5a6b: =3D%20&#x20;" + strings.Repeat(" nothing of it", 20),
+	} {
+		if got := redact.line(text, maxShown); got != text {
+			t.Errorf("%q is shown as %q", text, got)
+		}
+	}
+}
+
+// An answer is made of nothing but escapes, or of escapes of escapes: it is searched in a moment, and never shown if it
+// has too many readings to search them all.
+func TestAnAnswerOfEscapesIsBounded(t *testing.T) {
+	redact := new(redactor)
+	redact.hide(strings.Repeat("s3cr3t-token", 100))
+	for _, one := range []string{
+		`\u005c`, "%25", "&#x26;", "=3D", `\\`, "&amp;", "%255c%26amp;=3D25", `\u0025u005c&#37;25=5C`, "A", "4a", "+ ",
+	} {
+		began := time.Now()
+		got := redact.line(strings.Repeat(one, 1<<20/len(one)), maxShown)
+		if len(got) > maxShown {
+			t.Errorf("of %q %d bytes are shown", one, len(got))
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%q took %v", one, took)
+		}
+	}
+}
+
+// Whichever way a destination repeats a secret in, what its sink says about it, and logs, doesn't hold it.
+func TestNoDestinationGetsASecretShown(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cr3t/0f+the=d3stination"
+	ca := newAuthority(t)
+	cert := ca.issue(t, "127.0.0.1", time.Hour)
+	for _, w := range writings {
+		written := strings.Join(strings.Fields(w.write("u:"+secret)), " ") // one line, as some protocols have it
+		says := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("X-Request-Id", written)
+			rw.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(rw, "no such token: "+w.write("u:"+secret))
+		})
+		srv, inPath := serve(t, says), url.PathEscape(secret)
+		slack := serve(t, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(rw, `{"ok":false,"error":%q,"needed":%[1]q,"response_metadata":{"messages":[%[1]q]}}`, written)
+		}))
+		server, _ := natsFake(t, func(conn net.Conn, r *bufio.Reader) {
+			fmt.Fprintf(conn, natsInfo, "")
+			r.ReadString('\n')
+			fmt.Fprintf(conn, "-ERR 'Authorization Violation of %s'\r\n", written)
+			conn.Close()
+		})
+		refusal := &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCodeNotSet,
+			Message: "you said " + strings.Join(strings.Fields(w.write("u:"+mailPassword)), " ")}
+		mail := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"},
+			refuse: map[string]error{"ops@example.com": refusal}}, "starttls", ca, cert)
+		proxy := strings.Replace(srv.URL, "://", "://u:"+inPath+"@", 1)
+		for _, settings := range []string{
+			"webhook {url: '" + srv.URL + "', bearer: '" + secret + "'}",
+			"webhook {url: '" + srv.URL + "', basic: {username: u, password: '" + secret + "'}}",
+			"webhook {url: '" + srv.URL + "/hook/" + inPath + "'}",
+			"webhook {url: '" + srv.URL + "/?key=" + url.QueryEscape(secret) + "'}",
+			"webhook {url: '" + srv.URL + "', headers: {X-Api-Key: '" + secret + "'}}",
+			"webhook {url: '" + srv.URL + "', body: ntfy, body_secrets: {topic: '" + secret + "'}}",
+			"webhook {url: 'http://hook.example', proxy: '" + proxy + "'}",
+			"webhook {url: 'https://hook.example', proxy: '" + proxy + "'}",
+			"slack {webhook_url: '" + srv.URL + "/services/" + inPath + "'}",
+			"slack {token: '" + secret + "', channel: C1, api_url: '" + slack.URL + "'}",
+			"nats {url: 'nats://u:" + inPath + "@" + server + "'}",
+			"nats {url: 'nats://" + server + "', token: '" + secret + "'}",
+			"email " + mail + "to: [ops@example.com]\nusername: azure\npassword: '" + mailPassword + "'",
+			"exec " + strings.Replace(asCommand(t, "exit", "1", w.write(secret)), "env:", "env:\n  KEY: '"+secret+"'", 1),
+		} {
+			kind, keys, _ := strings.Cut(settings, " ")
+			var log strings.Builder
+			h := testHost(t)
+			h.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			s := mustOpen(t, kind, keys, h)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			answer, err := s.Deliver(ctx, deliveries(t)[:1])
+			cancel()
+			said := fmt.Sprintf("%s %s %v %s", answer.Status, answer.ID, err, &log)
+			if err == nil {
+				t.Errorf("%s as %s: it is delivered", settings, w.name)
+			}
+			for _, repeated := range []string{written, w.write(secret[:8]), secret[:8], secret[len(secret)-8:], mailPassword[:8],
+				refusal.Message[len("you said "):]} {
+				if strings.Contains(said, repeated) {
+					t.Errorf("%s as %s shows %q:\n%s", settings, w.name, repeated, said)
+				}
+			}
+		}
+	}
+}
+
+// Whatever stands around a secret, and however it is written, what is shown doesn't hold it.
+func FuzzNoSecretIsShown(f *testing.F) {
+	f.Add("s3cr3t/t0ken+=", "401: no such token ", " (of vm-db-1)", []byte{1, 9}, uint16(512))
+	f.Add("hunter2", `{"error":"`, `"}`, []byte{14, 0, 1, 7}, uint16(4096))
+	f.Add("a=41b%41c&amp;d", "%&=\\", "+", []byte{13, 2, 21}, uint16(600))
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		secret, stack := make([]byte, 1+random.IntN(30)), make([]byte, random.IntN(5))
+		for i := range secret {
+			secret[i] = byte('!' + random.IntN('~'-'!'))
+		}
+		for i := range stack {
+			stack[i] = byte(random.IntN(len(writings)))
+		}
+		f.Add(string(secret), "it is ", "", stack, uint16(random.IntN(8<<10)))
+	}
+	f.Fuzz(func(t *testing.T, secret, before, after string, stack []byte, n uint16) {
+		secret = printable(strings.ToValidUTF8(secret, ""))
+		if len(secret) > 100 || len(before)+len(after) > 8<<10 || strings.ContainsRune(secret, utf8.RuneError) {
+			return
+		}
+		redact := new(redactor)
+		redact.hide(secret)
+		write := func(text string) string {
+			digits := 0
+			for _, i := range stack[:min(len(stack), maxLayers)] {
+				w := writings[int(i)%len(writings)]
+				if w.digits {
+					digits++
+				}
+				if digits <= maxDigits && len(text) < 4<<10 {
+					text = w.write(text)
+				}
+			}
+			return text
+		}
+		limit := 64 + int(n)%(8<<10)
+		got := redact.line(before+" "+write(secret)+" "+after, limit)
+		if len(got) > max(limit, len(notShown)) || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("shown is %q", got)
+		}
+		row, size := []rune(fold(secret)), 8
+		if len(row) == 0 || got == notShown {
+			return
+		}
+		shown := limit - len("…") - len(before) - len(" ") // of what was written
+		if len(before)+len(write(secret))+len(after)+2 <= limit {
+			shown = limit
+		}
+		if shown >= len(write(secret)) || len(row) > size+4 && shown > len(write(secret[:byteIndex(secret, size+4)])) {
+			t.Errorf("%q, written as %q, is shown: %q", secret, write(secret), got)
+		}
+	})
+}
+
+// byteIndex returns where the character n of a text begins.
+func byteIndex(text string, n int) int {
+	for i := range text {
+		if n == 0 {
+			return i
+		}
+		n--
+	}
+	return len(text)
+}
+
+// BenchmarkLine searches a usual answer.
+func BenchmarkLine(b *testing.B) {
+	redact := new(redactor)
+	redact.hide("xoxb-2404815-aBcDeFgHiJ", strings.Repeat("eyJhbGciOiJSUzI1NiJ9", 100))
+	text := strings.Repeat(`{"error":{"code":"InvalidAuthenticationToken","message":"The access token has expired."}}`+"\n", 50)
+	for _, n := range []int{64, maxShown, maxOutput} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				redact.line(text, n)
+			}
+		})
+	}
+}
