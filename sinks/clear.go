@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 )
 
 // errInClear returns the error for credentials that anybody between here and the destination could read. It is about the
@@ -47,6 +48,35 @@ var harmlessHeaders = []string{
 // not one of harmlessHeaders.
 func (s source) isCredential() bool {
 	return s.Text.text == nil || !slices.Contains(harmlessHeaders, http.CanonicalHeaderKey(s.name))
+}
+
+// MayBeSecret reports whether the value of a secret key of the settings can really hold a secret. name is the header's or
+// the variable's if the key has a map of them. Of addresses it is the user, the query, and what is no word in the path.
+func MayBeSecret(key, name, text string) bool {
+	switch key {
+	case "url", "webhook_url", "proxy":
+		return text != "none" && !isPublicAddress(text)
+	case "headers":
+		return !slices.Contains(harmlessHeaders, http.CanonicalHeaderKey(name))
+	case "env":
+		return !isWords(text)
+	}
+	return true
+}
+
+// isPublicAddress reports whether an address, or each in a list with commas, holds nothing that can be secret.
+func isPublicAddress(text string) bool {
+	for address := range strings.SplitSeq(text, ",") {
+		address = strings.TrimSpace(address)
+		if !strings.Contains(address, "://") {
+			address = "nats://" + address // as a list of servers may be
+		}
+		u, err := url.Parse(address)
+		if err != nil || u.Host == "" || u.User != nil || u.RawQuery+u.Fragment != "" || !isWords(u.Path) {
+			return false
+		}
+	}
+	return true
 }
 
 // noteProxy returns the note about a proxy that gets its password unencrypted, or "". That is not refused: most proxies

@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
+	"forewarn/sinks"
 )
 
 // A checkReport is the output of check.
@@ -189,7 +190,7 @@ func secretPermissionNotes(r bridge.Route) []string {
 		}
 		var who string
 		switch mode := info.Mode().Perm(); {
-		case mode&0o004 != 0:
+		case mode&0o004 != 0 && !onlyAddress(file):
 			who = "every user of this machine can read"
 		case mode&0o002 != 0:
 			who = "every user of this machine can change"
@@ -203,6 +204,12 @@ func secretPermissionNotes(r bridge.Route) []string {
 				"that forewarn runs as", r.Name, who, file, info.Mode().Perm()))
 	}
 	return notes
+}
+
+// onlyAddress reports whether a file holds an address, or a list of them, without a secret in it.
+func onlyAddress(file string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && bytes.Contains(text, []byte("://")) && !sinks.MayBeSecret("url", "", string(text))
 }
 
 // onlyCertificates reports whether a file is in PEM form and holds no private key.

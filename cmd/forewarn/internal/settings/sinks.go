@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"path"
 	"reflect"
 	"slices"
@@ -282,26 +281,21 @@ func (doc *document) isAboutCleanKey(n *node, err error) bool {
 
 // inlineSecrets returns the keys below a decoded section whose secrets are written into the file itself.
 func inlineSecrets(n *node) (keys []string) {
-	written := func(n *node) bool { return n.secret && n.text != "" && !isBareHost(n.text) }
 	for _, e := range n.entries {
 		v := e.value
-		if written(v) || slices.ContainsFunc(v.items, written) ||
-			slices.ContainsFunc(v.entries, func(e entry) bool { return v.anyKeys && written(e.value) }) {
-			keys = append(keys, e.key)
-			continue
+		written := func(name string, n *node) bool {
+			return n.secret && n.text != "" && sinks.MayBeSecret(e.key, name, n.text)
 		}
-		for _, key := range inlineSecrets(v) {
-			keys = append(keys, e.key+"."+key)
+		if written("", v) || slices.ContainsFunc(v.items, func(n *node) bool { return written("", n) }) ||
+			slices.ContainsFunc(v.entries, func(e entry) bool { return v.anyKeys && written(e.key, e.value) }) {
+			keys = append(keys, e.key)
+		} else if !v.anyKeys {
+			for _, key := range inlineSecrets(v) {
+				keys = append(keys, e.key+"."+key)
+			}
 		}
 	}
 	return keys
-}
-
-// isBareHost reports whether a value of a secret key holds no secret: it is "none", or a URL with nothing but a host.
-func isBareHost(text string) bool {
-	u, err := url.Parse(text)
-	return text == "none" || err == nil && u.Host != "" && u.User == nil && strings.Trim(u.Path, "/") == "" &&
-		u.RawQuery == "" && u.Fragment == ""
 }
 
 // checkTimes refuses values of remind, lead, heartbeat and fallback that cannot work.
