@@ -101,7 +101,9 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	rule, why, final := b.ruling(rules, e, op, ce, now)
 	b.keepWaited(id, now)
-	b.noteRuling(id, why, final)
+	if rule == 0 || !d.unsent() { // else what kept the last attempt from being made stays, until one is made
+		b.noteRuling(id, why, final)
+	}
 	switch {
 	case rule == 0 && d.unsent() && final:
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
@@ -211,6 +213,18 @@ func (b *Bridge) noteDoubts(doc imds.Document) {
 	b.doubts = doubts
 }
 
+// noteDoubt records what a later document than that of the last poll says against an event. It counts until the next poll,
+// which reads its document whatever its ETag.
+func (b *Bridge) noteDoubt(id, why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.doubts == nil {
+		b.doubts = map[string]string{}
+	}
+	b.doubts[id] = why
+	b.reread.Store(true)
+}
+
 // doubtOf returns why an event must not be approved as it is known, by what the document says of it; "" if nothing
 // speaks against it.
 func doubtOf(known imds.Event, doc imds.Document) string {
@@ -271,7 +285,9 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {
-		if doubtOf(e, doc) != "" {
+		if doubt := doubtOf(e, doc); doubt != "" {
+			b.noteDoubt(e.ID, doubt)
+			b.noteRuling(e.ID, fmt.Sprintf("rule %d: %s", d.Rule, doubt), false)
 			return // the poll loop will see it too, and the approval waits or becomes moot
 		}
 		d.Attempts++

@@ -13,22 +13,23 @@ import (
 	"forewarn/bridge/cloudevent"
 )
 
-// rewritesDocuments makes the endpoint serve documents that rewrite returns. looks reports whether who asks does so
-// without knowing a document, as the last look before an approval does.
-func (s *stage) rewritesDocuments(rewrite func(body string, looks bool) string) {
+// rewritesDocuments makes the endpoint serve documents that rewrite returns. quietly means that their ETag says nothing of
+// it, so that only who asks without one sees it, as the last look before an approval does.
+func (s *stage) rewritesDocuments(quietly bool, rewrite func(body string) string) {
 	s.proxy = func(next http.RoundTripper) http.RoundTripper {
 		return roundTrip(func(r *http.Request) (*http.Response, error) {
-			looks := r.Header.Get("If-None-Match") == ""
-			r.Header.Del("If-None-Match")
+			if !quietly {
+				r.Header.Del("If-None-Match")
+			}
 			resp, err := next.RoundTrip(r)
-			if err != nil || r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/scheduledevents") {
+			if err != nil || r.Method != http.MethodGet || resp.StatusCode != http.StatusOK || !strings.HasSuffix(r.URL.Path, "/scheduledevents") {
 				return resp, err
 			}
 			body, err := io.ReadAll(resp.Body)
 			if err != nil {
 				return nil, err
 			}
-			body = []byte(rewrite(string(body), looks))
+			body = []byte(rewrite(string(body)))
 			resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 			return resp, nil
 		})
@@ -79,13 +80,13 @@ var doubtfulDocuments = []struct {
 // rules decide.
 func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 	for _, tt := range doubtfulDocuments {
-		for _, seenBy := range []string{"polls", "the last look"} {
+		for seenBy, quietly := range map[string]bool{"polls": false, "the last look": true} {
 			t.Run(tt.claim+", seen by "+seenBy, func(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
 					var doubtful atomic.Bool
-					s.rewritesDocuments(func(body string, looks bool) string {
-						if now := tt.becomes(body); doubtful.Load() && (looks || seenBy == "polls") {
-							return now
+					s.rewritesDocuments(quietly, func(body string) string {
+						if doubtful.Load() {
+							return tt.becomes(body)
 						}
 						return body
 					})
@@ -106,10 +107,13 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 						t.Errorf("by hand: %+v", a)
 					}
 					wantIDs(t, s.approvals())
+					if st := b.Status(); len(st.Events) != 1 || st.Events[0].Approval == "" {
+						t.Errorf("the status does not say why it is not approved: %+v", st.Events)
+					}
 					doubtful.Store(false)
-					pause(30 * time.Second)
+					pause(70 * time.Second) // with one
 					wantIDs(t, s.approvals(), idA)
-					if n := strings.Count(s.log.String(), "event not approved yet"); n > 3 {
+					if n := strings.Count(s.log.String(), "event not approved"); n < 2 || n > 5 {
 						t.Errorf("the log says %d times why it waits:\n%s", n, s.log)
 					}
 					b.end()
@@ -117,6 +121,35 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Documents that say something else of an event at each look approve nothing, until they agree.
+func TestADocumentThatChangesAtEachLook(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var looked atomic.Int64
+		var told atomic.Bool
+		s.rewritesDocuments(false, func(body string) string {
+			if n := looked.Add(1); told.Load() && strings.Contains(body, idA) {
+				return doubtfulDocuments[int(n)%len(doubtfulDocuments)].becomes(body)
+			}
+			return body
+		})
+		s.beginsLate()
+		rule := rebootRule
+		rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
+		s.opts.Rules = []Rule{rule}
+		b := s.start((&ear{}).all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		told.Store(true)
+		pause(10 * time.Minute)
+		wantIDs(t, s.approvals())
+		told.Store(false)
+		pause(10 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
 }
 
 // What the newest document has that speaks against an approval stands in the status.
@@ -128,7 +161,7 @@ func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
 			var doubtful atomic.Bool
-			s.rewritesDocuments(func(body string, _ bool) string {
+			s.rewritesDocuments(false, func(body string) string {
 				if doubtful.Load() {
 					return sourceField.ReplaceAllString(body, becomes)
 				}

@@ -71,7 +71,7 @@ type Bridge struct {
 	Options
 
 	events openEvents
-	reread atomic.Bool // make the next poll unconditional, because the outbox or the settings have changed
+	reread atomic.Bool // make the next poll unconditional: the outbox or the settings have changed, or a document is in doubt
 
 	mu               sync.Mutex // guards the fields below up to reloading
 	began            time.Time
