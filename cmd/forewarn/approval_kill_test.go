@@ -20,6 +20,7 @@ import (
 type killing struct {
 	*testing.T
 	azure    *imdstest.Running
+	endpoint string    // by which it is reached
 	hook     *receiver // which the rule waits for
 	dir      string
 	process  *exec.Cmd
@@ -39,6 +40,7 @@ func newKilling(t *testing.T) *killing {
 	t.Cleanup(hook.close)
 	k := &killing{T: t, hook: hook, dir: t.TempDir()}
 	k.azure = imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}, ApproveDelay: time.Hour})
+	k.endpoint = k.azure.URL
 	k.settings("approve:\n  - {only: {types: [Reboot], sources: [User]}, after: [drain], wait: 1s}\n")
 	t.Cleanup(func() {
 		if k.process != nil {
@@ -58,7 +60,7 @@ listen: ""
 sinks:
   - {name: drain, only: {changes: [scheduled, updated]}, webhook: {url: %q}}
   - {name: audit, only: {vms: all}, file: {path: %q}}
-`, k.azure.URL, filepath.Join(k.dir, "state"), k.hook.url, k.path("audit.jsonl"))
+`, k.endpoint, filepath.Join(k.dir, "state"), k.hook.url, k.path("audit.jsonl"))
 	if err := os.WriteFile(k.path("forewarn.yaml"), []byte(text+approve), 0o600); err != nil {
 		k.Fatal(err)
 	}
