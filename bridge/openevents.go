@@ -204,6 +204,16 @@ func (o *openEvents) all() ([]imds.Event, map[string]openEvent) {
 	return events, states
 }
 
+// list returns the open events in any order.
+func (o *openEvents) list() (events []imds.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, op := range o.byID {
+		events = append(events, op.event)
+	}
+	return events
+}
+
 // get returns an open event; ok is false if it is not open.
 func (o *openEvents) get(id string) (e imds.Event, state openEvent, ok bool) {
 	o.mu.Lock()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -82,6 +81,9 @@ type SinkStatus struct {
 	LastError            string    `json:"lastError"`             // of the pending deliveries, or the last dead letter
 	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
 	Relay                string    `json:"relay,omitempty"` // that serves it
+	// OverdueSince is when the oldest delivery could first be made of those that are about an event which has begun, or
+	// begins within 15 minutes, and have waited for more than a minute and an attempt.
+	OverdueSince time.Time `json:"overdueSince,omitzero"`
 
 	// OldestPending is the start of OldestPendingSeconds; zero if nothing is pending.
 	OldestPending time.Time `json:"-"`
@@ -142,7 +144,7 @@ func (b *Bridge) recordTurn(at *time.Time) {
 func (b *Bridge) Status() Status {
 	now := time.Now()
 	events, states := b.events.all()
-	stats := b.Outbox.Stats(time.Now())
+	sinks := b.sinks(events, now)
 	durable := b.Outbox.Durable()
 	bytes, mutes := b.Outbox.Size(), b.Mutes()
 
@@ -153,7 +155,7 @@ func (b *Bridge) Status() Status {
 		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(),
 			Incarnation: cloudevent.IncarnationJSON(b.answer.Incarnation),
 			LastAnswer:  b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
-		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
+		Events: []EventStatus{}, Sinks: sinks, Warnings: b.Warnings(),
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings, Mutes: mutes,
 	}
 	s.IMDS.Problems = slices.Clone(b.imds.problems)
@@ -168,9 +170,7 @@ func (b *Bridge) Status() Status {
 		s.Outbox.Error = durable.Error()
 		s.Reasons = append(s.Reasons, "the outbox cannot be written: "+durable.Error())
 	}
-	soon := false
 	for _, e := range events {
-		soon = soon || e.Status != imds.StatusStarted && e.NotBefore.Sub(now) < delivery.UrgentNotice
 		approved, refused := states[e.ID].approval()
 		s.Events = append(s.Events, EventStatus{
 			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
@@ -178,25 +178,10 @@ func (b *Bridge) Status() Status {
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
-	for _, r := range b.routes { // also those that the outbox does not have yet
-		if _, ok := stats[r.Name]; !ok {
-			stats[r.Name] = outbox.Stats{}
-		}
-	}
-	for name, st := range stats {
-		s.Outbox.Pending += st.Pending
-		s.Outbox.DeadLetters += st.Dead
-		if st.Gone.IsZero() || st.Pending+st.Dead > 0 {
-			k := b.sinkStatus(name, st, soon, now)
-			k.MutedUntil = MutedUntil(mutes, name)
-			s.Sinks = append(s.Sinks, k)
-		}
-	}
-	sort.SliceStable(s.Sinks, func(i, j int) bool { return s.Sinks[i].Name < s.Sinks[j].Name })
 	for _, k := range s.Sinks {
-		if soon && k.State == SinkIsBlocked {
-			s.Reasons = append(s.Reasons, k.Refusal())
-		}
+		s.Outbox.Pending += k.Pending
+		s.Outbox.DeadLetters += k.DeadLetters
+		s.Reasons = append(s.Reasons, k.Reasons(isSoon(events, now), b.Settings.Location())...)
 	}
 	s.Ready = len(s.Reasons) == 0
 	return s
@@ -231,8 +216,8 @@ func (i imdsState) reasons(zone *time.Location) []string {
 	return []string{}
 }
 
-// Refusal returns the reason why a blocked sink makes the bridge not ready while an event is due soon.
-func (k SinkStatus) Refusal() string {
+// refusal returns the reason why a blocked sink makes the bridge not ready while an event is due soon.
+func (k SinkStatus) refusal() string {
 	return fmt.Sprintf("the sink %s refuses its deliveries: %s; an event is due within %d minutes",
 		k.Name, strings.TrimPrefix(k.LastError, delivery.ErrBlocked.Error()+": "), delivery.UrgentNotice/time.Minute)
 }

@@ -156,7 +156,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		pause(90 * time.Second)
 		st := b.Status()
 
-		if st.Version != "test" || !st.StartedAt.Equal(began) || st.Ready || len(st.Reasons) != 1 || st.Observer.Name != "vm-0" ||
+		if st.Version != "test" || !st.StartedAt.Equal(began) || st.Ready || len(st.Reasons) != 2 || st.Observer.Name != "vm-0" ||
 			st.Settings.Hash != "h1" || st.Settings.LastError != "line 7: no such key" {
 			t.Errorf("status is %+v", st)
 		}
@@ -204,7 +204,12 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			if accepted := want.Delivered > 0; accepted == got.LastAccepted.IsZero() {
 				t.Errorf("%s: last accepted at %v", name, got.LastAccepted)
 			}
+			if late := want.State == SinkRetrying || want.State == SinkIsBlocked; late && !got.OverdueSince.Equal(got.OldestPending) ||
+				!late && !got.OverdueSince.IsZero() {
+				t.Errorf("%s: overdue since %v, the oldest waits since %v", name, got.OverdueSince, got.OldestPending)
+			}
 			got.OldestPendingSeconds, got.OldestPending, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}, time.Time{}
+			got.OverdueSince = time.Time{}
 			if got != want {
 				t.Errorf("%s is %+v, want %+v", name, got, want)
 			}

@@ -218,6 +218,7 @@ func (b *Bridge) housekeep() {
 	b.endMutes()
 	b.decideHeld(now)
 	b.reportSilent(now)
+	b.logNeeds(now)
 	b.remind(now)
 	b.sendHeartbeats(now)
 	b.reportHeads(now, headEvery)

@@ -388,7 +388,7 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 		w.Log.Warn("delivery failed, and is not tried again: it is no longer pending", "id", r.batch[0].ID, "err", r.err)
 	}
 	if became {
-		w.Log.Error("sink blocked; deliveries are kept, but somebody must act", "err", r.err)
+		w.Log.Warn("sink blocked; it is asked once a minute", "err", r.err)
 	}
 	if w.blocked {
 		w.Trouble(r.err)

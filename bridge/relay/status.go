@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 )
 
 // Status returns how the relay, its sinks and the fleet are.
@@ -128,9 +129,8 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	if q.pending > 0 {
 		k.NextAttempt = w.Next.UTC()
 	}
-	if q.urgent && k.State == bridge.SinkIsBlocked {
-		reasons = append(reasons, k.Refusal())
-	}
+	k.OverdueSince = q.overdue.UTC()
+	reasons = append(reasons, k.Reasons(q.urgent, r.Settings.Location())...)
 	for _, why := range q.problems {
 		reasons = append(reasons, "the sink "+route.Name+": "+why)
 	}
@@ -142,8 +142,9 @@ type queueStatus struct {
 	pending, delivered int
 	muted              int // of the pending
 	accepted, oldest   time.Time
-	urgent             bool     // the event of something pending begins soon
-	problems           []string // why it isn't as it should be
+	urgent             bool      // the event of something pending begins soon
+	overdue            time.Time // since when the oldest urgent one waits that is overdue; zero for none
+	problems           []string  // why it isn't as it should be
 }
 
 func (q *queue) status() queueStatus {
@@ -156,10 +157,16 @@ func (q *queue) status() queueStatus {
 			s.muted++
 			continue
 		}
-		if since := e.item.Since(); s.oldest.IsZero() || since.Before(s.oldest) {
+		since := e.item.Since()
+		if s.oldest.IsZero() || since.Before(s.oldest) {
 			s.oldest = since
 		}
-		s.urgent = s.urgent || e.item.Group != "" && e.item.NotBefore.Sub(now) < urgentWithin
+		urgent := e.item.Group != "" && e.item.NotBefore.Sub(now) < urgentWithin
+		s.urgent = s.urgent || urgent
+		if urgent && e.item.Change != string(imds.Vanished) && bridge.Overdue(e.item, now) &&
+			(s.overdue.IsZero() || since.Before(s.overdue)) {
+			s.overdue = since
+		}
 	}
 	if s.oldest.After(now) {
 		s.oldest = time.Time{}

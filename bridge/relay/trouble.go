@@ -19,10 +19,12 @@ import (
 // troubleEvery is how often a relay looks for sinks that accept nothing, and for dead letters to report.
 const troubleEvery = 2 * time.Second
 
-// reportTroubles reports sinks that are down, and dead letters, until ctx is done.
+// reportTroubles reports sinks that are down, and dead letters, and logs which sinks need somebody, until ctx is done.
 func (r *Relay) reportTroubles(ctx context.Context) {
+	var needs bridge.NeedLog
 	for sleep(ctx, troubleEvery) == nil {
 		r.reportSilent(time.Now())
+		needs.Note(r.Log, r.Status().Sinks, time.Now())
 		r.reportDead(ctx, bridge.DeadReportEvery)
 	}
 }

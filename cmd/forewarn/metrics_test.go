@@ -156,7 +156,7 @@ func TestEverySeriesExistsFromTheStart(t *testing.T) {
 	for _, sink := range []string{"a", "b"} {
 		for _, name := range []string{"deliveries_total", "deliveries_superseded_total", "delivery_requests_total",
 			"delivery_duration_seconds_count",
-			"delivery_lag_seconds_count", "outbox_pending", "outbox_oldest_pending_seconds", "deadletters", "sink_blocked"} {
+			"delivery_lag_seconds_count", "outbox_pending", "outbox_oldest_pending_seconds", "deadletters", "sink_needs_somebody"} {
 			want[fmt.Sprintf("forewarn_%s{sink=%q}", name, sink)] = 0
 		}
 		for _, reason := range bridge.FailureReasons {
@@ -226,9 +226,9 @@ func TestMetricsFollowTheBridge(t *testing.T) {
 		`forewarn_deliveries_total{sink="busy"}`:                              1,
 		`forewarn_deliveries_failed_total{reason="rejected",sink="new"}`:      0,
 		`forewarn_deadletters{sink="strict"}`:                                 1,
-		`forewarn_sink_blocked{sink="new"}`:                                   0,
+		`forewarn_sink_needs_somebody{sink="new"}`:                            0,
 	})
-	for _, gone := range []string{`forewarn_outbox_pending{sink="well"}`, `forewarn_sink_blocked{sink="well"}`,
+	for _, gone := range []string{`forewarn_outbox_pending{sink="well"}`, `forewarn_sink_needs_somebody{sink="well"}`,
 		`forewarn_config_hash{hash="abc"}`} {
 		if _, ok := all[gone]; ok {
 			t.Errorf("%s is still there", gone)

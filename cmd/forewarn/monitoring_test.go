@@ -132,7 +132,7 @@ func TestAlertsUseExistingMetrics(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"Down", "Absent", "SinkBlocked", "DeliveriesFailing", "OldestPendingTooOld",
+	for _, want := range []string{"Down", "Absent", "SinkNeedsSomebody", "DeliveriesFailing", "OldestPendingTooOld",
 		"DeadLetters", "PollStale",
 		"OutboxNotDurable", "ReloadFailed", "EventImminent"} {
 		if !slices.Contains(alerts, "Forewarn"+want) {

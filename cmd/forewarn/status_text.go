@@ -25,7 +25,7 @@ func statusText(s bridge.Status, heard, now time.Time) string {
 	}
 	needYou := 0
 	for _, k := range s.Sinks {
-		if wording.NeedsSomebody(k, heard) {
+		if k.NeedsSomebody(heard) {
 			needYou++
 		}
 	}

@@ -171,7 +171,8 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	oldest := gauge("outbox_oldest_pending_seconds",
 		"Age of the oldest pending delivery that is not muted; 0 without any.", "sink")
 	dead := gauge("deadletters", "Dead letters: deliveries that failed for good, kept for replay.", "sink")
-	blocked := gauge("sink_blocked", "1 while the sink is blocked and needs somebody.", "sink")
+	needs := gauge("sink_needs_somebody",
+		"1 while status says of the sink that it needs you: blocked, urgent overdue, or nothing accepted for 5 minutes.", "sink")
 	muted := gauge("sink_muted", "1 while the sink is muted for all VMs and types.", "sink")
 	gauge("mutes", "Mutes that hold something back.").set(float64(len(st.Mutes)))
 	for _, k := range st.Sinks {
@@ -180,7 +181,7 @@ func statusFamilies(st bridge.Status) (all []*family) {
 		pending.set(float64(k.Pending), k.Name)
 		oldest.set(k.OldestPendingSeconds, k.Name)
 		dead.set(float64(k.DeadLetters), k.Name)
-		blocked.set(boolToFloat(k.State == bridge.SinkIsBlocked), k.Name)
+		needs.set(boolToFloat(k.NeedsSomebody(time.Now())), k.Name)
 	}
 	gauge("config_hash", "Always 1; the hash of the settings in force.", "hash").set(1, st.Settings.Hash)
 	gauge("config_last_reload_successful", "0 if the last reload failed, else 1.").

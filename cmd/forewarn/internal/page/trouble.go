@@ -95,7 +95,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 	var all []troubleView
 	add := func(what, do string) { all = append(all, troubleView{What: what, Do: splitCommands(do)}) }
 	for _, reason := range s.Reasons {
-		if slices.ContainsFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Refusal() == reason }) {
+		if slices.ContainsFunc(s.Sinks, func(k bridge.SinkStatus) bool { return slices.Contains(k.Reasons(true, s.Settings.Location()), reason) }) {
 			continue // the sink is listed below, with advice
 		}
 		add("Not ready: "+wording.Printable(reason)+".",
@@ -113,7 +113,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 	}
 	for _, k := range s.Sinks {
 		switch {
-		case wording.NeedsSomebody(k, p.now):
+		case k.NeedsSomebody(p.now):
 			about := map[string]any{
 				"type": cloudevent.SinkBlocked, "observer": s.Observer.Name,
 				"data": map[string]any{"sink": k.Name, "kind": k.Kind, "pending": k.Pending, "error": k.LastError},

@@ -96,7 +96,7 @@ func ByNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
 // nothing for long looks blocked, whatever its state.
 func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, class string) {
 	switch {
-	case NeedsSomebody(k, now):
+	case k.NeedsSomebody(now):
 		return "needs you", bridge.SinkIsBlocked
 	case !k.MutedUntil.IsZero():
 		return "muted until " + bridge.DueTime(k.MutedUntil, now, zone), bridge.SinkRetrying
@@ -120,13 +120,6 @@ func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, 
 		return "ready", bridge.SinkOK
 	}
 	return "works", bridge.SinkOK
-}
-
-// NeedsSomebody reports whether a sink is blocked, or has accepted nothing for so long that other sinks report it.
-func NeedsSomebody(k bridge.SinkStatus, now time.Time) bool {
-	pending := time.Duration(k.OldestPendingSeconds * float64(time.Second))
-	return k.State == bridge.SinkIsBlocked ||
-		k.State == bridge.SinkRetrying && min(pending, now.Sub(k.LastAccepted)) >= bridge.SilentFor
 }
 
 // Muted says what a mute holds back: "ops, VMs vm-db-*, only Reboot".
@@ -156,7 +149,7 @@ func StatusLine(s bridge.Status) string {
 	words = append(words,
 		Plural(len(s.Events), "event open", "events open")+", "+fmt.Sprintf("%d pending", s.Outbox.Pending))
 	for _, k := range s.Sinks {
-		if NeedsSomebody(k, time.Now()) {
+		if k.NeedsSomebody(time.Now()) {
 			words = append(words, k.Name+" needs you")
 		}
 	}

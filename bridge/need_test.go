@@ -1,0 +1,125 @@
+package bridge
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+)
+
+// countLogged returns how many lines of the log hold all the texts.
+func (s *stage) countLogged(texts ...string) (n int) {
+	for line := range strings.Lines(s.log.String()) {
+		missing := func(text string) bool { return !strings.Contains(line, text) }
+		if !slices.ContainsFunc(texts, missing) {
+			n++
+		}
+	}
+	return n
+}
+
+// However a sink comes to need somebody, one line of the log says so as an error, when the status does, and one says
+// when that is over.
+func TestTheLogSaysOnceThatASinkNeedsSomebody(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		notice time.Duration
+		answer error
+		after  time.Duration // which it needs somebody, and not much earlier
+	}{
+		{"it refuses", 2 * time.Hour, errRefused, time.Minute},
+		{"it is down", 2 * time.Hour, errDown, 5 * time.Minute},
+		{"it hangs", 2 * time.Hour, errHang, 5 * time.Minute},
+		{"it refuses while an event is due", 10 * time.Minute, errRefused, 2 * time.Second},
+		{"it is down while an event is due", 10 * time.Minute, errDown, 62 * time.Second},
+		{"it hangs while an event is due", 10 * time.Minute, errHang, 62 * time.Second},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				down := &ear{answer: always(tt.answer)}
+				b := s.start((&ear{}).all("well"), down.all("down"))
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(tt.notice)})
+				pause(tt.after/4 + 500*time.Millisecond)
+				if n := s.countLogged("needs somebody"); n > 0 {
+					t.Errorf("after %v the log says %d times that a sink needs somebody", tt.after/4, n)
+				}
+				pause(tt.after*3/4 + 3*time.Second)
+				for range 4 { // from now on it does, whenever one looks
+					k := b.Status().Sinks[0]
+					if n := s.countLogged("level=ERROR", `msg="sink needs somebody`, "sink=down"); n != 1 || !k.NeedsSomebody(time.Now()) {
+						t.Errorf("the log says it %d times as an error, the status is %+v", n, k)
+					}
+					pause(time.Minute)
+				}
+				down.say(nil)
+				pause(6 * time.Minute)
+				if n := s.countLogged("level=INFO", `msg="sink no longer needs somebody"`, "sink=down"); n != 1 {
+					t.Errorf("the log says %d times that it is over", n)
+				}
+				if n := s.countLogged("level=ERROR"); n != 1 {
+					t.Errorf("there are %d errors in the log, want one", n)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// What is urgent, was attempted and has waited for more than a minute makes the bridge not ready, with the sink's name.
+func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
+	for _, tt := range []struct {
+		claim   string
+		event   imdstest.Event
+		then    func(s *stage, b *running)
+		overdue bool
+	}{
+		{"an event is due soon", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, nil, true},
+		{"an event has begun", imdstest.Event{Status: imdstest.Started}, nil, true},
+		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, false},
+		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, false},
+		{"somebody muted the sink", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(_ *stage, b *running) {
+			if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "test", By: "root"}, time.Hour); err != nil {
+				panic(err)
+			}
+		}, false},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				down := &ear{answer: always(errDown)}
+				b := s.start((&ear{}).all("well"), down.all("down"))
+				pause(1500 * time.Millisecond)
+				e := tt.event
+				e.ID, e.Type = idA, "Reboot"
+				if !e.NotBefore.IsZero() {
+					e.NotBefore = time.Now().Add(time.Duration(e.NotBefore.Unix()) * time.Second)
+				}
+				s.azure.Schedule(e)
+				pause(50 * time.Second)
+				if st := b.Status(); !st.Ready {
+					t.Errorf("after 50 s it is not ready: %q", st.Reasons)
+				}
+				if tt.then != nil {
+					tt.then(s, b)
+				}
+				pause(20 * time.Second)
+				want := []string{}
+				if tt.overdue {
+					want = append(want, "something urgent has waited for the sink down since 00:00:02 UTC: connection refused")
+				}
+				if st := b.Status(); !slices.Equal(st.Reasons, want) || st.Sinks[0].NeedsSomebody(time.Now()) != tt.overdue {
+					t.Errorf("reasons %q, want %q; the sink is %+v", st.Reasons, want, st.Sinks[0])
+				}
+				down.say(nil)
+				pause(20 * time.Second)
+				if st := b.Status(); !st.Ready {
+					t.Errorf("once all is told it is not ready: %q", st.Reasons)
+				}
+				b.end()
+			})
+		})
+	}
+}
