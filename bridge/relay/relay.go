@@ -166,6 +166,11 @@ func (r *Relay) session(ctx context.Context) error {
 		return err
 	}
 	r.setDown(nil)
+	r.locked(func() {
+		for _, s := range r.services {
+			s.left = 0
+		}
+	})
 
 	var all sync.WaitGroup
 	all.Go(func() { r.housekeeping(ctx, st, end) })

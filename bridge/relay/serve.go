@@ -23,6 +23,7 @@ type service struct {
 	err      error     // why no relay serves it; nil if one does
 	handOver func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
 	offered  time.Time // when it last gave up the lease so
+	left     int       // pending deliveries when the last session ended; 0 during one
 }
 
 // keepServing serves a route from when before is closed until ctx is done, and closes ended.
@@ -108,7 +109,12 @@ func (r *Relay) deliver(
 	w.Run(held, nil, ctx.Done())
 	why := context.Cause(held)
 	endLease(nil)
-	r.locked(func() { s.queue, s.worker, s.handOver = nil, nil, nil })
+	r.locked(func() {
+		s.queue, s.worker, s.handOver = nil, nil, nil
+		if session.Err() != nil {
+			s.left = q.status().pending
+		}
+	})
 	reading.Wait()
 	if why != nil && ctx.Err() == nil {
 		log.Warn("this relay serves the sink no more", "err", why)

@@ -59,6 +59,18 @@ func (r *Relay) Status() bridge.Status {
 	return s
 }
 
+// Left returns how many deliveries of each sink were pending when this relay stopped. Another relay, or the next start,
+// delivers them.
+func (r *Relay) Left() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := make(map[string]int)
+	for name, s := range r.services {
+		left[name] = s.left
+	}
+	return left
+}
+
 // Alive returns an error if the housekeeping has hung for a minute.
 func (r *Relay) Alive() error {
 	r.mu.Lock()

@@ -164,13 +164,8 @@ func settingsPermissionNotes(s *settings.Settings) []string {
 	if err != nil {
 		return nil // the built-in defaults have no file
 	}
-	var notes []string
+	notes := changeableNotes(s.Path)
 	mode := info.Mode().Perm()
-	if mode&0o002 != 0 {
-		notes = append(notes,
-			fmt.Sprintf("every user of this machine can change %s (mode %04o), and with it what forewarn does; "+
-				"run chmod o-w on it", s.Path, mode))
-	}
 	if mode&0o004 != 0 && len(s.Inline) > 0 {
 		notes = append(notes, fmt.Sprintf("every user of this machine can read the secret in %s (mode %04o): %s; "+
 			"run chmod 0640 on it and give it the group that forewarn runs as", s.Path, mode, strings.Join(s.Inline, ", ")))

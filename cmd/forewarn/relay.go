@@ -116,6 +116,7 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 		}
 	}
 	log.Info("relaying", "version", programVersion(), "settings", s.Path, "stream", s.Relay.Stream, "relay", s.Relay.Name)
+	warnOfOthers(s, log)
 
 	counters, manager := page.NewMetrics(), service.NewNotifier(p.getenv, log)
 	pages := &listener{key: "listen", address: s.Listen, log: log}
@@ -146,7 +147,9 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	}()
 	manager.Ready()
 	defer manager.Stopping()
-	return r.Run(ctx)
+	err = r.Run(ctx)
+	logStopped(log, r.Left())
+	return err
 }
 
 // reloadRelay loads the settings again and gives them to the relay. On any error the old settings stay in force.

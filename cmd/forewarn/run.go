@@ -1,16 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	stdlog "log"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -93,6 +97,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	}
 	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
 	log.Info(startNotice, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
+	warnOfOthers(s, log)
 
 	err = patiently(func() error { return service.MakeState(string(s.State)) })
 	if err != nil { // if the directory cannot be used at all, outbox.Open says so
@@ -136,7 +141,27 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	h.Ready()
 	manager.Ready()          // before the first answer, which can take minutes: from here on no failure ends the program
 	defer manager.Stopping() // in case Run ends before ctx
-	return b.Run(ctx)
+	err = b.Run(ctx)
+	left := make(map[string]int)
+	for _, sink := range b.Status().Sinks {
+		left[sink.Name] = sink.Pending
+	}
+	logStopped(log, left)
+	return err
+}
+
+// logStopped logs the last line of a run: how many deliveries are pending, for which sinks. The next start, or another
+// relay, delivers them.
+func logStopped(log *slog.Logger, left map[string]int) {
+	total := 0
+	var sinks []string
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		total += left[name]
+		if left[name] > 0 {
+			sinks = append(sinks, fmt.Sprintf("%s %d", name, left[name]))
+		}
+	}
+	log.Info("stopped", "pending", total, "sinks", cmp.Or(strings.Join(sinks, ", "), "none"))
 }
 
 // serveControl serves the control socket until stop is called. Without a socket forewarn goes on.
@@ -188,6 +213,13 @@ func (p *program) settingsToRun(log *slog.Logger) (*settings.Settings, error) {
 		log.Info("switched from root to the owner of the state directory", "user", p.actsAs.String(), "state", s.State)
 	}
 	return s, err
+}
+
+// warnOfOthers logs who else can change the settings, and with them what forewarn runs and whom it tells.
+func warnOfOthers(s *settings.Settings, log *slog.Logger) {
+	for _, note := range changeableNotes(s.Path) {
+		log.Warn("others can change the settings", "why", note)
+	}
 }
 
 // bridgeOptions returns the options of a bridge with these settings on this machine.

@@ -169,6 +169,7 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		s.Notes = append(s.Notes, "metrics: the address of listen, which has them anyway; leave metrics out, or one of the "+
 			"two can't listen")
 	}
+	s.Notes = append(s.Notes, exposureNotes(s)...)
 	l.relay(doc, s)
 	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
@@ -210,6 +211,39 @@ func isListen(s string) bool {
 	host, port, err := net.SplitHostPort(s)
 	_, portErr := strconv.ParseUint(port, 10, 16)
 	return err == nil && portErr == nil && !strings.ContainsAny(host, "/@ ")
+}
+
+// exposureNotes names the addresses on which whoever reaches this machine may read, and what.
+func exposureNotes(s *Settings) (notes []string) {
+	for _, on := range []struct{ key, address, shows, remedy string }{
+		{"listen", s.Listen, "the page, with VMs, events, sinks and their errors,",
+			"or put an authenticating proxy in front of 127.0.0.1:8169"},
+		{"metrics", s.Metrics, "the metrics, which name VMs and sinks,",
+			"or let a firewall admit only what collects them"},
+	} {
+		if isExposed(on.address) {
+			notes = append(notes, fmt.Sprintf("%s: %s shows %s to whoever reaches this machine; "+
+				"bind it to a private address such as 10.0.0.4, %s", on.key, on.address, on.shows, on.remedy))
+		}
+	}
+	return notes
+}
+
+// isExposed reports whether a listener on an address can be reached over every network of this machine, or over a public
+// one.
+func isExposed(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(strings.Split(host, "%")[0])
+	switch {
+	case host == "":
+		return true
+	case ip == nil: // a name, which stands for an address that somebody chose
+		return false
+	}
+	return !ip.IsLoopback() && !ip.IsPrivate() && !ip.IsLinkLocalUnicast()
 }
 
 func isURI(s string) bool {
