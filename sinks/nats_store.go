@@ -132,8 +132,8 @@ func (n *natsSink) afterRefusal(
 }
 
 // compareStored looks at the message that has the subject already: a copy of this one, from this or another machine and
-// however old, or another message. If there is none, it is the message with a number that the stream gave, because a
-// stream may rename subjects; without a number, the error is why. sinks/README.md lists what the user must be allowed
+// however old, or another message. If the subject has none, the stream renames subjects, and it is the one with the
+// number that the stream gave; without a number, the error is why. sinks/README.md lists what the user must be allowed
 // for that; else the sink is blocked.
 func (s *natsSession) compareStored(
 	ctx context.Context, msg *nats.Msg, number uint64, why error,
