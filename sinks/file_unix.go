@@ -253,18 +253,8 @@ func (s *sharedFolder) checkOwner(path string, file fs.FileInfo) error {
 	return nil
 }
 
-// rename reserves the name first, because on Unix renaming would replace the file of that name.
 func (s *sharedFolder) rename(name, to string) error {
-	reserved, err := s.dir.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
-	if err != nil {
-		return err
-	}
-	reserved.Close()
-	if err := s.dir.Rename(name, to); err != nil {
-		s.dir.Remove(to) // the reservation, which is empty
-		return err
-	}
-	return nil
+	return renameReserved(name, to, s.dir.OpenFile, s.dir.Rename, s.dir.Remove)
 }
 
 func (s *sharedFolder) remove(name string) error {
@@ -285,16 +275,22 @@ func (s *sharedFolder) sync() error {
 	return syncAndClose(dir, err)
 }
 
-// renameNew renames a file to a name that does not exist yet. If it does exist, the error is fs.ErrExist. renameNew
-// reserves the name first, because on Unix renaming would replace the file of that name.
+// renameNew renames a file to a name that does not exist yet. If it does exist, the error is fs.ErrExist.
 func renameNew(path, name string) error {
-	reserved, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
+	return renameReserved(path, name, os.OpenFile, os.Rename, os.Remove)
+}
+
+// renameReserved does the work of renameNew with the functions of package os, or those of an os.Root. It reserves the
+// name first, because on Unix renaming would replace the file of that name.
+func renameReserved(path, name string, open func(string, int, fs.FileMode) (*os.File, error),
+	rename func(path, name string) error, remove func(string) error) error {
+	reserved, err := open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if err != nil {
 		return err
 	}
 	reserved.Close()
-	if err := os.Rename(path, name); err != nil {
-		os.Remove(name) // the reservation, which is empty
+	if err := rename(path, name); err != nil {
+		remove(name) // the reservation, which is empty
 		return err
 	}
 	return nil
