@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,9 +32,10 @@ type decision struct {
 	Next     time.Time `json:"next,omitzero"`
 	Done     bool      `json:"done,omitempty"`
 
+	By string `json:"by,omitempty"` // see by
+
 	// The result, once it is done.
 	Result string    `json:"result,omitempty"`
-	By     string    `json:"by,omitempty"`
 	Ended  time.Time `json:"ended,omitzero"`
 }
 
@@ -49,10 +51,7 @@ func (d *decision) waits(now time.Time) bool {
 
 // by names the rule, or the user who approves by hand.
 func (d *decision) by() string {
-	if d.Rule == 0 {
-		return d.By
-	}
-	return fmt.Sprintf("rule %d", d.Rule)
+	return cmp.Or(d.By, fmt.Sprintf("rule %d", d.Rule))
 }
 
 // record completes the record of what came of the decision.
@@ -107,17 +106,19 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	switch {
 	case rule == 0 && d.unsent() && final:
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
+	case rule == 0 && (final || b.Outbox.Durable() != nil):
+		b.withhold(e, op, why)
 	case rule == 0:
 	case !d.unsent():
-		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
+		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
 		if !b.keepDecision(e, decided) {
 			return
 		}
-		b.Log.Info("approving event", "event", id, "rule", rule)
+		b.Log.Info("approving event", "event", id, "rule", decided.By)
 		b.sendApproval(ctx, e, op, decided)
 	default:
 		again := *d
-		again.Rule = rule // a reload may have renumbered it
+		again.Rule, again.By = rule, RuleName(rule, rules[rule-1]) // a reload may have renumbered or renamed it
 		b.sendApproval(ctx, e, op, again)
 	}
 }
@@ -155,7 +156,7 @@ func (b *Bridge) ruling(
 		if verdict.notApplicable {
 			continue
 		}
-		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, verdict.reason(now, b.zone())))
+		reasons = append(reasons, RuleName(i+1, r)+": "+verdict.reason(now, b.zone()))
 	}
 	return 0, strings.Join(reasons, "; "), final
 }
@@ -377,6 +378,7 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 			d.Seq = op.Latest // Azure was asked about the event as it is now
 		}
 		if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
+			op.Promised = nil // kept, or told otherwise
 			d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
 			op.Approval = &d
 		}
@@ -449,7 +451,7 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 }
 
 // addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it; if
-// Azure refused, so do routes on LevelTrouble.
+// Azure refused, or no rule approves what was promised, so do routes on LevelTrouble.
 func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.Approval) {
 	change := imds.Change{Kind: imds.Approved, Event: e}
 	base := cloudevent.ChangeID(change)
@@ -463,11 +465,12 @@ func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a clou
 	}
 	message := about(e, imds.Approved)
 	over := c.open[e.ID] == nil
+	isTrouble := a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld
 	for _, r := range s.routes {
 		hears := r.Hears(change, s.observer.Name) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
 		switch {
 		case hears && slices.Contains(op.Routes, r.Name),
-			a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
+			isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
 			message.To = append(message.To, outbox.Recipient{Route: r.Name})
 		case hears && slices.Contains(op.Undecided, r.Name): // with what came before it
 			message.To = append(message.To, outbox.Recipient{Route: r.Name, Due: s.heldUntil, Held: true})

@@ -34,6 +34,9 @@ type changeContext struct {
 	unnamed     bool      // filters no longer wait for the observer's name
 	heldUntil   time.Time // until when a delivery without a decision is held
 	booted      time.Time
+	rules       []Rule
+	approver    string                                 // this VM, for rules; "" while that is not confirmed
+	durable     bool                                   // what is committed is on disk
 	mark        func(event, id string) outbox.Mark     // how often an id was used
 	gets        func(route string, latest uint64) bool // whether the route was given the latest change of an open event
 	log         *slog.Logger
@@ -41,6 +44,7 @@ type changeContext struct {
 
 // changeContext returns the current context for changes of this observation. The caller holds deciding.
 func (b *Bridge) changeContext(o observation) changeContext {
+	approver, durable := b.approverName(), b.Outbox.Durable() == nil
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	observer := b.observer
@@ -48,7 +52,7 @@ func (b *Bridge) changeContext(o observation) changeContext {
 	return changeContext{
 		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
 		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
-		mark: b.Outbox.Mark, log: b.deciding.log,
+		rules: b.rules, approver: approver, durable: durable, mark: b.Outbox.Mark, log: b.deciding.log,
 		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
 	}
 }
@@ -140,6 +144,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	base := cloudevent.ChangeID(change)
 	times := max(op.Life, s.mark(e.ID, base).Times+1)
 	in := s.circumstances(op)
+	in.Rules = nil // those of the change before
 	in.WhileAway, in.Repeat = s.away, times-1
 	if s.away {
 		in.NotEarlierThan = s.before
@@ -161,6 +166,12 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
 	s.address(&a, s.routes, &ce, change, &op)
+	op.Promised = s.promises(change, ce, a.To)
+	if in.Rules = op.Promised; len(in.Rules) > 0 {
+		if ce, err = cloudevent.Wrap(change, in); err != nil {
+			return nil, err
+		}
+	}
 	facts = []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
@@ -186,7 +197,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 	return cloudevent.Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
-		Announced: op.First, Begun: op.Started,
+		Announced: op.First, Begun: op.Started, Rules: op.Promised,
 	}
 }
 

@@ -105,7 +105,7 @@ func ExampleForecasts() {
 		change, ce := cloudEventOf(name, 0)
 		everySink := func(string) bool { return true }
 		for _, f := range bridge.Forecasts(rules, change.Event, cloudevent.Fields(ce), "vm-0", everySink) {
-			fmt.Printf("%s: rule %d: %v %q\n", name, f.Rule, f.Approves, f.Why)
+			fmt.Printf("%s: %s: %v %q\n", name, f.Rule, f.Approves, f.Why)
 		}
 	}
 	// Output:

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -53,6 +54,8 @@ type openEvent struct {
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
+	// Promised are the rules that its latest change says will approve it; replaced, never changed.
+	Promised []cloudevent.Rule `json:"promised,omitempty"`
 
 	event      imds.Event // of Event
 	submitted  time.Time  // when it was last submitted to the outbox
@@ -245,13 +248,13 @@ func (o *openEvents) undecided() (ids []string) {
 }
 
 // toApprove returns the ids of the events for the approval loop in the order in which they were first seen: all of
-// them if there are rules, else those with an unsent approval.
+// them if there are rules, else those with an unsent approval, or a promise of one.
 func (o *openEvents) toApprove(rules bool) (ids []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var events []*openEvent
 	for _, op := range o.byID {
-		if rules || op.Approval.unsent() {
+		if rules || op.Approval.unsent() || len(op.Promised) > 0 {
 			events = append(events, op)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 // A Rule decides which events are approved, so that Azure starts them before their notice ends. A Filter passes what it
 // does not know; for a Rule every doubt means no, because an approval can't be taken back.
 type Rule struct {
+	// Name is what people call it; "" for its number.
+	Name string
 	// Filter selects the events. Only types in Only.Types are approved, and of those only TypesValues. Only.VMs is self or
 	// leader. Changes is ignored. A missing field, and a When that fails, mean no.
 	Filter Filter
@@ -95,7 +97,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 
 // A Forecast is what a rule would decide about an event if every sink accepted its deliveries.
 type Forecast struct {
-	Rule     int // counted from 1
+	Rule     string // its name, see RuleName
 	Approves bool
 	After    []string // the sinks that it waits for
 	Wait     time.Duration
@@ -115,7 +117,7 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, g
 	}
 	for i, r := range rules {
 		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // as if its wait were over
-		all = append(all, Forecast{Rule: i + 1, Approves: verdict.approve, After: r.After, Wait: r.Wait, Why: verdict.why})
+		all = append(all, Forecast{Rule: RuleName(i+1, r), Approves: verdict.approve, After: r.After, Wait: r.Wait, Why: verdict.why})
 	}
 	return all
 }

@@ -195,7 +195,7 @@ func TestWhatRulesWouldDecideIsForecast(t *testing.T) {
 				t.Fatalf("%s: Forecasts = %+v, %v, want three", tt.claim, got, err)
 			}
 			for i, f := range got {
-				if f.Rule != i+1 || f.Approves != tt.approves[i] || f.Approves != (f.Why == "") || f.Wait != rules[i].Wait ||
+				if f.Rule != fmt.Sprintf("rule %d", i+1) || f.Approves != tt.approves[i] || f.Approves != (f.Why == "") || f.Wait != rules[i].Wait ||
 					len(f.After) != len(rules[i].After) {
 					t.Errorf("%s: rule %d is forecast as %+v, want %v", tt.claim, i+1, f, tt.approves[i])
 				}

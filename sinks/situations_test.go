@@ -120,6 +120,19 @@ func situations() map[string]situation {
 	}
 	tell("scheduled-user", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{}, false,
 		nil)
+	first := cloudevent.Rule{Name: `rule "drain first"`, After: []string{"audit", "drain"}}
+	waits := cloudevent.Rule{Name: "rule 2", After: []string{"drain"}, Wait: 30}
+	anyway := cloudevent.Rule{Name: "rule 3", Wait: 600}
+	for name, rules := range map[string][]cloudevent.Rule{
+		"scheduled-by-rule": {first}, "scheduled-by-rules": {waits, anyway}, "scheduled-at-once": {{Name: "rule 1"}},
+	} {
+		tell(name, "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{Rules: rules}, false,
+			nil)
+	}
+	tell("scheduled-platform-by-rule", "03:55:29", scheduled(reboot), circumstances{Rules: []cloudevent.Rule{first}}, false,
+		nil)
+	tell("updated-by-rule", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"),
+		circumstances{Rules: []cloudevent.Rule{first}}, true, nil)
 	onWindows := dbHost
 	onWindows.OSType = "Windows"
 	tell("scheduled-on-windows", "03:55:29", scheduled(reboot), circumstances{Observer: onWindows}, false, nil)
@@ -238,9 +251,15 @@ func situations() map[string]situation {
 		"Azure refuses the approval: 400 Bad Request: EventId is unknown"
 	unanswered.Result, unanswered.By, unanswered.Status, unanswered.Error = cloudevent.ResultUnanswered, "root (alice)",
 		"", "no answer within 8s"
+	failed, gone := asked, asked
+	failed.Result, failed.By, failed.Attempts, failed.Status = cloudevent.ResultWithheld, first.Name, 0, ""
+	gone = failed
+	failed.Sink, failed.Error = "drain", "rejected: exit 75: 3 sessions left"
+	gone.Error = "the settings no longer have it"
 	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
 	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
+		"approved-withheld": failed, "approved-withheld-rule": gone,
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}

@@ -442,6 +442,9 @@ func notifies(f map[string]any, chosen []string) bool {
 	switch change {
 	case string(imds.Scheduled), string(imds.Started), "reminder":
 		return true
+	case string(imds.Approved):
+		approval, _ := data["approval"].(map[string]any)
+		return approval["result"] == cloudevent.ResultWithheld
 	case string(imds.Updated):
 		changed, _ := data["changed"].([]any)
 		return slices.ContainsFunc(changed, func(field any) bool {

@@ -101,6 +101,7 @@ type Data struct {
 	Back                time.Time       `json:"back,omitzero"`
 	LongestPause        float64         `json:"longestPause,omitzero"` // seconds
 	Approval            *Approval       `json:"approval,omitempty"`
+	Rules               []Rule          `json:"rules,omitempty"`
 	Lead                string          `json:"lead,omitempty"`
 	Truncated           []string        `json:"truncated,omitempty"`
 	Observer            imds.Observer   `json:"observer"`
@@ -120,6 +121,14 @@ type Circumstances struct {
 	Repeat         int       // number of earlier CloudEvents about this change, as far as remembered; 0 for the first
 	End            End       // of a Vanished
 	Approval       *Approval // of an Approved
+	Rules          []Rule    // that will approve what is scheduled
+}
+
+// A Rule is one of the rules of approval that will approve an event, unless a sink that it waits for fails.
+type Rule struct {
+	Name  string   `json:"name"`            // as in Approval.By
+	After []string `json:"after,omitempty"` // sinks that must have accepted the change
+	Wait  float64  `json:"wait,omitempty"`  // seconds after the last of them has
 }
 
 // An End is what is known about the end of an event.
@@ -134,17 +143,19 @@ const (
 	ResultApproved   = "approved"   // Azure took it
 	ResultRefused    = "refused"    // Azure did not
 	ResultUnanswered = "unanswered" // it was sent by hand, and nobody knows whether Azure took it
+	ResultWithheld   = "withheld"   // it was not sent: no rule approves it, though its CloudEvent said that one would
 	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
 )
 
 // An Approval is the result of an approval of an event.
 type Approval struct {
 	Result   string    `json:"result"`
-	By       string    `json:"by"`               // "rule 1", or who asked for it by hand
+	By       string    `json:"by"`               // "rule 1", rule "its name", or who asked for it by hand
 	Decided  time.Time `json:"decided"`          // UTC
 	After    float64   `json:"after"`            // seconds from when the event was first seen to the answer
 	Attempts int       `json:"attempts"`         // to send it
 	Status   string    `json:"status,omitempty"` // what Azure answered, such as "200 OK"
+	Sink     string    `json:"sink,omitempty"`   // that failed, if it is withheld for that
 	Error    string    `json:"error,omitempty"`  // why not
 }
 
@@ -196,6 +207,9 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 		self := e.Affects(o.Name)
 		d.AffectsSelf = &self
 		ce.SetExtension("azself", self)
+	}
+	if c.Kind == imds.Scheduled || c.Kind == imds.Updated || c.Kind == imds.Reminder {
+		d.Rules = in.Rules
 	}
 	if c.Kind == imds.Reminder {
 		d.Lead = LeadText(c.Lead)

@@ -241,6 +241,10 @@ func spoken(t *testing.T) map[string]event.Event {
 	refused := Approval{Result: ResultRefused, By: "root (alice)", Decided: commitTime, After: 3, Attempts: 1, Status: "400 Bad Request",
 		Error: "Azure refuses the approval: 400 Bad Request: EventId is unknown"}
 	azure("approved-refused", imds.Change{Kind: imds.Approved, Event: scheduled}, Circumstances{Approval: &refused, Repeat: 1})
+	withheld := Approval{Result: ResultWithheld, By: `rule "drain first"`, Decided: commitTime, After: 64.5, Sink: "drain",
+		Error: "rejected: exit 75: 3 sessions left"}
+	azure("approved-withheld", imds.Change{Kind: imds.Approved, Event: scheduled}, Circumstances{Approval: &withheld})
+	azure("scheduled-by-rule", imds.Change{Kind: imds.Scheduled, Event: scheduled}, Circumstances{Rules: sampleRules})
 	azure("reminder", imds.Change{Kind: imds.Reminder, Event: scheduled, Lead: time.Hour}, Circumstances{})
 
 	n := 0

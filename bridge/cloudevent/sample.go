@@ -214,6 +214,13 @@ func Samples(all bool) ([]event.Event, error) {
 		s, _ := NewSample(name, "vm-0", sampleTime)
 		add(s.Test(observer, sampleTime))
 	}
+	azure := newSampleEvent("vm-0")
+	azure.EventSource = "User"
+	held := imds.Change{Kind: imds.Scheduled, Event: azure.at(sampleTime.Add(15 * time.Minute))}
+	wrap(held, Circumstances{Observer: observer, Rules: sampleRules})
+	withheld := &Approval{Result: ResultWithheld, By: sampleRules[0].Name, Sink: "drain", Error: "exit 75: 3 sessions left"}
+	held.Kind = imds.Approved
+	wrap(held, Circumstances{Observer: observer, Approval: withheld})
 	for _, about := range sampleTroubles {
 		add(WrapBridge(about.typ, about.data, observer, sampleTime))
 		if all || about.typ == SinkBlocked {
@@ -221,6 +228,12 @@ func Samples(all bool) ([]event.Event, error) {
 		}
 	}
 	return events, failed
+}
+
+// sampleRules wait for sinks, for a time, and for both.
+var sampleRules = []Rule{
+	{Name: `rule "drain first"`, After: []string{"audit", "drain"}}, {Name: "rule 2", Wait: 600},
+	{Name: "rule 3", After: []string{"audit"}, Wait: 30},
 }
 
 // sampleTroubles returns the samples about the bridge.

@@ -219,6 +219,17 @@ func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	return o.outcome(route, seq)
 }
 
+// WhyDead returns why a delivery is a dead letter: what the destination said last, else the reason; "" if it is none.
+func (o *Outbox) WhyDead(route string, seq uint64) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if r := o.routes[route]; r != nil && r.dead[seq] != nil {
+		d := r.dead[seq].record()
+		return cmp.Or(d.Error, d.Reason)
+	}
+	return ""
+}
+
 // maxUnsynced bounds the reported deliveries of a route that are not on disk.
 const maxUnsynced = 32
 

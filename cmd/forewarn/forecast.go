@@ -20,9 +20,9 @@ func forecastText(forecasts []bridge.Forecast) string {
 	var approving, refusing []string
 	for _, f := range forecasts {
 		if f.Approves {
-			approving = append(approving, fmt.Sprintf("rule %d %s", f.Rule, afterText(f)))
+			approving = append(approving, f.Rule+" "+afterText(f))
 		} else {
-			refusing = append(refusing, fmt.Sprintf("rule %d: %s", f.Rule, f.Why))
+			refusing = append(refusing, f.Rule+": "+f.Why)
 		}
 	}
 	if len(approving) > 0 {
@@ -71,7 +71,7 @@ func (row *sampleRow) forecastApproval(
 func approvalNotes(s *settings.Settings, self string, now time.Time) ([]string, error) {
 	var notes []string
 	note := func(rule int, format string, args ...any) {
-		notes = append(notes, fmt.Sprintf("approve: rule %d ", rule+1)+fmt.Sprintf(format, args...))
+		notes = append(notes, "approve: "+bridge.RuleName(rule+1, s.Rules[rule])+" "+fmt.Sprintf(format, args...))
 	}
 	for i, r := range s.Rules {
 		samples, err := approvable(r, self, now)

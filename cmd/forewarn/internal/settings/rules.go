@@ -1,8 +1,11 @@
 package settings
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
@@ -10,6 +13,7 @@ import (
 
 // ruleSettings is one item of approve. Without any, approval is off.
 type ruleSettings struct {
+	Name   string        `yaml:"name" doc:"what messages call the rule, such as drain first (default: its number)"`
 	Only   bridge.Match  `yaml:"only" doc:"which events; types is required, vms is self or leader, there is no changes"`
 	Except bridge.Match  `yaml:"except" doc:"which events not; as in only"`
 	When   string        `yaml:"when" doc:"an expression that must be true"`
@@ -33,10 +37,30 @@ func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
 			doc.report(doc.kindError(n, "a rule of approve", aTable))
 			continue
 		}
-		rules = append(rules, rule(doc, n, s.Names))
+		r := rule(doc, n, s.Names)
+		if e, ok := n.find("name"); ok {
+			doc.report(checkRuleName(doc, e.value, r.Name, rules))
+		}
+		rules = append(rules, r)
 	}
 	return rules
 }
+
+// maxRuleName is the number of characters of a rule's name, which stands in the middle of sentences.
+const maxRuleName = 60
+
+// checkRuleName checks the name of a rule, which must differ from those of the rules before it.
+func checkRuleName(doc *document, at *node, name string, before []bridge.Rule) error {
+	if strings.TrimSpace(name) == "" || len([]rune(name)) > maxRuleName || strings.ContainsFunc(name, unprintable) {
+		return doc.valueError(at, "name", fmt.Sprintf("a short name on one line, at most %d characters", maxRuleName))
+	}
+	if i := slices.IndexFunc(before, func(r bridge.Rule) bool { return r.Name == name }); i >= 0 {
+		return doc.errorAt(at.pos, "name: taken by rule %d; expected a unique name", i+1)
+	}
+	return nil
+}
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 // rule reads one rule and reports its problems. names are the names of all sinks.
 func rule(doc *document, n *node, names []string) bridge.Rule {
@@ -70,7 +94,7 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 			}
 		}
 	}
-	r := bridge.Rule{Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait,
+	r := bridge.Rule{Name: in.Name, Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait,
 		Others: in.Others}
 	if when, ok := n.find("when"); ok {
 		var err error

@@ -173,6 +173,11 @@ func ApprovalWords(a cloudevent.Approval) string {
 		return "approved by " + by + ", Azure answered " + Printable(a.Status)
 	case cloudevent.ResultRefused:
 		return "approval by " + by + " refused: " + Printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
+	case cloudevent.ResultWithheld:
+		if a.Sink != "" {
+			return "not approved by " + by + ", because " + Printable(a.Sink) + " failed: " + ErrorWords(a.Error)
+		}
+		return "not approved by " + by + " after all: " + ErrorWords(a.Error)
 	case cloudevent.ResultUnanswered:
 		return "approval by " + by + " sent, Azure may have accepted it: " + Printable(a.Error)
 	}
