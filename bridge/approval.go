@@ -114,7 +114,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		if !b.keepDecision(e, decided) {
 			return
 		}
-		b.Log.Info("approving event", "event", id, "rule", decided.By)
+		b.Log.Info("approving event", "event", id, "by", decided.By)
 		b.sendApproval(ctx, e, op, decided)
 	default:
 		again := *d
