@@ -276,7 +276,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 	configured := []outbox.Route{}
 	for _, r := range routes {
 		configured = append(configured, outbox.Route{
-			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late,
+			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
 		})
 	}
 	need := func() []uint64 {

@@ -61,14 +61,25 @@ func ActiveMutes(all []*delivery.Mute) []*delivery.Mute {
 	return slices.DeleteFunc(slices.Clone(all), func(m *delivery.Mute) bool { return !m.Active() })
 }
 
-// MutedUntil returns until when the sink is muted for all VMs and types; zero if it isn't.
-func MutedUntil(active []*delivery.Mute, sink string) (until time.Time) {
+// MutedUntil returns until when the sink is muted for all VMs and types; zero if it isn't. people tells whether it is a
+// sink for people.
+func MutedUntil(active []*delivery.Mute, sink string, people bool) (until time.Time) {
 	for _, m := range active {
-		if (m.Sink == "" || m.Sink == sink) && m.VM == "" && len(m.Types) == 0 {
+		if m.IsFor(sink, people) && m.VM == "" && len(m.Types) == 0 {
 			until = later(until, m.Until.UTC())
 		}
 	}
 	return until
+}
+
+// MutedSinks returns the names of the sinks that the mute is for, of those in the settings.
+func MutedSinks(m delivery.Mute, sinks []SinkStatus) (names []string) {
+	for _, k := range sinks {
+		if k.State != SinkOrphaned && m.IsFor(k.Name, k.People) {
+			names = append(names, k.Name)
+		}
+	}
+	return names
 }
 
 // DueMutes returns the mutes that change now: those whose time is over, or whose sink is gone, end. One that began
@@ -120,6 +131,9 @@ func MuteData(m delivery.Mute) (typ string, data map[string]any) {
 		if v != "" {
 			data[name] = v
 		}
+	}
+	if m.People {
+		data["people"] = true
 	}
 	if len(m.Types) > 0 {
 		data["types"] = m.Types
@@ -188,7 +202,8 @@ func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute
 
 // LogMute logs that a mute began or ended.
 func LogMute(log *slog.Logger, m delivery.Mute) {
-	about := log.With("mute", m.ID, "sink", m.Sink, "vm", m.VM, "types", m.Types, "why", m.Why, "by", m.By)
+	about := log.With("mute", m.ID, "sink", m.Sink, "people", m.People, "vm", m.VM, "types", m.Types, "why", m.Why,
+		"by", m.By)
 	if m.Active() {
 		about.Warn("muted; deliveries wait", "until", m.Until.UTC())
 	} else {

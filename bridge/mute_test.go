@@ -258,6 +258,60 @@ func TestWhatAMuteNeeds(t *testing.T) {
 	}
 }
 
+// A mute of the sinks for people holds back those alone, also one that a reload brings or makes one; and across a
+// restart. A mute of all that was made before there were others stays one of all.
+func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		chat, audit, mail, hook := &ear{}, &ear{}, &ear{}, &ear{}
+		people := func(terms *Terms) { terms.People = true }
+		routes := []Route{chat.all("chat").with(people), audit.all("audit"), hook.all("hook")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		if _, err := b.Mute(delivery.Mute{People: true, Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		wantIDs(t, chat.ids())
+		wantIDs(t, audit.ids(), idA+"-scheduled")
+		for _, k := range b.Status().Sinks {
+			if k.People != (k.Name == "chat") || k.MutedUntil.IsZero() == k.People {
+				t.Errorf("the status of %s is %+v", k.Name, k)
+			}
+		}
+
+		routes = []Route{chat.all("chat"), audit.all("audit"), hook.all("hook").with(people), mail.all("mail").with(people)}
+		b.Reload(routes, nil, SettingsInfo{})
+		pause(1500 * time.Millisecond)
+		wantIDs(t, chat.ids(), idA+"-scheduled") // it is no sink for people now
+		wantIDs(t, mail.ids())
+		s.azure.Start(idA)
+		pause(1500 * time.Millisecond)
+		wantIDs(t, hook.ids(), idA+"-scheduled")
+		wantIDs(t, mail.ids())
+
+		b.end()
+		b = s.start(routes...)
+		pause(1500 * time.Millisecond)
+		wantIDs(t, hook.ids(), idA+"-scheduled")
+		wantIDs(t, mail.ids())
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-started")
+		if _, err := b.Unmute(nil, true, "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(1500 * time.Millisecond)
+		wantIDs(t, hook.ids(), idA+"-scheduled", idA+"-started")
+		wantIDs(t, mail.ids(), idA+"-scheduled", idA+"-started")
+
+		if _, err := b.Mute(delivery.Mute{Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		s.azure.End(idA)
+		pause(1500 * time.Millisecond)
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-started")
+	})
+}
+
 // What is asked for stays as it is, though its types are written as Azure writes them in the mute.
 func TestANewMuteLeavesTheRequestAsItIs(t *testing.T) {
 	types := []string{"freeze"}
@@ -275,18 +329,23 @@ func TestASinkIsMutedUntilTheLastOfItsMutes(t *testing.T) {
 	until := func(sink, vm string, d time.Duration, types ...string) *delivery.Mute {
 		return &delivery.Mute{Sink: sink, VM: vm, Types: types, Until: now.Add(d)}
 	}
+	forPeople := &delivery.Mute{People: true, Until: now.Add(3 * time.Hour)}
 	for _, tt := range []struct {
 		mutes []*delivery.Mute
 		want  time.Duration
 	}{
+		{[]*delivery.Mute{until("a", "", time.Hour), forPeople}, time.Hour},
 		{[]*delivery.Mute{until("", "", 2*time.Hour), until("a", "", time.Hour)}, 2 * time.Hour},
 		{[]*delivery.Mute{until("a", "", time.Hour), until("", "", 2*time.Hour)}, 2 * time.Hour},
 		{[]*delivery.Mute{until("a", "", time.Hour), until("b", "", 2*time.Hour)}, time.Hour},
 		{[]*delivery.Mute{until("a", "", time.Hour), until("a", "vm-0", 2*time.Hour)}, time.Hour},
 		{[]*delivery.Mute{until("a", "", time.Hour), until("a", "", 2*time.Hour, "Freeze")}, time.Hour},
 	} {
-		if got := MutedUntil(tt.mutes, "a").Sub(now); got != tt.want {
+		if got := MutedUntil(tt.mutes, "a", false).Sub(now); got != tt.want {
 			t.Errorf("of %d mutes the last ends after %v, want %v", len(tt.mutes), got, tt.want)
 		}
+	}
+	if got := MutedUntil([]*delivery.Mute{forPeople}, "a", true).Sub(now); got != 3*time.Hour {
+		t.Errorf("of a mute of all sinks for people, the last ends after %v, want 3h", got)
 	}
 }

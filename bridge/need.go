@@ -116,7 +116,7 @@ func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 	for name, st := range stats {
 		if st.Gone.IsZero() || st.Pending+st.Dead > 0 {
 			k := b.sinkStatus(name, st, soon, now)
-			k.MutedUntil = MutedUntil(mutes, name)
+			k.MutedUntil = MutedUntil(mutes, name, k.People)
 			if k.State != SinkOrphaned {
 				k.OverdueSince = overdue[name].UTC()
 			}

@@ -13,7 +13,9 @@ type Terms struct {
 	Bridge Level // which CloudEvents about the bridge the route gets
 	// Acts means that a delivery runs something instead of informing somebody. Such a route gets approvals and reminders
 	// only if its filter names them.
-	Acts      bool
+	Acts bool
+	// People means that people get what it delivers: a mute of no sink by name holds it back.
+	People    bool
 	Remind    []time.Duration // send reminders this long before NotBefore
 	Lead      time.Duration   // send scheduled and updated only this long before NotBefore; 0 for at once
 	Heartbeat time.Duration   // interval of heartbeats; 0 for none

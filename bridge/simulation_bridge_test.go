@@ -177,7 +177,7 @@ func (p *process) drop(keys []string) { p.bridge.Drop(keys, "the operator") }
 
 // mute holds back the deliveries of the plan, and returns the id of the mute.
 func (p *process) mute(x mutePlan, why string) string {
-	asked := bridge.Mute{Sink: x.sink, VM: x.vm, Types: slices.Clone(x.types), Why: why, By: muter}
+	asked := bridge.Mute{Sink: x.sink, People: x.people, VM: x.vm, Types: slices.Clone(x.types), Why: why, By: muter}
 	m, lasts := p.w.variant.mute(asked, x.lasts)
 	m, err := p.bridge.Mute(m, lasts)
 	if err != nil {
@@ -281,6 +281,7 @@ func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 					Digest: delivery.Digest{Above: r.above, Within: r.within},
 				},
 				Bridge: bridge.Level(cmp.Or(r.bridge, "none")), Acts: r.acts, Remind: r.remind, Lead: r.lead,
+				People: slices.Contains(sinksForPeople, r.name),
 			},
 		})
 	}

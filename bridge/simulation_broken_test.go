@@ -670,6 +670,12 @@ var brokenVariants = []variant{
 		muteOf: func(_ *bridge.Mute, lasts *time.Duration) { *lasts *= 2 }},
 	{claim: "the mute of one sink mutes all", promise: "what is not muted is told", seed: 13,
 		muteOf: func(m *bridge.Mute, _ *time.Duration) { m.Sink = "" }},
+	{claim: "a mute of the sinks for people mutes all", promise: "what is not muted is told", story: []step{
+		{at(time.Minute), mute{mutePlan{people: true, lasts: 7 * time.Minute}}},
+		{at(2 * time.Minute), list{event: reboot}},
+	}, muteOf: func(m *bridge.Mute, _ *time.Duration) { m.People = false }},
+	{claim: "a mute of the sinks for people mutes none", promise: "mutes hold", seed: 38,
+		routesOf: each(func(r *bridge.Route) { r.Terms.People = false })},
 	{claim: "the VMs of a mute are not looked at", promise: "what is not muted is told", seed: 42,
 		muteOf: func(m *bridge.Mute, _ *time.Duration) { m.VM = "" }},
 	{claim: "the types of a mute are not looked at", promise: "what is not muted is told", seed: 17,

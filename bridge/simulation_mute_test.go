@@ -12,11 +12,15 @@ import (
 
 // A mutePlan is what an operator wants to be held back.
 type mutePlan struct {
-	sink  string   // "" for all
-	vm    string   // one of vmPatterns; "" for any
-	types []string // nil for all but Preempt and Terminate
-	lasts time.Duration
+	sink   string   // "" for all
+	people bool     // of all, only those for people
+	vm     string   // one of vmPatterns; "" for any
+	types  []string // nil for all but Preempt and Terminate
+	lasts  time.Duration
 }
+
+// sinksForPeople are the names of the sinks for people, which they have whatever an operator changes.
+var sinksForPeople = []string{"chat", "mail"}
 
 // vmPatterns are the patterns that operators write, and which VMs each means.
 var vmPatterns = map[string][]string{"vm-0": {"vm-0"}, "VM-*": {"vm-0", "vm-1"}, "vm-[1-9]": {"vm-1"}, "*-0": {"vm-0"}}
@@ -26,6 +30,9 @@ var vmPatterns = map[string][]string{"vm-0": {"vm-0"}, "VM-*": {"vm-0", "vm-1"},
 func (x mutePlan) covers(sink, kind string, vms []string) bool {
 	named := slices.ContainsFunc(x.types, func(s string) bool { return strings.EqualFold(s, kind) })
 	passes := kind == "Preempt" || kind == "Terminate"
+	if x.people && !slices.Contains(sinksForPeople, sink) {
+		return false
+	}
 	if x.sink != "" && x.sink != sink || len(x.types) > 0 && !named || len(x.types) == 0 && passes {
 		return false
 	}
@@ -36,6 +43,9 @@ func (x mutePlan) covers(sink, kind string, vms []string) bool {
 
 func (x mutePlan) String() string {
 	what := "all sinks"
+	if x.people {
+		what += " for people"
+	}
 	if x.sink != "" {
 		what = x.sink
 	}
@@ -146,7 +156,7 @@ func (w *world) list(p *process) []string {
 // muteSteps make up what operators mute. They have random numbers of their own, so that the other steps of a seed stay
 // what they were.
 func muteSteps(seed uint64, routes []routePlan, length time.Duration) (steps []step) {
-	r := rand.New(rand.NewPCG(seed, 1))
+	r, whom := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 	if r.IntN(3) > 0 {
 		return nil
 	}
@@ -155,6 +165,7 @@ func muteSteps(seed uint64, routes []routePlan, length time.Duration) (steps []s
 		if r.IntN(3) > 0 {
 			x.sink = routes[r.IntN(len(routes))].name
 		}
+		x.people = x.sink == "" && whom.IntN(2) == 0
 		if r.IntN(3) == 0 {
 			x.vm = pick(r, slices.Sorted(maps.Keys(vmPatterns))...)
 		}

@@ -68,6 +68,8 @@ type ApprovedStatus struct {
 type SinkStatus struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"`
+	// People means that people get what it delivers: a mute of no sink by name is for it.
+	People bool `json:"people,omitempty"`
 	// State is ok, retrying, blocked or orphaned, or standby when another relay serves the sink. While an event is due
 	// soon, the first refusal counts as blocked.
 	State                string    `json:"state"`
@@ -227,7 +229,7 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Muted: st.Muted, Delivered: st.Delivered,
 		DeadLetters: st.Dead, LastAccepted: st.Accepted.UTC()}
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
-		s.Kind = b.routes[i].Kind
+		s.Kind, s.People = b.routes[i].Kind, b.routes[i].Terms.People
 	}
 	if !st.Oldest.IsZero() {
 		s.OldestPending = st.Oldest.UTC()

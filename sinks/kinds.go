@@ -29,13 +29,15 @@ type Kind struct {
 	Fields map[string]Field
 }
 
-// An Audience is who receives what a kind delivers. It decides what is delivered by default besides Azure's changes.
+// An Audience is who receives what a kind delivers. It decides what is delivered by default besides Azure's changes, and
+// whether a mute of no sink by name holds it back: it does for people.
 type Audience int
 
 const (
 	Machines Audience = iota // nothing else
 	People                   // trouble of the bridge, and reminders before an event
 	Actors                   // nothing else; each delivery runs a command
+	Either                   // nothing else; people if Opened.People or bridge: trouble says so, else machines
 )
 
 // A Field is a field that only the templates of one kind have.
@@ -56,6 +58,7 @@ type Opened struct {
 	Sink     delivery.Sink // if it is an io.Closer, the program closes it after the last delivery
 	Secrets  []string      // paths of files that hold credentials or certificates; a change means new ones
 	Parallel int           // replaces that of the kind's terms, unless 0
+	People   bool          // people get what it delivers; of a kind for Either
 	Incident bool          // the destination keeps an incident open until it is told the end of an event
 	Notes    []string      // consequences of the settings that an operator may not expect; check prints them
 }
@@ -75,7 +78,7 @@ var Kinds = map[string]Kind{
 	"nats":    {Open: opens(natsSettings{}, openNATS), Title: "NATS", Terms: natsTerms, Fields: natsFields},
 	"slack":   {Open: opens(slackSettings{}, openSlack), Title: "Slack", Terms: slackTerms, For: People, Fields: slackFields},
 	"syslog":  {Open: opens(syslogSettings{}, openSyslog), Terms: syslogTerms},
-	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, Fields: webhookFields},
+	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, For: Either, Fields: webhookFields},
 }
 
 // opens returns the Open function of a Kind whose settings are an S. open gets the section of the settings file, with

@@ -365,7 +365,7 @@ func TestTermsByDefault(t *testing.T) {
 		terms    delivery.Terms
 		audience Audience
 	}{
-		"webhook": {machine, Machines}, "nats": {record, Machines}, "file": {file, Machines}, "syslog": {syslog, Machines},
+		"webhook": {machine, Either}, "nats": {record, Machines}, "file": {file, Machines}, "syslog": {syslog, Machines},
 		"slack": {people, People}, "email": {mail, People}, "exec": {act, Actors},
 	}
 	for kind, k := range Kinds {

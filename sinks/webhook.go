@@ -104,7 +104,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 		return Opened{}, err
 	}
 	ready, _ := templates.Body(s.Body)
-	opened := Opened{Sink: w, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
+	opened := Opened{Sink: w, People: ready.People, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
 	if a, err := w.secrets.read(); err == nil {
 		opened.note(a.inClear != "", noteInClear(a.inClear))
 		opened.note(true, w.caller.noteProxy(a.url))

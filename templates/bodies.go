@@ -3,6 +3,7 @@ package templates
 import (
 	"embed"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -13,6 +14,7 @@ var bodies embed.FS
 type ReadyBody struct {
 	Text      string // a template that produces JSON
 	BlockedOn []int  // statuses with which the service refuses credentials, besides the usual ones such as 401 and 403
+	People    bool   // the service shows it to people
 	Incident  bool   // the service opens an incident, and keeps it open until the end of the event is delivered
 }
 
@@ -25,10 +27,16 @@ var blockedOn = map[string][]int{
 	"teams":            {400}, // the workflow is turned off or deleted
 }
 
+// forPeople names the bodies of services that page people or write to them.
+var forPeople = []string{"ntfy", "pagerduty", "teams"}
+
 // Body returns the ready-made body of that name. ok is false if there is none.
 func Body(name string) (b ReadyBody, ok bool) {
 	file, err := bodies.ReadFile(path.Join("bodies", name+".json"))
-	return ReadyBody{Text: string(file), BlockedOn: blockedOn[name], Incident: name == "pagerduty"}, err == nil
+	return ReadyBody{
+		Text: string(file), BlockedOn: blockedOn[name], People: slices.Contains(forPeople, name),
+		Incident: name == "pagerduty",
+	}, err == nil
 }
 
 // BodyNames returns the names of the ready-made bodies, sorted.

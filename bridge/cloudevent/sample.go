@@ -258,7 +258,8 @@ var sampleTroubles = []struct {
 		"until": sampleTime, "why": "repairs", "by": "root",
 	}},
 	{SinkUnmuted, map[string]any{
-		"mute": "tk3x9q", "since": sampleTime, "until": sampleTime, "why": "repairs", "by": "root", "endedBy": "root",
+		"mute": "tk3x9q", "people": true, "since": sampleTime, "until": sampleTime, "why": "repairs", "by": "root",
+		"endedBy": "root",
 	}},
 	{DeliveryDropped, map[string]any{"sink": "ops", "count": 1, "by": "root"}},
 	{BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},

@@ -18,7 +18,7 @@ var TypeDocs = map[string]string{
 	IMDSRecovered:                        "it answers again; gap says when it did not",
 	SinkBlocked:                          "a sink accepts nothing until somebody acts, or has not for 5 minutes",
 	SinkRecovered:                        "it accepts again",
-	SinkMuted:                            "somebody muted a sink, or all without sink; data has until, why and by",
+	SinkMuted:                            "somebody muted a sink, those for people, or all; data has sink, people or neither, and until, why and by",
 	SinkUnmuted:                          "that mute is over; endedBy is who ended it early",
 	DeliveryDeadLettered:                 "deliveries became dead letters",
 	DeliveryDropped:                      "somebody dropped a delivery",

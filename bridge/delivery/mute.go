@@ -8,14 +8,16 @@ import (
 
 // A Mute holds back deliveries until it ends. It is immutable: a Queue replaces it.
 type Mute struct {
-	ID    string    `json:"id"`
-	Sink  string    `json:"sink,omitempty"`  // the name of a route; "" for all
-	VM    string    `json:"vm,omitempty"`    // a pattern that all VMs of a message match; "" for any
-	Types []string  `json:"types,omitempty"` // Azure types; nil for all but those of passMutes
-	Since time.Time `json:"since"`
-	Until time.Time `json:"until"`
-	Why   string    `json:"why"`
-	By    string    `json:"by"` // who asked for it
+	ID   string `json:"id"`
+	Sink string `json:"sink,omitempty"` // the name of a route; "" for all, or for those of People
+	// People means all routes for people, also those that the settings get later.
+	People bool      `json:"people,omitempty"`
+	VM     string    `json:"vm,omitempty"`    // a pattern that all VMs of a message match; "" for any
+	Types  []string  `json:"types,omitempty"` // Azure types; nil for all but those of passMutes
+	Since  time.Time `json:"since"`
+	Until  time.Time `json:"until"`
+	Why    string    `json:"why"`
+	By     string    `json:"by"` // who asked for it
 	// Ended is when it ended: at Until, by hand, or with its sink. It never begins again.
 	Ended   time.Time `json:"ended,omitzero"`
 	EndedBy string    `json:"endedBy,omitempty"` // who ended it; "" for its time
@@ -28,11 +30,19 @@ var passMutes = []string{"Preempt", "Terminate"}
 // Active reports whether m holds back what it covers. A nil Mute does not.
 func (m *Mute) Active() bool { return m != nil && m.Ended.IsZero() }
 
-// Covers reports whether m applies to a message for the route. No mute applies to heartbeats, because their absence
-// raises an alarm.
-func (m *Mute) Covers(route string, msg *Message) bool {
+// IsFor reports whether m is for a route. people tells whether people get what the route delivers.
+func (m *Mute) IsFor(route string, people bool) bool {
+	if m.Sink != "" {
+		return m.Sink == route
+	}
+	return people || !m.People
+}
+
+// Covers reports whether m applies to a message for the route: see IsFor. No mute applies to heartbeats, because their
+// absence raises an alarm.
+func (m *Mute) Covers(route string, people bool, msg *Message) bool {
 	switch {
-	case m.Sink != "" && m.Sink != route, msg.Transient:
+	case !m.IsFor(route, people), msg.Transient:
 		return false
 	case len(m.Types) > 0 && !hasFold(m.Types, msg.AzureType), len(m.Types) == 0 && hasFold(passMutes, msg.AzureType):
 		return false
@@ -61,11 +71,11 @@ func lower(s string) string {
 
 // MuteOf returns the mute that holds the item back for longest or, if none does, the last one that it waited for; nil
 // if there is neither.
-func MuteOf(mutes []*Mute, route string, i *Item) (of *Mute) {
+func MuteOf(mutes []*Mute, route string, people bool, i *Item) (of *Mute) {
 	for _, m := range mutes {
 		waited := i.Seq <= m.Last && !i.Pending.After(m.Ended)
 		switch {
-		case !m.Active() && !waited, !m.Covers(route, i.Message):
+		case !m.Active() && !waited, !m.Covers(route, people, i.Message):
 		case of == nil, m.Active() && !of.Active(),
 			m.Active() == of.Active() && (m.Until.After(of.Until) && m.Active() || m.Ended.After(of.Ended)):
 			of = m

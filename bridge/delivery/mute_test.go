@@ -243,7 +243,7 @@ func TestBridgesDoNotWaitForEachOther(t *testing.T) {
 }
 
 // A mute covers what it names. Preempt and Terminate are covered only if named, heartbeats never. A mute of one VM
-// doesn't cover an event that names other VMs too.
+// doesn't cover an event that names other VMs too. One for people covers nothing for a machine.
 func TestMuteCovers(t *testing.T) {
 	reboot := Message{AzureType: "Reboot", VMs: []string{"vm-db-1", "VM-DB-2"}}
 	preempt, bridge := Message{AzureType: "Preempt", VMs: []string{"vm-db-1"}}, Message{}
@@ -260,9 +260,15 @@ func TestMuteCovers(t *testing.T) {
 		{Mute{Types: []string{"Reboot"}}, bridge, false},
 		{Mute{VM: "vm-db-*"}, reboot, true}, {Mute{VM: "vm-db-1"}, reboot, false}, {Mute{VM: "vm-db-*"}, bridge, false},
 		{Mute{VM: "vm-db-*"}, preempt, false},
+		{Mute{People: true}, reboot, true}, {Mute{People: true}, bridge, true}, {Mute{People: true}, preempt, false},
+		{Mute{People: true, VM: "vm-db-1"}, reboot, false},
 	} {
-		if got := c.mute.Covers("ops", &c.msg); got != c.want {
+		if got := c.mute.Covers("ops", true, &c.msg); got != c.want {
 			t.Errorf("%+v covers %+v: %v, want %v", c.mute, c.msg, got, c.want)
+		}
+		wantMachine := c.want && !c.mute.People
+		if got := c.mute.Covers("ops", false, &c.msg); got != wantMachine {
+			t.Errorf("%+v covers %+v for a machine: %v, want %v", c.mute, c.msg, got, wantMachine)
 		}
 	}
 }
@@ -286,7 +292,7 @@ func TestMuteOf(t *testing.T) {
 		{[]*Mute{early, late}, item(8, 1), late}, {nil, item(1, 1), nil},
 	} {
 		for range 2 {
-			if got := MuteOf(c.mutes, "ops", c.item); got != c.want {
+			if got := MuteOf(c.mutes, "ops", false, c.item); got != c.want {
 				t.Errorf("of %d mutes %+v counts, want %+v", len(c.mutes), got, c.want)
 			}
 			slices.Reverse(c.mutes)

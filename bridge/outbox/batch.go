@@ -229,7 +229,7 @@ func (c *change) addPending(e *entry) {
 		return
 	}
 	e.Message, e.change = &e.message.Message, c.number
-	e.Mute = delivery.MuteOf(c.mutes, e.route.name, &e.Item)
+	e.Mute = delivery.MuteOf(c.mutes, e.route.name, e.route.people, &e.Item)
 	c.put(e)
 	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, e.key(), e)

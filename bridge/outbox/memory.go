@@ -157,6 +157,7 @@ type route struct {
 	name       string
 	fallback   string // the route that takes over what this one can't deliver; "" for none
 	late       delivery.Late
+	people     bool      // people get what it delivers
 	configured bool      // it is in the settings, or was removed less than keepOrphans ago
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
@@ -220,7 +221,8 @@ func (m *memory) reset() {
 			e.stale = true
 		}
 		now := m.route(name)
-		now.fallback, now.late, now.configured, now.removed = r.fallback, r.late, r.configured, r.removed
+		now.fallback, now.late, now.people = r.fallback, r.late, r.people
+		now.configured, now.removed = r.configured, r.removed
 		now.reader = r.reader
 	}
 }

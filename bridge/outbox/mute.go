@@ -61,19 +61,24 @@ func (c *change) dropMutes() {
 // that number is on disk: a crash must not bring the mute back.
 func (m *memory) assignMutes(number uint64) {
 	for _, r := range m.routes {
-		for _, e := range r.pending {
-			now := delivery.MuteOf(m.mutes, r.name, &e.Item)
-			if now == e.Mute {
-				continue
-			}
-			next := e.copy()
-			if next.Mute = now; e.Mute.Active() && !now.Active() {
-				next.released = number
-			}
-			m.take(e)
-			m.put(next)
-			e.message.refs--
-			r.reader.touch(e.Seq)
+		m.assignMutesOf(r, number)
+	}
+}
+
+// assignMutesOf does what assignMutes does, for one route.
+func (m *memory) assignMutesOf(r *route, number uint64) {
+	for _, e := range r.pending {
+		now := delivery.MuteOf(m.mutes, r.name, r.people, &e.Item)
+		if now == e.Mute {
+			continue
 		}
+		next := e.copy()
+		if next.Mute = now; e.Mute.Active() && !now.Active() {
+			next.released = number
+		}
+		m.take(e)
+		m.put(next)
+		e.message.refs--
+		r.reader.touch(e.Seq)
 	}
 }

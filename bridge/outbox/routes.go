@@ -13,7 +13,8 @@ type Route struct {
 	Name     string // has no slash
 	Fallback string // the route that takes over what this one can't deliver; "" for none
 	// Late decides what the end of a group settles: see delivery.Late.OverAtEnd.
-	Late delivery.Late
+	Late   delivery.Late
+	People bool // people get what it delivers: see delivery.Mute.People
 }
 
 // keepOrphans is how long the backlog of a removed route is kept.
@@ -42,6 +43,10 @@ func (c *change) setRoutes(routes []Route) {
 		r := c.route(s.Name)
 		configured[s.Name] = true
 		r.fallback, r.late = s.Fallback, s.Late
+		if r.people != s.People {
+			r.people = s.People
+			c.assignMutesOf(r, c.number)
+		}
 		c.settleOver(r)
 		if !r.configured || !r.removed.IsZero() {
 			r.configured, r.removed = true, time.Time{}

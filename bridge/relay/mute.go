@@ -238,7 +238,7 @@ func (q *queue) setMutes(all []*delivery.Mute) {
 	defer q.mu.Unlock()
 	q.mutes = all
 	for _, e := range q.pending {
-		if now := delivery.MuteOf(all, q.route.Name, e.item); now != e.item.Mute {
+		if now := delivery.MuteOf(all, q.route.Name, q.route.Terms.People, e.item); now != e.item.Mute {
 			next := *e.item
 			next.Mute = now
 			q.replace(e, next)

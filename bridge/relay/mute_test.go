@@ -69,6 +69,43 @@ func TestAMuteHoldsOnEveryRelay(t *testing.T) {
 	})
 }
 
+// A mute of the sinks for people holds back those alone, whichever relay serves them, and also one that gets new settings
+// meanwhile.
+func TestAMuteOfTheSinksForPeopleHoldsOnEveryRelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		chat, hook, mail := newRecorder(), newRecorder(), newRecorder()
+		people := func(terms *bridge.Terms) { terms.People = true }
+		routes := []bridge.Route{with(route("chat", chat), people), route("hook", hook)}
+		first, stop := s.run(routes...)
+		second, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: routes})
+		pause(5 * time.Second)
+		if _, err := second.Mute(delivery.Mute{People: true, Why: "repairs", By: "alice"}, 20*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		pause(2 * time.Second)
+		for _, k := range first.Status().Sinks {
+			if k.People != (k.Name == "chat") || k.MutedUntil.IsZero() == k.People {
+				t.Errorf("the status is %+v", k)
+			}
+		}
+		routes = append(slices.Clone(routes), with(route("mail", mail), people))
+		first.Reload(routes, bridge.SettingsInfo{})
+		second.Reload(routes, bridge.SettingsInfo{})
+		pause(10 * time.Second)
+		scheduled := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(scheduled)
+		pause(time.Minute)
+		wantIDs(t, "people, while it is muted", chat.all())
+		wantIDs(t, "people of the newer settings", mail.all())
+		wantIDs(t, "a machine", hook.all(), scheduled)
+		pause(20 * time.Minute)
+		wantIDs(t, "people, at the end", chat.all(), scheduled)
+		wantIDs(t, "people of the newer settings, at the end", mail.all(), scheduled)
+		stop()
+		stopSecond()
+	})
+}
+
 // A relay may be killed when a mute is in force and not on record yet. Whichever hears of it puts it there, once.
 func TestAMuteOfARelayThatWasKilledIsOnRecord(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -109,8 +109,11 @@ const urgentWithin = 15 * time.Minute
 
 // sinkStatus returns the status of one route, and why the route keeps the relay from being ready. mu is held.
 func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
-	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby,
-		DeadLetters: r.deadCounts[route.Name], MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name)}
+	people := route.Terms.People
+	k = bridge.SinkStatus{
+		Name: route.Name, Kind: route.Kind, People: people, State: bridge.SinkStandby, DeadLetters: r.deadCounts[route.Name],
+		MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name, people),
+	}
 	s := r.services[route.Name]
 	if s == nil {
 		return k, nil

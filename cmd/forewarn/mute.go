@@ -18,13 +18,17 @@ import (
 
 func (p *program) muteCommand() *cobra.Command {
 	var m bridge.Mute
-	var all bool
+	var all, everything bool
 	var length string
 	c := p.outputFlag(&cobra.Command{
-		Use: "mute --sink NAME | --all", Short: "Hold messages back for a while",
-		Long: `Holds back what a sink, or all of them, would get until the time is over, somebody ends it with
-unmute, or the settings no longer have the sink. It asks the running forewarn, on a VM or a relay,
-and outlives its restarts. It prints the id of the mute.
+		Use: "mute [--sink NAME | --all | --everything]", Short: "Hold messages back for a while",
+		Long: `Holds back what sinks would get until the time is over, somebody ends it with unmute, or the
+settings no longer have the sink. It asks the running forewarn, on a VM or a relay, and outlives its
+restarts. It prints the id of the mute, and which sinks it is for.
+
+Without --sink it mutes all sinks for people: slack, email, and each webhook that has bridge: trouble
+or one of the bodies ntfy, pagerduty and teams. Files, NATS, syslog, commands and other webhooks go
+on: name one of them with --sink, or mute every sink with --everything.
 
 What waits is delivered at the end: to people the latest of each event, as one message; to programs
 each CloudEvent. It is not late then, and does not go to a fallback meanwhile. Rules of approve wait
@@ -39,8 +43,8 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, ok := settings.ParseDuration(length)
 			switch {
-			case all == (m.Sink != ""):
-				return exit(exitUsage, errors.New("expected either --sink NAME or --all"))
+			case m.Sink != "" && (all || everything), all && everything:
+				return exit(exitUsage, errors.New("expected only one of --sink NAME, --all and --everything"))
 			case length == "":
 				return exit(exitUsage, errors.New("expected how long, such as --for 2h; at most 30d"))
 			case !ok || d <= 0 || d > bridge.LongestMute:
@@ -55,7 +59,7 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 			if err != nil {
 				return err
 			}
-			m.By = p.user()
+			m.By, m.People = p.user(), m.Sink == "" && !everything
 			muted, err := running.Mute(c.Context(), control.MuteRequest{Mute: m, For: d})
 			if err != nil {
 				return err
@@ -63,14 +67,18 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 			if p.output == "json" {
 				return wording.PrintJSON(p.out, muted)
 			}
-			fmt.Fprintf(p.out, "%s  %s until %s\n", muted.ID, wording.Muted(muted),
+			fmt.Fprintf(p.out, "%s  %s until %s\n", muted.ID, wording.Muted(muted.Mute, muted.Sinks),
 				bridge.DueTime(muted.Until, time.Now(), p.zone(c.Context(), s)))
+			if m.People {
+				fmt.Fprintln(p.err, "other sinks go on, such as files, NATS and commands; --everything mutes them too")
+			}
 			fmt.Fprintf(p.err, "what comes until then waits; to end it:\n  forewarn unmute %s\n", muted.ID)
 			return nil
 		},
 	})
 	c.Flags().StringVar(&m.Sink, "sink", "", "the sink that is to get nothing")
-	c.Flags().BoolVar(&all, "all", false, "all sinks")
+	c.Flags().BoolVar(&all, "all", false, "all sinks for people, as without --sink")
+	c.Flags().BoolVar(&everything, "everything", false, "all sinks, also files, NATS and commands")
 	c.Flags().StringVar(&length, "for", "", "how long, such as 45m, 2h or 3d; at most 30d")
 	c.Flags().StringVar(&m.VM, "vm", "", "only events of VMs whose names match this pattern, such as 'vm-db-*'")
 	c.Flags().StringSliceVar(&m.Types, "type", nil,
@@ -105,7 +113,8 @@ func (p *program) muteListCommand() *cobra.Command {
 			fmt.Fprintln(t, "ID\tMUTED\tUNTIL\tLEFT\tBY\tWHY")
 			now, zone := time.Now(), st.Settings.Location()
 			for _, m := range st.Mutes {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, wording.Muted(*m), bridge.DueTime(m.Until, now, zone),
+				what := wording.Muted(*m, bridge.MutedSinks(*m, st.Sinks))
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, what, bridge.DueTime(m.Until, now, zone),
 					wording.Span(m.Until.Sub(now)), wording.Printable(m.By), wording.Printable(m.Why))
 			}
 			return t.Flush()
@@ -136,7 +145,7 @@ func (p *program) unmuteCommand() *cobra.Command {
 				return wording.PrintJSON(p.out, ended)
 			}
 			for _, m := range ended {
-				fmt.Fprintf(p.out, "%s  %s\n", m.ID, wording.Muted(m))
+				fmt.Fprintf(p.out, "%s  %s\n", m.ID, wording.Muted(m, nil))
 			}
 			if len(ended) == 0 {
 				fmt.Fprintln(p.err, "nothing is muted")
@@ -149,7 +158,7 @@ func (p *program) unmuteCommand() *cobra.Command {
 				defer cancel()
 				st, _ := running.Status(ctx) // without an answer there are none
 				for _, m := range st.Mutes {
-					ids = append(ids, m.ID+"\t"+wording.Muted(*m)+": "+wording.Printable(m.Why))
+					ids = append(ids, m.ID+"\t"+wording.Muted(*m, nil)+": "+wording.Printable(m.Why))
 				}
 			}
 			return ids, cobra.ShellCompDirectiveNoFileComp
@@ -162,7 +171,8 @@ func (p *program) unmuteCommand() *cobra.Command {
 // muteNotes says which mutes the running forewarn has.
 func muteNotes(st bridge.Status) (notes []string) {
 	for _, m := range st.Mutes {
-		notes = append(notes, "muted: "+wording.MuteNote(*m, time.Now(), st.Settings.Location())+"; to end it: forewarn unmute "+m.ID)
+		note := wording.MuteNote(*m, st.Sinks, time.Now(), st.Settings.Location())
+		notes = append(notes, "muted: "+note+"; to end it: forewarn unmute "+m.ID)
 	}
 	return notes
 }

@@ -69,7 +69,7 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 
 				}
 				e := sample.Change.Event
 				result.Muted = slices.ContainsFunc(req.mutes, func(m *bridge.Mute) bool {
-					return m.Covers(r.Name, &delivery.Message{AzureType: e.Type, VMs: e.Resources})
+					return m.Covers(r.Name, r.Terms.People, &delivery.Message{AzureType: e.Type, VMs: e.Resources})
 				})
 				results = append(results, result)
 				if rank(code) > rank(worst) {

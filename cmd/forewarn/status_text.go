@@ -53,7 +53,7 @@ func statusText(s bridge.Status, heard, now time.Time) string {
 		b.WriteString(endpointText(s, heard))
 	}
 	for _, m := range wording.First(s.Mutes, wording.ShownVMs) {
-		b.WriteString("muted     " + wording.MuteNote(*m, heard, zone) + "\n")
+		b.WriteString("muted     " + wording.MuteNote(*m, s.Sinks, heard, zone) + "\n")
 		detail("forewarn unmute %s", m.ID)
 	}
 	if s.Settings.LastError != "" {

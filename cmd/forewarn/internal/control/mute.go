@@ -1,9 +1,12 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"forewarn/bridge"
@@ -15,6 +18,12 @@ type MuteRequest struct {
 	For time.Duration `json:"for"`
 }
 
+// A MuteAnswer is a mute, and the names of the sinks that it is for.
+type MuteAnswer struct {
+	bridge.Mute
+	Sinks []string `json:"sinks"`
+}
+
 // An UnmuteRequest asks for the end of mutes.
 type UnmuteRequest struct {
 	IDs []string `json:"ids"`
@@ -22,8 +31,8 @@ type UnmuteRequest struct {
 	By  string   `json:"by"`  // the user, for the record
 }
 
-// Mute makes the running forewarn hold deliveries back, and returns the mute with its id.
-func (c *Client) Mute(ctx context.Context, r MuteRequest) (m bridge.Mute, err error) {
+// Mute makes the running forewarn hold deliveries back, and returns the mute with its id and its sinks.
+func (c *Client) Mute(ctx context.Context, r MuteRequest) (m MuteAnswer, err error) {
 	err = c.post(ctx, "/mute", r, &m)
 	return m, err
 }
@@ -37,6 +46,7 @@ func (c *Client) Unmute(ctx context.Context, r UnmuteRequest) (ended []bridge.Mu
 // muter is a bridge, or a relay.
 type muter interface {
 	Sinks() []string
+	Status() bridge.Status
 	Mute(m bridge.Mute, d time.Duration) (bridge.Mute, error)
 	Unmute(ids []string, every bool, by string) ([]bridge.Mute, error)
 }
@@ -47,7 +57,13 @@ func handleMutes(mux *http.ServeMux, b muter, answer func(http.ResponseWriter, a
 		if err := checkSinks(b.Sinks(), r.Sink); err != nil {
 			return nil, err
 		}
-		return b.Mute(r.Mute, r.For)
+		sinks := b.Status().Sinks
+		named := bridge.MutedSinks(r.Mute, sinks)
+		if r.People && len(named) == 0 {
+			return nil, noSinkForPeople(sinks)
+		}
+		m, err := b.Mute(r.Mute, r.For)
+		return MuteAnswer{m, append([]string{}, named...)}, err
 	}))
 	mux.HandleFunc("POST /unmute", handleMute(answer, func(r UnmuteRequest) (any, error) {
 		ended, err := b.Unmute(r.IDs, r.All, r.By)
@@ -70,4 +86,14 @@ func handleMute[R any](answer func(http.ResponseWriter, any), do func(R) (any, e
 		}
 		answer(w, done)
 	}
+}
+
+// noSinkForPeople is the answer to a mute that would hold nothing back.
+func noSinkForPeople(sinks []bridge.SinkStatus) error {
+	var names []string
+	for _, k := range sinks {
+		names = append(names, k.Name)
+	}
+	return fmt.Errorf("no sink is for people (there are: %s); name one with --sink, or mute all with --everything",
+		cmp.Or(strings.Join(names, ", "), "none"))
 }

@@ -148,7 +148,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	}
 	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
 	for _, m := range wording.First(s.Mutes, shownEvents) {
-		v.Mutes = append(v.Mutes, muteView{wording.MuteNote(*m, p.now, p.zone), wording.Sudo + "forewarn unmute " + m.ID})
+		v.Mutes = append(v.Mutes, muteView{wording.MuteNote(*m, s.Sinks, p.now, p.zone), wording.Sudo + "forewarn unmute " + m.ID})
 	}
 	v.Ready, v.Plans = s.Ready, p.plans(s)
 	if n := len(v.Troubles); n > 0 {

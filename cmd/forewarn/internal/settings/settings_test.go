@@ -100,7 +100,7 @@ func TestEveryKeySetsItsField(t *testing.T) {
 	}
 	wantTerms := bridge.Terms{
 		Terms:  delivery.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Batch: 1},
-		Bridge: "all", Remind: []time.Duration{24 * time.Hour, time.Hour},
+		Bridge: "all", People: true, Remind: []time.Duration{24 * time.Hour, time.Hour},
 	}
 	if !reflect.DeepEqual(chat.Terms, wantTerms) {
 		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, wantTerms)

@@ -172,6 +172,8 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	for _, key := range inlineSecrets(section.value) {
 		s.Inline = append(s.Inline, r.Name+"."+key)
 	}
+	r.Terms.People = kind.For == sinks.People ||
+		kind.For == sinks.Either && (opened.People || r.Terms.Bridge == bridge.LevelTrouble)
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
 	}

@@ -122,9 +122,16 @@ func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, 
 	return "works", bridge.SinkOK
 }
 
-// Muted says what a mute holds back: "ops, VMs vm-db-*, only Reboot".
-func Muted(m delivery.Mute) string {
+// Muted says what a mute holds back: "ops, VMs vm-db-*, only Reboot". sinks are the names of the sinks that it is for;
+// they are left out if it names its sink, or if there are none.
+func Muted(m delivery.Mute, sinks []string) string {
 	text := cmp.Or(m.Sink, "all sinks")
+	if m.People {
+		text = "sinks for people"
+	}
+	if m.Sink == "" && len(sinks) > 0 {
+		text += " (" + listed(sinks) + ")"
+	}
 	if m.VM != "" {
 		text += ", VMs " + m.VM
 	}
@@ -134,9 +141,18 @@ func Muted(m delivery.Mute) string {
 	return Printable(text)
 }
 
+// listed joins names, at most ShownVMs of them.
+func listed(names []string) string {
+	text := strings.Join(First(names, ShownVMs), ", ")
+	if more := len(names) - ShownVMs; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
 // MuteNote says all about a mute, but for the command that ends it.
-func MuteNote(m delivery.Mute, now time.Time, zone *time.Location) string {
-	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m),
+func MuteNote(m delivery.Mute, sinks []bridge.SinkStatus, now time.Time, zone *time.Location) string {
+	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m, bridge.MutedSinks(m, sinks)),
 		bridge.DueTime(m.Until, now, zone), Printable(m.By), Printable(m.Why))
 }
 
