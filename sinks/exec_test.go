@@ -669,11 +669,11 @@ func TestOrdinaryWordsInOutputStayReadable(t *testing.T) {
 		{path, "open " + path + ": no such file", "open " + path + ": no such file"},
 		{"1", "1 of 11", "1 of 11"},
 		{"eu-west-1", "nothing in eu-west-1", "nothing in eu-west-1"},
-		{"4711", "the code is 4711", notShown},
-		{"production2", "no production2 here", notShown},
-		{"hunter2hunter2", "not hunter2hunter2", notShown},
-		{"/aGVsbG8", "not /aGVsbG8", notShown}, // base64 has slashes too
-		{"{file: " + word + "}", "no production here", notShown},
+		{"4711", "the code is 4711", outputNotShown},
+		{"production2", "no production2 here", outputNotShown},
+		{"hunter2hunter2", "not hunter2hunter2", outputNotShown},
+		{"/aGVsbG8", "not /aGVsbG8", outputNotShown}, // base64 has slashes too
+		{"{file: " + word + "}", "no production here", outputNotShown},
 	} {
 		s := mustOpen(t, "exec", asCommand(t, "exit", "1", tt.said)+"  VALUE: "+tt.value+"\n", testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err == nil || !strings.HasSuffix(err.Error(), ": "+tt.want) {

@@ -14,8 +14,11 @@ const (
 	maxRow   = 8   // characters of a secret in a row from which a text repeats it
 )
 
-// notShown stands in place of a text from outside that repeats a secret.
-const notShown = "the answer repeats a secret, so it isn't shown"
+// notShown stands in place of an answer that repeats a secret, and outputNotShown in place of a command's output.
+const (
+	notShown       = "the answer repeats a secret, so it isn't shown"
+	outputNotShown = "the output repeats a secret, so it isn't shown"
+)
 
 // A redactor keeps secrets from being shown by texts from outside, such as network errors, destinations' answers and
 // the output of commands, which may repeat what they were sent. Everything from outside passes its line or its lines
@@ -32,19 +35,15 @@ type rowsSet = map[string]struct{}
 // long. A text that repeats a secret isn't shown at all. It is cut before it is searched, so the work is bounded, and of
 // a secret that the cut divides fewer than maxRow characters are left.
 func (r *redactor) line(text string, n int) string {
-	return r.unlessRepeated(printable(cut(text, n)))
+	return r.unlessRepeats(printable(cut(text, n)), notShown)
 }
 
 // id returns an id from outside as line does; none if it repeats a secret.
 func (r *redactor) id(text string) string {
-	text = printable(cut(text, 128))
-	if r.repeats(text) {
-		return ""
-	}
-	return text
+	return r.unlessRepeats(printable(cut(text, 128)), "")
 }
 
-// lines is line for a text of several lines that is cut already. It leaves out empty lines.
+// lines is line for a command's output that is cut already. It leaves out empty lines.
 func (r *redactor) lines(text string) string {
 	var all []string
 	for line := range strings.Lines(text) {
@@ -53,12 +52,13 @@ func (r *redactor) lines(text string) string {
 			all = append(all, line)
 		}
 	}
-	return r.unlessRepeated(strings.Join(all, "\n"))
+	return r.unlessRepeats(strings.Join(all, "\n"), outputNotShown)
 }
 
-func (r *redactor) unlessRepeated(text string) string {
+// unlessRepeats returns a text, or otherwise if it repeats a secret.
+func (r *redactor) unlessRepeats(text, otherwise string) string {
 	if r.repeats(text) {
-		return notShown
+		return otherwise
 	}
 	return text
 }
