@@ -131,13 +131,14 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	pages.handler, probed.handler = page.RelayHandler(r, metrics, s.Listen), page.Probes(r, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	defer p.serveControl(s, control.RelayHandler(r), log)()
+	sockets := p.serveControl(s, control.RelayHandler(r), log)
+	defer sockets.stop()
 	go func() {
 		for {
 			select {
 			case <-hup:
 				manager.Reloading()
-				p.reloadRelay(r, s, log)
+				sockets.follow(p.reloadRelay(r, s, log))
 				manager.Ready()
 			case <-ctx.Done():
 				manager.Stopping()
@@ -152,8 +153,9 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	return err
 }
 
-// reloadRelay loads the settings again and gives them to the relay. On any error the old settings stay in force.
-func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.Logger) {
+// reloadRelay loads the settings again, gives them to the relay and returns them. On any error the old settings stay in
+// force, and it returns nil.
+func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.Logger) *settings.Settings {
 	s, err := p.loader(log).Reload(p.config)
 	if err == nil && s.Relay == nil {
 		err = settings.ErrNoRelay
@@ -161,7 +163,7 @@ func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.
 	if err != nil {
 		log.Error("settings not reloaded; the old ones stay in force", "err", err)
 		r.SettingsFailed(err)
-		return
+		return nil
 	}
 	for _, fixed := range []struct {
 		key     string
@@ -176,6 +178,7 @@ func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.
 	}
 	r.Reload(s.Routes, settingsInfo(s))
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
+	return s
 }
 
 // A connection is one to the servers, of which the command knows no more.

@@ -8,9 +8,9 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// reload handles SIGHUP: it loads the settings again and gives them to the bridge. On any error the old settings stay
-// in force.
-func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
+// reload handles SIGHUP: it loads the settings again, gives them to the bridge and returns them. On any error the old
+// settings stay in force, and it returns nil.
+func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) *settings.Settings {
 	s, err := p.loader(log).Reload(p.config)
 	if err == nil && s.Relay != nil {
 		err = settings.ErrIsRelay
@@ -18,7 +18,7 @@ func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Log
 	if err != nil {
 		log.Error("settings not reloaded; the old ones stay in force", "err", err)
 		b.SettingsFailed(err)
-		return
+		return nil
 	}
 	for _, fixed := range []struct {
 		key      string
@@ -34,4 +34,5 @@ func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Log
 	}
 	b.Reload(s.Routes, s.Rules, settingsInfo(s))
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
+	return s
 }

@@ -123,14 +123,15 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	defer p.serveControl(s, control.Handler(b, box), log)()
+	sockets := p.serveControl(s, control.Handler(b, box), log)
+	defer sockets.stop()
 
 	go func() {
 		for {
 			select {
 			case <-h.Reload:
 				manager.Reloading()
-				p.reload(b, s, log)
+				sockets.follow(p.reload(b, s, log))
 				manager.Ready()
 			case <-ctx.Done():
 				manager.Stopping()
@@ -162,44 +163,6 @@ func logStopped(log *slog.Logger, left map[string]int) {
 		}
 	}
 	log.Info("stopped", "pending", total, "sinks", cmp.Or(strings.Join(sinks, ", "), "none"))
-}
-
-// serveControl serves the control socket until stop is called. Without a socket forewarn goes on.
-func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.Logger) (stop func()) {
-	served := make(chan func(), 1)
-	err := patiently(func() error {
-		l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log)
-		if err == nil {
-			served <- serve(l, h, log)
-		}
-		return err
-	})
-	if err != nil {
-		log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
-			"hint", "set control in the settings file to another path")
-	}
-	return func() {
-		select {
-		case stop := <-served:
-			stop()
-		default:
-		}
-	}
-}
-
-// diskPatience is how long a start waits for each thing that the disk of the state directory may keep from it.
-const diskPatience = 5 * time.Second
-
-// patiently returns what f returns. If that takes longer than diskPatience, it returns an error, and f goes on.
-func patiently(f func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(diskPatience):
-		return errors.New("the disk takes too long")
-	}
 }
 
 // settingsToRun is settings for what runs until it is stopped, also where root can't switch to another user.

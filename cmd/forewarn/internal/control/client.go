@@ -328,7 +328,7 @@ func (e *deafError) Unwrap() error { return ErrNotRunning }
 
 func (e *deafError) Error() string {
 	return fmt.Sprintf("a forewarn serves its page on %s but has no control socket that these settings name (looked for %s); "+
-		"name its settings with --config, or see in its log why it has none", e.page, strings.Join(e.sockets, ", "))
+		"name its settings with --config, reload it if state or control was changed, or see in its log why it has none", e.page, strings.Join(e.sockets, ", "))
 }
 
 // How long the page may take to show that a forewarn runs, and how much it may say: whatever listens there may answer.

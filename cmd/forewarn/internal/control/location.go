@@ -14,13 +14,15 @@ type Location struct {
 	DefaultState string // the state directory of settings that name none
 	Control      string // the key control of the settings; "" for the default
 	Runtime      string // the environment variable RUNTIME_DIRECTORY, a list whose first item is used
+	Service      bool   // the settings are in the default file, as those of the service are
 	Relay        bool   // the settings are a relay's, which can run beside the forewarn of a VM
 }
 
 // LocationOf returns the location of the forewarn with these settings, on a system with these defaults.
 func LocationOf(s *settings.Settings, d settings.Defaults, getenv func(string) string) Location {
 	return Location{
-		State: string(s.State), DefaultState: d.State, Control: string(s.Control), Runtime: getenv("RUNTIME_DIRECTORY"), Relay: s.Relay != nil,
+		State: string(s.State), DefaultState: d.State, Control: string(s.Control), Runtime: getenv("RUNTIME_DIRECTORY"),
+		Service: s.Path == d.Settings, Relay: s.Relay != nil,
 	}
 }
 

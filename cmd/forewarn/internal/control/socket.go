@@ -24,7 +24,7 @@ const (
 )
 
 // standardSockets returns the default paths: in the state directory, else in the runtime directory that systemd makes.
-// Only the service has that in its environment; whoever asks the one with the unit's state looks there too.
+// Only the service has that in its environment; whoever asks the one with the unit's settings or state looks there too.
 func (l Location) standardSockets() []string {
 	name, runtime := "control.sock", unitRuntime
 	if l.Relay {
@@ -33,7 +33,7 @@ func (l Location) standardSockets() []string {
 	paths := []string{filepath.Join(l.State, name)}
 	if l.Runtime != "" {
 		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], name))
-	} else if l.State == unitState {
+	} else if l.Service || l.State == unitState {
 		paths = append(paths, filepath.Join(runtime, name))
 	}
 	return paths
