@@ -167,6 +167,9 @@ func logStopped(log *slog.Logger, left map[string]int) {
 
 // settingsToRun is settings for what runs until it is stopped, also where root can't switch to another user.
 func (p *program) settingsToRun(log *slog.Logger) (*settings.Settings, error) {
+	if err := checkClock(time.Now()); err != nil {
+		return nil, exit(exitTryAgain, err)
+	}
 	s, err := p.settings(log)
 	if errors.Is(err, errStillRoot) { // running as root is better than not running
 		log.Warn("running as root on another user's state directory: files made there belong to root", "err", err)
@@ -176,6 +179,14 @@ func (p *program) settingsToRun(log *slog.Logger) (*settings.Settings, error) {
 		log.Info("switched from root to the owner of the state directory", "user", p.actsAs.String(), "state", s.State)
 	}
 	return s, err
+}
+
+// checkClock refuses a clock whose times RFC 3339 can't say, and so neither CloudEvents nor the outbox.
+func checkClock(now time.Time) error {
+	if year := now.UTC().Year(); year < 0 || year > 9999 {
+		return fmt.Errorf("the clock of this machine shows the year %d; set it, and start forewarn again", year)
+	}
+	return nil
 }
 
 // warnOfOthers logs who else can change the settings, and with them what forewarn runs and whom it tells.
