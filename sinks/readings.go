@@ -22,8 +22,8 @@ type reading struct {
 }
 
 // readings returns what a text may stand for: the text itself, and what is left of it when up to maxLayers ways of
-// writing are undone, one after the other and in any order, as of base64 in JSON in HTML. Each way is undone alone, since
-// a secret may hold what looks like another one. complete is false if there are too many readings, as of a text made to
+// writing are undone, one after the other and in any order, as of base64 in JSON in HTML. Each way is undone alone,
+// since a secret may hold what looks like another one. complete is false if there are too many readings, as of a text made to
 // have many.
 func readings(text string) (all []string, complete bool) {
 	fewest := make(map[string]int) // digits by which a text was reached

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -21,19 +22,17 @@ const (
 )
 
 // A redactor keeps secrets from being shown by texts from outside, such as network errors, destinations' answers and
-// the output of commands, which may repeat what they were sent. Everything from outside passes its line or its lines
-// before anybody sees it. The zero value knows no secret. It is for one goroutine at a time.
+// the output of commands, which may repeat what they were sent. Everything from outside passes its line, its lines or
+// its id before anybody sees it. The zero value knows no secret. Once it knows all of them, it is safe for concurrent
+// use.
 type redactor struct {
-	secrets []string
-	hosts   []string             // names that are shown, so that no part of them is a secret
-	rows    *[maxRow + 1]rowsSet // what a text must not hold, by length; nil until it is needed
+	rows  [maxRow + 1]map[string]bool // what a text must not hold, by length
+	hosts []string                    // are shown, so that no part of them is a secret
 }
 
-type rowsSet = map[string]struct{}
-
 // line returns a text from outside in the form that may be shown: one line of printable characters, at most n bytes
-// long. A text that repeats a secret isn't shown at all. It is cut before it is searched, so the work is bounded, and of
-// a secret that the cut divides fewer than maxRow characters are left.
+// long. A text that repeats a secret isn't shown at all. It is cut before it is searched, so the work is bounded, and
+// fewer than maxRow characters are left of a secret that the cut divides.
 func (r *redactor) line(text string, n int) string {
 	return r.unlessRepeats(printable(cut(text, n)), notShown)
 }
@@ -63,23 +62,26 @@ func (r *redactor) unlessRepeats(text, otherwise string) string {
 	return text
 }
 
-// repeats reports whether a text holds maxRow characters of a secret in a row, or all of a shorter one, however they are
-// written; see readings. Case and white space make no difference.
+// repeats reports whether a text holds maxRow characters of a secret in a row, or all of a shorter one, however they
+// are written; see readings. Case and white space make no difference, and a character beyond ASCII counts as several.
 func (r *redactor) repeats(text string) bool {
-	if len(r.secrets) == 0 || text == "" {
+	if !slices.ContainsFunc(r.rows[:], func(rows map[string]bool) bool { return len(rows) > 0 }) {
 		return false
 	}
 	all, complete := readings(text)
-	if !complete {
-		return true
-	}
-	if r.rows == nil {
-		r.rows = r.findRows()
-	}
-	for _, reading := range all {
-		reading = fold(reading)
-		for n, rows := range r.rows {
-			if len(rows) > 0 && holdsRow(reading, n, rows) {
+	return !complete || slices.ContainsFunc(all, r.holdsRow)
+}
+
+// holdsRow reports whether a text holds one of the rows.
+func (r *redactor) holdsRow(text string) bool {
+	text = fold(text)
+	for n, rows := range r.rows {
+		if len(rows) == 0 {
+			continue
+		}
+		for i := range len(text) - n + 1 {
+			row := text[i : i+n]
+			if rows[row] && !r.isInHost(row) {
 				return true
 			}
 		}
@@ -87,44 +89,10 @@ func (r *redactor) repeats(text string) bool {
 	return false
 }
 
-// findRows returns what a text must not hold. A row that a host's name holds too is shown with it, so it is no secret.
-func (r *redactor) findRows() *[maxRow + 1]rowsSet {
-	var all [maxRow + 1]rowsSet
-	for _, secret := range r.secrets {
-		secret = fold(secret)
-		n := min(len(secret), maxRow)
-		if n == 0 {
-			continue
-		}
-		if all[n] == nil {
-			all[n] = make(rowsSet)
-		}
-		for i := range len(secret) - n + 1 {
-			if row := secret[i : i+n]; n < maxRow || !r.isInHost(row) {
-				all[n][row] = struct{}{}
-			}
-		}
-	}
-	return &all
-}
-
+// isInHost reports whether a row is shown with a host. A shorter one is a whole secret, which may stand elsewhere.
 func (r *redactor) isInHost(row string) bool {
-	for _, host := range r.hosts {
-		if strings.Contains(fold(host), row) {
-			return true
-		}
-	}
-	return false
-}
-
-// holdsRow reports whether a text holds one of the rows, which are n bytes long.
-func holdsRow(text string, n int, rows rowsSet) bool {
-	for i := range len(text) - n + 1 {
-		if _, ok := rows[text[i:i+n]]; ok {
-			return true
-		}
-	}
-	return false
+	holds := func(host string) bool { return strings.Contains(host, row) }
+	return len(row) == maxRow && slices.ContainsFunc(r.hosts, holds)
 }
 
 // fold returns the characters of a text that are compared: those that can be seen, in lower case.
@@ -137,13 +105,24 @@ func fold(text string) string {
 	}, text)
 }
 
-// hide adds secrets. Of one with few characters the redactor finds all in nearly every text, so that it shows nearly
-// none.
+// hide adds secrets. A secret of one or two characters is in nearly every text, so that hardly any is shown.
 func (r *redactor) hide(secrets ...string) {
-	r.secrets, r.rows = append(r.secrets, secrets...), nil
+	for _, secret := range secrets {
+		secret = fold(secret)
+		n := min(len(secret), maxRow)
+		if n == 0 {
+			continue
+		}
+		if r.rows[n] == nil {
+			r.rows[n] = make(map[string]bool)
+		}
+		for i := range len(secret) - n + 1 {
+			r.rows[n][secret[i:i+n]] = true
+		}
+	}
 }
 
-// hideParts adds parts of a secret, except words, of which it could not be a secret that they are there.
+// hideParts adds parts of a text that may be secrets. Words are none; see isWord.
 func (r *redactor) hideParts(parts ...string) {
 	for _, p := range parts {
 		if !isWord(p) {
@@ -154,9 +133,10 @@ func (r *redactor) hideParts(parts ...string) {
 
 // hideURL adds what may be secret in a URL: user, path, query and fragment. Its host is shown.
 func (r *redactor) hideURL(u *url.URL) {
-	r.hosts = append(r.hosts, u.Hostname())
+	r.hosts = append(r.hosts, fold(u.Hostname()))
 	r.hideParts(u.Fragment)
-	for part := range strings.FieldsFuncSeq(u.RequestURI(), func(r rune) bool { return strings.ContainsRune("/?&;=", r) }) {
+	separates := func(r rune) bool { return strings.ContainsRune("/?&;=", r) }
+	for part := range strings.FieldsFuncSeq(u.RequestURI(), separates) {
 		if plain, err := url.QueryUnescape(strings.ReplaceAll(part, "+", "%2B")); err == nil {
 			part = plain
 		}
@@ -196,7 +176,8 @@ func isWord(text string) bool { return words.MatchString(text) }
 
 // isWords reports whether a text is made of words.
 func isWords(text string) bool {
-	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+	separates := func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }
+	for word := range strings.FieldsFuncSeq(text, separates) {
 		if !isWord(word) {
 			return false
 		}
