@@ -310,7 +310,7 @@ func severityTable(t *testing.T) string {
 	file := filepath.Join(dir, "forewarn.yaml")
 	write(t, file, `state: `+dir+`
 sinks:
-  - {name: slack, only: {vms: all}, slack: {token: t, channel: c, mention: {text: MENTIONED}}}
+  - {name: slack, only: {vms: all}, slack: {token: t, channel: c, mention: {text: "<!here>"}}}
   - {name: pagerduty, only: {vms: all}, webhook: {url: "https://h", body: pagerduty, body_secrets: {routing_key: k}}}
   - {name: ntfy, only: {vms: all}, webhook: {url: "https://h", body: ntfy, body_secrets: {topic: t}}}
   - {name: text, only: {vms: all}, webhook: {url: "https://h", body_text: 'SEVERITY={{.severitytext}}', content_type: text/plain}}
@@ -346,7 +346,7 @@ sinks:
 			return m[1]
 		}
 		mentioned := "no"
-		if strings.Contains(string(out), "MENTIONED") {
+		if strings.Contains(string(out), "<!here>") {
 			mentioned = "yes"
 		}
 		pager := find(`"severity":"(\w+)"`)
