@@ -106,9 +106,8 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	switch {
 	case rule == 0 && d.unsent() && final:
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
-	case rule == 0 && (final || b.Outbox.Durable() != nil):
-		b.withhold(e, op, why)
 	case rule == 0:
+		b.keepPromise(e, op, why, final)
 	case !d.unsent():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
 		if !b.keepDecision(e, decided) {

@@ -42,39 +42,73 @@ func (s changeContext) promises(c imds.Change, ce event.Event, to []outbox.Recip
 	return rules
 }
 
-// withhold tells those who were told that rules would approve the event that none does, and why. It does nothing if that
-// was not promised, or if the event has changed since it was seen as op.
-func (b *Bridge) withhold(e imds.Event, op openEvent, why string) {
+// failingFor is how long a sink that a promised rule waits for may fail before people are told. A drain that isn't done
+// may well ask to be run again a few times.
+const failingFor = time.Minute
+
+// keepPromise looks after what people were told of an event that no rule approves now: if none will, or if the sinks that
+// the rules wait for have failed for long, those who were told that it starts by itself are told why it does not. final
+// and why are the ruling.
+func (b *Bridge) keepPromise(e imds.Event, op openEvent, why string, final bool) {
+	if len(op.Promised) == 0 {
+		return
+	}
+	sink, failure := b.failedSink(op, final)
+	switch {
+	case final, b.Outbox.Durable() != nil:
+	case sink == "" || time.Since(op.Said) < failingFor:
+		return
+	}
+	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: op.Promised[0].Name, Sink: sink, Error: failure}
+	if sink == "" {
+		a.Error = cmp.Or(why, "the settings no longer have such a rule")
+	}
+	b.withhold(e, op, a)
+}
+
+// failedSink returns a sink that failed, and why, if each of the promised rules waits for one that did; else "". With
+// final, one that is tried again is not the reason.
+func (b *Bridge) failedSink(op openEvent, final bool) (sink, why string) {
+	failed := func(route string) bool { return b.failure(route, op.Latest, final) != "" }
+	for _, r := range op.Promised {
+		i := slices.IndexFunc(r.After, failed)
+		if i < 0 {
+			return "", ""
+		}
+		sink = cmp.Or(sink, r.After[i])
+	}
+	return sink, b.failure(sink, op.Latest, final)
+}
+
+// failure returns why a sink did not accept a change; "" if it did, or may yet.
+func (b *Bridge) failure(sink string, seq uint64, final bool) string {
+	said := b.Outbox.Failure(sink, seq)
+	switch state := b.Outbox.Outcome(sink, seq).State; {
+	case state == outbox.StateDropped:
+		return "somebody dropped what it was to do"
+	case said == "", state == outbox.StatePending && final:
+		return ""
+	case state == outbox.StatePending:
+		return said + "; it is tried again"
+	}
+	return said
+}
+
+// withhold puts on record that the rules don't approve an event that they were to approve. It does nothing if the event
+// has changed since it was seen as op, or if that is on record.
+func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval) {
 	b.deciding.Lock()
+	at := time.Now()
 	_, now, open := b.events.get(e.ID)
 	if !open || len(now.Promised) == 0 || now.Latest != op.Latest {
 		b.deciding.Unlock()
 		return
 	}
-	at := time.Now()
-	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: now.Promised[0].Name, Decided: at.UTC(),
-		Error: cmp.Or(why, "the settings no longer have such a rule")}
-	if sink, failure := b.failedSink(now); sink != "" {
-		a.Sink, a.Error = sink, failure
-	}
-	a.After = at.Sub(now.First).Round(100 * time.Millisecond).Seconds()
+	a.Decided, a.After = at.UTC(), at.Sub(now.First).Round(100*time.Millisecond).Seconds()
 	now.Promised = nil
 	c := commit{open: map[string]*openEvent{e.ID: &now}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	b.changeContext(observation{now: at}).addApproval(&c, e, now, a)
 	wait := b.commit(c, at)
 	b.deciding.Unlock()
 	_ = wait() // the outbox logs its errors
-}
-
-// failedSink returns the first sink that a promised rule waits for in vain, and why it did not accept the event's latest
-// change; "" if there is none.
-func (b *Bridge) failedSink(op openEvent) (sink, why string) {
-	for _, r := range op.Promised {
-		for _, route := range r.After {
-			if o := b.Outbox.Outcome(route, op.Latest); o.State == outbox.StateDead || o.State == outbox.StateDropped {
-				return route, b.Outbox.WhyDead(route, op.Latest)
-			}
-		}
-	}
-	return "", ""
 }

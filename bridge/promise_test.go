@@ -164,6 +164,49 @@ func TestAFailedDrainIsToldWithItsReason(t *testing.T) {
 	})
 }
 
+// A drain that asks again and again to be run again is told of after a minute, and that it is tried again. When it is
+// done at last, the event is approved.
+func TestADrainThatIsNotDoneIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []Rule{namedRule()}
+		drain, audit := &ear{answer: always(errors.New("exit 75: 3 sessions left"))}, &ear{}
+		b := s.start(drain.all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(failingFor - time.Second)
+		wantIDs(t, audit.results(t))
+		pause(5 * time.Minute)
+		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
+		a := dataIn(t, audit.accepted()[1].Event).Approval
+		if a.Sink != "drain" || a.Error != "exit 75: 3 sessions left; it is tried again" {
+			t.Errorf("it is told as %+v", a)
+		}
+		wantIDs(t, s.approvals())
+		drain.say(nil)
+		pause(5 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.results(t), cloudevent.ResultWithheld, cloudevent.ResultApproved)
+		b.end()
+	})
+}
+
+// As long as one of the rules may approve the event, nobody is told that none does.
+func TestOneOfTheRulesIsEnough(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		anyway := namedRule()
+		anyway.Name, anyway.After, anyway.Wait = "anyway", nil, 10*time.Minute
+		s.opts.Rules = []Rule{namedRule(), anyway}
+		drain, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		b := s.start(drain.all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(11 * time.Minute)
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
 // A disk that fails takes the promise back, because nothing is approved that a crash would forget.
 func TestWhileTheDiskFailsThePromiseIsTakenBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -219,12 +219,17 @@ func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	return o.outcome(route, seq)
 }
 
-// WhyDead returns why a delivery is a dead letter: what the destination said last, else the reason; "" if it is none.
-func (o *Outbox) WhyDead(route string, seq uint64) string {
+// Failure returns what is wrong with a delivery that is pending or dead: what the destination said last, else why it
+// became a dead letter; "" if nothing is.
+func (o *Outbox) Failure(route string, seq uint64) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if r := o.routes[route]; r != nil && r.dead[seq] != nil {
-		d := r.dead[seq].record()
+	r := o.routes[route]
+	if r == nil {
+		return ""
+	}
+	if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
+		d := e.record()
 		return cmp.Or(d.Error, d.Reason)
 	}
 	return ""
