@@ -46,7 +46,11 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	if s.Path == "-" {
+	switch {
+	case s.Path == "-" && h.Console != nil:
+		shown, err := h.Console(h.Zone)
+		return Opened{Sink: shown}, err
+	case s.Path == "-":
 		return Opened{Sink: &stdoutSink{w: h.Stdout}}, nil
 	}
 	path := filepath.Clean(string(s.Path))

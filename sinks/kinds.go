@@ -109,9 +109,13 @@ type Host struct {
 	Endpoint string         // URL of the metadata service, without a final slash
 
 	KindOf     map[string]string // the kinds of all sinks in the settings, for people, by their names
+	Console    Console           // shows CloudEvents to a person, in place of lines on Stdout; nil for lines
 	Dial       Dialer            // nil means the network
 	SlackTurns *SlackTurns       // shared by all sinks that may post to the same channel; nil means one of the sink's own
 }
+
+// A Console returns a sink that shows CloudEvents to a person, with times in a zone; nil means UTC.
+type Console func(zone *time.Location) (delivery.Sink, error)
 
 // A Dialer connects to an address, as net.Dialer.DialContext does.
 type Dialer func(ctx context.Context, network, address string) (net.Conn, error)

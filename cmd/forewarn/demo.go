@@ -1,34 +1,28 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
-	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/wording"
-	"forewarn/sinks"
-	"forewarn/templates"
 )
 
 //go:embed demo.yaml
@@ -80,7 +74,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	}
 	defer os.RemoveAll(state)
 
-	console, err := newConsole(p.out, p.getenv)
+	console, err := newConsole(p.out, p.getenv, time.UTC)
 	if err != nil {
 		return err
 	}
@@ -141,96 +135,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 		return fmt.Errorf("%d of %d changes were delivered", delivered, steps)
 	}
 	console.line("",
-		"2 events, %d changes, %d CloudEvents, each delivered once and in order, in %s. Next: forewarn run --help",
-		steps, delivered, wording.Span(took))
+		"2 events, %d changes, %d CloudEvents, each delivered once and in order, in %s. Next: %s run --help",
+		steps, delivered, wording.Span(took), cmp.Or(p.name, "forewarn"))
 	return nil
-}
-
-// A console is a sink that prints changes for a person.
-type console struct {
-	text   *templates.Template
-	colour bool
-
-	mu  sync.Mutex // guards the fields below
-	out io.Writer
-	n   int   // changes printed
-	err error // the first failure
-}
-
-// newConsole returns a console that writes to out, in colour if out is a terminal, unless NO_COLOR is set
-// (no-color.org).
-func newConsole(out io.Writer, getenv func(string) string) (*console, error) {
-	text, err := templates.Parse("console", templates.Console)
-	c := &console{text: text, out: out}
-	if t, ok := out.(*terminal); ok && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb" {
-		c.out, c.colour = t.file, true
-	}
-	return c, err
-}
-
-// Deliver prints one change.
-func (c *console) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	ce := batch[0].Event
-	var text strings.Builder
-	if err := c.text.Execute(&text, sinks.MessageFields(batch[0], time.UTC, time.Now())); err != nil {
-		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
-	}
-	head, rest, _ := strings.Cut(text.String(), "\n")
-	var data cloudevent.Data
-	if err := json.Unmarshal(ce.Data(), &data); err != nil {
-		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
-	}
-	style := map[imds.ChangeKind]string{
-		imds.Scheduled: "1;33", imds.Updated: "1;33", imds.Started: "1;31", imds.Vanished: "1;32",
-	}[data.Change]
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.print("2", "%s  ", ce.Time().Format(time.TimeOnly))
-	c.print(style, "%s\n", wording.Printable(head))
-	for line := range strings.Lines(rest) {
-		c.print("", "          %s\n", wording.Printable(strings.TrimSpace(line)))
-	}
-	c.print("2", "          %s  id %s\n\n", ce.Type(), ce.ID())
-	c.n++
-	return delivery.Answer{Status: "shown"}, c.err
-}
-
-// line prints a line about the demo itself.
-func (c *console) line(style, format string, args ...any) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.print(style, format+"\n", args...)
-}
-
-// print writes in an SGR style, such as "1;33"; "" is plain. The caller holds mu.
-func (c *console) print(style, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if c.colour {
-		text = escapeControls(text)
-	}
-	if c.colour && style != "" {
-		text = "\x1b[" + style + "m" + text + "\x1b[0m"
-	}
-	if _, err := io.WriteString(c.out, text); err != nil && c.err == nil {
-		c.err = err
-	}
-}
-
-func (c *console) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n
-}
-
-func (c *console) fail(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err = err
-	return err
-}
-
-func (c *console) failed() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
 }

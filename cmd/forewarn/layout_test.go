@@ -380,7 +380,7 @@ func list(names []string, none string) string {
 // The two ways in which times are written for people: for the command and the page, and in messages. Every other layout
 // is one that programs read. check looks for a time in a message, and the lines of the demo are those of a log.
 var writeTimes = []string{
-	"bridge/clock.go", "templates/funcs.go", "cmd/forewarn/check_notes.go", "cmd/forewarn/demo.go",
+	"bridge/clock.go", "templates/funcs.go", "cmd/forewarn/check_notes.go",
 }
 
 // One function writes a time for people, in their zone: nothing else formats a time of day, or fixes the zone of one.

@@ -18,10 +18,12 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 	_ "time/tzdata" // minimal images have no time zone files
 
 	"github.com/spf13/cobra"
 
+	"forewarn/bridge/delivery"
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/service"
 	"forewarn/cmd/forewarn/internal/settings"
@@ -49,6 +51,7 @@ func main() {
 
 // environment is everything that the program takes from outside, so that tests can replace it.
 type environment struct {
+	name     string // of the command, as whoever started it wrote it; "" is forewarn
 	args     []string
 	out      io.Writer
 	err      io.Writer
@@ -65,10 +68,18 @@ type environment struct {
 // processEnvironment returns the environment of this process.
 func processEnvironment() environment {
 	return environment{
-		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
+		name: commandName(os.Args[0]), args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
 		defaults: settings.SystemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,
 		service: service.StartCommand,
 	}
+}
+
+// commandName returns what to type to start the program again. Go runs a program from a directory of its own.
+func commandName(arg0 string) string {
+	if strings.Contains(arg0, "go-build") {
+		return "go run ./cmd/forewarn"
+	}
+	return arg0
 }
 
 // An exitError is an error with its exit code.
@@ -142,6 +153,7 @@ type program struct {
 	logLevel  string
 	turns     sinks.SlackTurns // shared across reloads
 	sinkOut   io.Writer        // where a sink that writes to standard output writes; nil for there
+	asText    bool             // such a sink writes text for a person in place of CloudEvents
 
 	ownerChecked bool   // dropRoot has run
 	actsAs       *owner // the user that root switched to; nil for none
@@ -225,11 +237,15 @@ func (p *program) log() *slog.Logger {
 // loader returns a loader of settings for this process.
 func (p *program) loader(log *slog.Logger) settings.Loader {
 	host, _ := os.Hostname()
+	var show sinks.Console
+	if p.asText {
+		show = func(zone *time.Location) (delivery.Sink, error) { return newConsole(p.out, p.getenv, zone) }
+	}
 	return settings.Loader{
 		Kinds: sinks.Kinds, Defaults: p.defaults,
 		Host: sinks.Host{
 			Hostname: host, Getenv: p.getenv, Stdout: cmp.Or(p.sinkOut, p.out), Proxy: http.ProxyFromEnvironment, Log: log,
-			Agent: "forewarn/" + programVersion(), Dial: p.dial, SlackTurns: &p.turns,
+			Agent: "forewarn/" + programVersion(), Console: show, Dial: p.dial, SlackTurns: &p.turns,
 		},
 	}
 }

@@ -45,21 +45,24 @@ until SIGTERM or SIGINT.
 SIGHUP reloads the settings (on Windows: forewarn service reload). If they are wrong, the old ones
 stay in force.
 
-Without a settings file the changes go to standard output, one CloudEvent per line.
+Without a settings file the changes go to standard output: as text to a terminal, else one CloudEvent
+per line.
 
 Asking for scheduled events switches them on, also with --dry-run: see "forewarn help approval".`,
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if !dry && c.Flags().Changed("output") {
-				return exit(exitUsage, errors.New("--output works only with --dry-run; to print changes, set up a file sink with the path \"-\""))
-			}
+			_, person := p.out.(*terminal)
+			chosen := c.Flags().Changed("output")
+			p.asText = p.output == "text" && (chosen || person)
 			return p.run(c.Context(), dry)
 		},
 	})
 	c.Flags().BoolVar(&dry, "dry-run", false,
 		"poll and print what would be delivered and approved; send, store and approve nothing")
-	c.Flags().Lookup("output").Usage = "with --dry-run: output format, text or json (one value per line)"
+	output := c.Flags().Lookup("output")
+	output.Usage = "what goes to standard output: text, or json, one CloudEvent a line (default: text on a terminal)"
+	output.DefValue = ""
 	return c
 }
 

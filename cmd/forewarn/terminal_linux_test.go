@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode"
 
 	"golang.org/x/sys/unix"
@@ -204,4 +206,53 @@ func serveHostileControl(t *testing.T, path string) {
 	})}
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close() })
+}
+
+// What run prints to a terminal is text for a person; with -o json it is the CloudEvents that a pipe gets, and with
+// -o text a pipe gets the text.
+func TestRunPrintsTextToATerminal(t *testing.T) {
+	t.Parallel()
+	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}}).Listen("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { azure.Close() })
+	azure.Schedule(imdstest.Event{ID: eventID("A"), Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
+	const text, line = "vm-0 will reboot", `"specversion":"1.0"`
+	command := func(args ...string) *exec.Cmd {
+		dir := t.TempDir()
+		config := filepath.Join(dir, "forewarn.yaml")
+		settings := "imds: {endpoint: '" + azure.URL + "'}\nstate: state\nlisten: ''\ntimezone: Europe/Berlin\n" +
+			"sinks: [{name: out, file: {path: '-'}}]\n"
+		if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return forewarn(t, append([]string{"run", "--config", config}, args...)...)
+	}
+	endAfter := func(c *exec.Cmd, shown string) {
+		if strings.Contains(shown, "dev.forewarn.scheduledevent.scheduled") {
+			c.Process.Signal(syscall.SIGTERM)
+		}
+	}
+	if got := shownBy(t, command(), endAfter); !strings.Contains(got, text) || strings.Contains(got, line) {
+		t.Errorf("a terminal shows\n%s\nwant text", got)
+	}
+	if got := shownBy(t, command("-o", "json"), endAfter); !strings.Contains(got, line) {
+		t.Errorf("with -o json a terminal shows\n%s\nwant CloudEvents", got)
+	}
+	for want, args := range map[string][]string{line: nil, text: {"-o", "text"}} {
+		c := command(args...)
+		out, err := c.StdoutPipe()
+		if err == nil {
+			err = c.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _ := bufio.NewReader(out).ReadString('\n')
+		c.Process.Signal(syscall.SIGTERM)
+		if _ = c.Wait(); !strings.Contains(first, want) {
+			t.Errorf("with %v a pipe gets %q first, want %s", args, first, want)
+		}
+	}
 }
