@@ -45,8 +45,8 @@ var (
 // A Level selects the CloudEvents about the bridge that a route gets.
 type Level string
 
-// The levels. Trouble means that a destination, the endpoint or a VM can't be reached, or can again, or that a delivery
-// became a dead letter.
+// The levels. Trouble means that a destination, the endpoint or a VM can't be reached, or the outbox be written, or can
+// again, or that a delivery became a dead letter.
 const (
 	LevelNone    Level = "none"
 	LevelTrouble Level = "trouble"
@@ -57,6 +57,7 @@ const (
 func (l Level) Hears(typ string) bool {
 	switch typ {
 	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered,
+		cloudevent.OutboxUnwritable, cloudevent.OutboxWritable,
 		cloudevent.DeliveryDeadLettered, cloudevent.ObserverSilent, cloudevent.ObserverBack:
 		return l != LevelNone && l != ""
 	}

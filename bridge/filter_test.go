@@ -236,7 +236,7 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 
 // About the bridge a route hears nothing, the trouble and its end, or all.
 func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
-	trouble := []string{cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.DeliveryDeadLettered, cloudevent.ObserverSilent, cloudevent.ObserverBack}
+	trouble := []string{cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.OutboxUnwritable, cloudevent.OutboxWritable, cloudevent.DeliveryDeadLettered, cloudevent.ObserverSilent, cloudevent.ObserverBack}
 	rest := []string{cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded,
 		cloudevent.ChainHead}
 	for level, want := range map[Level]struct{ trouble, rest bool }{

@@ -268,6 +268,7 @@ func (o *oracle) whileAway(id string, b belief) {
 // trouble is what a route hears of that wants to hear only of trouble.
 var trouble = []string{
 	"dev.forewarn.bridge.sink.blocked", "dev.forewarn.bridge.sink.recovered", "dev.forewarn.bridge.imds.unavailable",
+	"dev.forewarn.bridge.outbox.unwritable", "dev.forewarn.bridge.outbox.writable",
 	"dev.forewarn.bridge.imds.recovered", "dev.forewarn.bridge.delivery.deadlettered",
 }
 

@@ -14,6 +14,10 @@ import (
 
 // When trouble is reported.
 const (
+	unwritableAfter = 10 * time.Second // a failure of the disk that is over sooner is told to nobody
+	writableAfter   = time.Minute      // a disk that works for less has not recovered: small writes may find room
+	unwritableEvery = 10 * time.Minute // shortest time from such an end to the next report
+
 	SilentFor       = 5 * time.Minute  // a route that accepted nothing for this long counts as blocked
 	noAnswerFor     = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
 	noFirstFor      = 10 * time.Minute // the same before the very first one
@@ -224,6 +228,7 @@ func (b *Bridge) housekeep() {
 	b.reportHeads(now, headEvery)
 	b.reportDead(now, DeadReportEvery)
 	b.reportUnavailable(now)
+	b.reportDisk(now)
 	b.tidy(now)
 }
 
@@ -282,6 +287,53 @@ func WhySilent(st delivery.State, timeout time.Duration, now time.Time, zone *ti
 		return fmt.Errorf("the attempt of %s does not end", ClockTime(st.Since, now, zone))
 	}
 	return nil
+}
+
+// A disk outage begins when the outbox can't be written, and ends when it was written again for writableAfter. Only
+// housekeep uses it, and only memory has it: there is nothing else to write it to.
+type diskOutage struct {
+	since  time.Time // zero for none
+	worked time.Time // since when the outbox is written again; zero while it isn't
+	told   bool
+	ended  time.Time // when the end of the last one was told
+}
+
+// reportDisk reports that the outbox can't be written, once for each outage, and that it can again. Such a report is a
+// delivery from memory like every other one meanwhile. As the report of an end may be what fills the disk, the next
+// outage is not told soon after it.
+func (b *Bridge) reportDisk(now time.Time) {
+	b.mu.Lock()
+	delivering := b.delivering // before, the outbox may be another VM's
+	b.mu.Unlock()
+	d, err := &b.disk, b.Outbox.Durable()
+	switch {
+	case err != nil:
+		if d.worked = (time.Time{}); d.since.IsZero() {
+			d.since = now
+		}
+		if !d.told && delivering && now.Sub(d.since) >= unwritableAfter && now.Sub(d.ended) >= unwritableEvery {
+			d.told = true
+			b.reportBridge(cloudevent.OutboxUnwritable, map[string]any{"file": b.Outbox.Path(), "since": d.since.UTC(),
+				"pending": b.pending(now), "error": err.Error()}, "")
+		}
+	case d.since.IsZero():
+	case !d.told:
+		d.since = time.Time{}
+	case d.worked.IsZero():
+		d.worked = now
+	case now.Sub(d.worked) >= writableAfter:
+		b.reportBridge(cloudevent.OutboxWritable, map[string]any{"file": b.Outbox.Path(),
+			"gap": gap{d.since.UTC(), d.worked.UTC()}}, "")
+		*d = diskOutage{ended: now}
+	}
+}
+
+// pending returns how many deliveries are pending.
+func (b *Bridge) pending(now time.Time) (n int) {
+	for _, st := range b.Outbox.Stats(now) {
+		n += st.Pending
+	}
+	return n
 }
 
 // reportUnavailable reports that the endpoint has given no valid answer for long.

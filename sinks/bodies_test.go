@@ -155,6 +155,7 @@ func TestIncidentsOfVMsOfOneNameStayApart(t *testing.T) {
 		data, others map[string]any
 	}{
 		{cloudevent.SinkBlocked, cloudevent.SinkRecovered, map[string]any{"sink": "ops"}, map[string]any{"sink": "ops"}},
+		{cloudevent.OutboxUnwritable, cloudevent.OutboxWritable, nil, nil},
 		{cloudevent.ObserverSilent, cloudevent.ObserverBack, // of which a relay tells
 			map[string]any{"count": 1, "vms": []string{"vm-db-1"}, "groups": []string{"prod-db"}},
 			map[string]any{"count": 1, "vms": []string{"vm-db-1"}, "groups": []string{"test-db"}}},

@@ -282,6 +282,11 @@ func situations() map[string]situation {
 		cloudevent.IMDSRecovered: {"endpoint": "http://169.254.169.254", "gap": map[string]any{
 			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
 		}},
+		cloudevent.OutboxUnwritable: {"file": "/var/lib/forewarn/outbox.db", "pending": 3, "since": at("02:12:00").clock(),
+			"error": "write /var/lib/forewarn/outbox.db: no space left on device"},
+		cloudevent.OutboxWritable: {"file": "/var/lib/forewarn/outbox.db", "gap": map[string]any{
+			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
+		}},
 		cloudevent.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{
 			"reason": "rejected", "error": "rejected: 422 Unprocessable Entity",
 		}}},

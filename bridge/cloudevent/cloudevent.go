@@ -36,6 +36,8 @@ const (
 	BridgeHeartbeat      = BridgePrefix + "heartbeat"
 	IMDSUnavailable      = BridgePrefix + "imds.unavailable"
 	IMDSRecovered        = BridgePrefix + "imds.recovered"
+	OutboxUnwritable     = BridgePrefix + "outbox.unwritable"
+	OutboxWritable       = BridgePrefix + "outbox.writable"
 	SinkBlocked          = BridgePrefix + "sink.blocked"
 	SinkRecovered        = BridgePrefix + "sink.recovered"
 	SinkMuted            = BridgePrefix + "sink.muted"
@@ -62,7 +64,8 @@ var Types = []string{
 	EventPrefix + string(imds.Scheduled), EventPrefix + string(imds.Updated),
 	EventPrefix + string(imds.Started), EventPrefix + string(imds.Vanished),
 	EventPrefix + string(imds.Reminder), EventPrefix + string(imds.Approved),
-	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
+	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, OutboxUnwritable,
+	OutboxWritable, SinkBlocked, SinkRecovered,
 	SinkMuted, SinkUnmuted, DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
 }
 
@@ -244,7 +247,7 @@ func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) 
 	ce.SetTime(at)
 	ce.SetDataSchema(DataSchema)
 	switch typ {
-	case SinkBlocked, DeliveryDeadLettered, IMDSUnavailable:
+	case SinkBlocked, DeliveryDeadLettered, IMDSUnavailable, OutboxUnwritable:
 		setSeverity(&ce, severityError)
 	case ObserverSilent:
 		setSeverity(&ce, severityWarn)

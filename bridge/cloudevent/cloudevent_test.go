@@ -286,6 +286,8 @@ func spoken(t *testing.T) map[string]event.Event {
 	bridge(SinkMuted, mute)
 	mute["endedBy"] = "root (bob)"
 	bridge(SinkUnmuted, mute)
+	bridge(OutboxUnwritable, map[string]any{"file": "/var/lib/forewarn/outbox.db", "pending": 3, "since": answer, "error": "no space left on device"})
+	bridge(OutboxWritable, map[string]any{"file": "/var/lib/forewarn/outbox.db", "gap": away})
 	return all
 }
 
@@ -611,14 +613,14 @@ func TestSeverityIsThatOfTheFirstRule(t *testing.T) {
 		}
 	}
 	for _, typ := range []string{
-		BridgeStarted, BridgeStopping, BridgeTest, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-		DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
+		BridgeStarted, BridgeStopping, BridgeTest, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, OutboxUnwritable,
+		OutboxWritable, SinkBlocked, SinkRecovered, DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
 	} {
 		want := "INFO 9"
 		if typ == ObserverSilent {
 			want = "WARN 13"
 		}
-		if slices.Contains([]string{SinkBlocked, DeliveryDeadLettered, IMDSUnavailable}, typ) {
+		if slices.Contains([]string{SinkBlocked, DeliveryDeadLettered, IMDSUnavailable, OutboxUnwritable}, typ) {
 			want = "ERROR 17"
 		}
 		ce, err := WrapBridge(typ, nil, vm0, commitTime)

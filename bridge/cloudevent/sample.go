@@ -250,6 +250,8 @@ var sampleTroubles = []struct {
 	{SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
 	{IMDSUnavailable, map[string]any{"endpoint": sampleEndpoint, "since": sampleTime, "error": sampleText}},
 	{IMDSRecovered, map[string]any{"endpoint": sampleEndpoint, "gap": sampleGap}},
+	{OutboxUnwritable, map[string]any{"file": sampleText, "pending": 3, "since": sampleTime, "error": sampleText}},
+	{OutboxWritable, map[string]any{"file": sampleText, "gap": sampleGap}},
 	{DeliveryDeadLettered, map[string]any{
 		"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}},
 	}},

@@ -16,6 +16,8 @@ var TypeDocs = map[string]string{
 	BridgeHeartbeat:                      "forewarn is well (heartbeat)",
 	IMDSUnavailable:                      "Azure's endpoint has not answered for 5 minutes, 10 at the first start",
 	IMDSRecovered:                        "it answers again; gap says when it did not",
+	OutboxUnwritable:                     "the state directory can't be written; forewarn runs from memory",
+	OutboxWritable:                       "it has been written again for a minute; gap says when it was not",
 	SinkBlocked:                          "a sink accepts nothing until somebody acts, or has not for 5 minutes",
 	SinkRecovered:                        "it accepts again",
 	SinkMuted:                            "somebody muted a sink, those for people, or all; data has sink, people or neither, and until, why and by",

@@ -1,0 +1,94 @@
+package bridge
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
+
+// A disk that can't be written is told once, from memory, to those who hear of trouble, and so is its end. A failure of
+// some seconds is told to nobody, and a disk that fails again and again is no flood of messages.
+func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin, all, others := &ear{}, &ear{}, &ear{}
+		b := s.start(admin.trouble("admin"), all.trouble("all").with(func(x *Terms) { x.Bridge = LevelAll }), others.all("others"))
+		pause(1500 * time.Millisecond)
+		fails := func(d time.Duration) {
+			s.disk.fail(errFull)
+			s.userReboot(idA)
+			s.azure.End(idA) // so that there is something to write
+			s.userReboot(idB)
+			pause(d)
+			s.disk.fail(nil)
+			s.azure.End(idB)
+		}
+		fails(4 * time.Second)
+		pause(5 * time.Minute)
+		wantIDs(t, admin.types())
+
+		s.disk.fail(errFull)
+		s.userReboot(idA)
+		pause(8 * time.Second)
+		wantIDs(t, admin.types())
+		pause(6 * time.Second)
+		wantIDs(t, admin.types(), "outbox.unwritable")
+		data := tellingOf(t, admin.accepted()[0].Event)
+		if why, _ := data["error"].(string); !strings.Contains(why, errFull.Error()) || data["since"] == "" || data["file"] != b.Outbox.Path() {
+			t.Errorf("it says %v", data)
+		}
+		pause(time.Hour)
+		wantIDs(t, admin.types(), "outbox.unwritable")
+		s.disk.fail(nil)
+		pause(50 * time.Second)
+		wantIDs(t, admin.types(), "outbox.unwritable")
+		pause(20 * time.Second)
+		wantIDs(t, admin.types(), "outbox.unwritable", "outbox.writable")
+
+		fails(time.Minute) // soon after the last one
+		pause(20 * time.Minute)
+		wantIDs(t, admin.types(), "outbox.unwritable", "outbox.writable")
+		before := len(admin.types())
+		for range 40 { // an hour
+			fails(20 * time.Second)
+			pause(70 * time.Second)
+		}
+		if n := len(admin.types()) - before; n < 2 || n > 14 {
+			t.Errorf("a disk that fails every minute and a half is told %d times in an hour", n)
+		}
+		for _, typ := range others.types() {
+			if strings.HasPrefix(typ, "outbox.") {
+				t.Errorf("a sink that hears nothing of the bridge was told %s", typ)
+			}
+		}
+		told := map[string]int{}
+		for _, typ := range all.types() {
+			told[typ]++
+		}
+		if told["outbox.unwritable"] == 0 || told["outbox.writable"] == 0 {
+			t.Errorf("who hears all of the bridge heard %v", told)
+		}
+		b.end()
+	})
+}
+
+// It is told also if it is so from the start.
+func TestADiskThatIsFullAtTheStartIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin := &ear{}
+		s.disk = &disk{Storage: outbox.File(s.dir, s.logger())}
+		s.disk.fail(errFull)
+		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := s.startWith(box, admin.trouble("admin"))
+		pause(30 * time.Second)
+		wantIDs(t, admin.types(), "outbox.unwritable")
+		s.disk.fail(nil)
+		pause(90 * time.Second)
+		wantIDs(t, admin.types(), "outbox.unwritable", "outbox.writable")
+		b.end()
+	})
+}
