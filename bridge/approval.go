@@ -180,69 +180,11 @@ func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, n
 		delivered(route)
 	}
 	verdict := r.rule(e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
-	if doubt := b.doubt(e.ID); doubt != "" && !verdict.final {
+	doubt := b.doubt(e.ID)
+	if doubt != "" && !verdict.final {
 		return notYet("%s", doubt)
 	}
 	return verdict
-}
-
-// noteDoubts records which open events the newest document does not confirm as they are known. Not every difference is a
-// change that is told, such as a field that Azure no longer sends, but no event with one is approved.
-func (b *Bridge) noteDoubts(doc imds.Document) {
-	listed := make(map[string]imds.Event, len(doc.Events))
-	for _, e := range doc.Events {
-		listed[e.ID] = e
-	}
-	doubts := map[string]string{}
-	known, _ := b.events.all()
-	for _, e := range known {
-		now, there := listed[e.ID]
-		if there && !now.Contradicted && string(now.Raw) == string(e.Raw) {
-			continue // the usual case, which costs nothing
-		}
-		one := imds.Document{}
-		if there {
-			one.Events = []imds.Event{now}
-		}
-		if why := doubtOf(e, one); why != "" {
-			doubts[e.ID] = why
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.doubts = doubts
-}
-
-// noteDoubt records what a later document than that of the last poll says against an event. It counts until the next poll,
-// which reads its document whatever its ETag.
-func (b *Bridge) noteDoubt(id, why string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.doubts == nil {
-		b.doubts = map[string]string{}
-	}
-	b.doubts[id] = why
-	b.reread.Store(true)
-}
-
-// doubtOf returns why an event must not be approved as it is known, by what the document says of it; "" if nothing
-// speaks against it.
-func doubtOf(known imds.Event, doc imds.Document) string {
-	now, err := doc.Confirm(known.ID, known.Digest())
-	switch {
-	case err == nil:
-		return ""
-	case errors.Is(err, imds.ErrChanged):
-		return "Azure's newest document differs in " + imds.Printable(strings.Join(imds.DifferingFields(known, now), ", "), 200)
-	}
-	return err.Error()
-}
-
-// doubt returns what speaks against the event in the newest document; "" for nothing.
-func (b *Bridge) doubt(id string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.doubts[id]
 }
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
@@ -285,7 +227,8 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {
-		if doubt := doubtOf(e, doc); doubt != "" {
+		doubt := doubtOf(e, doc)
+		if doubt != "" {
 			b.noteDoubt(e.ID, doubt)
 			b.noteRuling(e.ID, fmt.Sprintf("rule %d: %s", d.Rule, doubt), false)
 			return // the poll loop will see it too, and the approval waits or becomes moot

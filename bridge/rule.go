@@ -126,7 +126,8 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, g
 func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
-	if word := e.Odd(); word != "" { // before anything is compared with it, also by when
+	word := e.Odd()
+	if word != "" { // before anything is compared with it, also by when
 		return no("%q has characters that Azure doesn't use", word)
 	}
 	switch { // first the events that the rule is not for

@@ -308,7 +308,8 @@ func (b *Bridge) reportDisk(now time.Time) {
 	d, err := &b.disk, b.Outbox.Durable()
 	switch {
 	case err != nil:
-		if d.worked = (time.Time{}); d.since.IsZero() {
+		d.worked = time.Time{}
+		if d.since.IsZero() {
 			d.since = now
 		}
 		if !d.told && delivering && now.Sub(d.since) >= unwritableAfter && now.Sub(d.ended) >= unwritableEvery {

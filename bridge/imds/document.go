@@ -161,7 +161,8 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	if fields == nil {
 		return e, nil
 	}
-	if e.Contradicted = countFields(raw) != len(fields); e.Contradicted {
+	e.Contradicted = countFields(raw) != len(fields)
+	if e.Contradicted {
 		problems = append(problems, "it has a field twice; the last one counts")
 	}
 	text := func(key string, into *string) {

@@ -1,0 +1,67 @@
+package bridge
+
+import (
+	"errors"
+	"strings"
+
+	"forewarn/bridge/imds"
+)
+
+// noteDoubts records which open events the newest document does not confirm as they are known. Not every difference is a
+// change that is told, such as a field that Azure no longer sends, but no event with one is approved.
+func (b *Bridge) noteDoubts(doc imds.Document) {
+	listed := make(map[string]imds.Event, len(doc.Events))
+	for _, e := range doc.Events {
+		listed[e.ID] = e
+	}
+	doubts := map[string]string{}
+	known, _ := b.events.all()
+	for _, e := range known {
+		now, there := listed[e.ID]
+		if there && !now.Contradicted && string(now.Raw) == string(e.Raw) {
+			continue // the usual case, which costs nothing
+		}
+		one := imds.Document{}
+		if there {
+			one.Events = []imds.Event{now}
+		}
+		if why := doubtOf(e, one); why != "" {
+			doubts[e.ID] = why
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.doubts = doubts
+}
+
+// noteDoubt records what a later document than that of the last poll says against an event. It counts until the next poll,
+// which reads its document whatever its ETag.
+func (b *Bridge) noteDoubt(id, why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.doubts == nil {
+		b.doubts = map[string]string{}
+	}
+	b.doubts[id] = why
+	b.reread.Store(true)
+}
+
+// doubtOf returns why an event must not be approved as it is known, by what the document says of it; "" if nothing
+// speaks against it.
+func doubtOf(known imds.Event, doc imds.Document) string {
+	now, err := doc.Confirm(known.ID, known.Digest())
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, imds.ErrChanged):
+		return "Azure's newest document differs in " + imds.Printable(strings.Join(imds.DifferingFields(known, now), ", "), 200)
+	}
+	return err.Error()
+}
+
+// doubt returns what speaks against the event in the newest document; "" for nothing.
+func (b *Bridge) doubt(id string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.doubts[id]
+}
