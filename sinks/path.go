@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A Path is a setting that names a file or directory of this machine. A relative one is relative to the directory of the
-// settings file: whoever writes the file stands there, while a service has another working directory.
+// A Path is a setting that names a file or directory of this machine. A relative one is relative to the directory of
+// the settings file: whoever writes the file stands there, while a service has another working directory.
 type Path string
 
 // RelativeTo makes a relative path absolute, below dir. "" stays empty, and - stays standard output.

@@ -8,8 +8,9 @@ import (
 	"runtime"
 )
 
-// changeableNotes says how every user of this machine could change a settings file, and with it what forewarn does: the
-// file itself, or a directory on the way to it, in which they can put a file of theirs in its place. path "" is no file.
+// changeableNotes says how every user of this machine could change a settings file, and with it what forewarn does:
+// they may write to the file, or to a directory on the way to it, where they can put another file in its place. For the
+// built-in settings, path is "".
 func changeableNotes(path string) (notes []string) {
 	info, err := os.Stat(path)
 	if err != nil || runtime.GOOS == "windows" { // Windows has access lists instead of modes
@@ -28,8 +29,8 @@ func changeableNotes(path string) (notes []string) {
 	return notes
 }
 
-// openDirectory returns the first directory above a file, and above where its links lead, in which every user may rename
-// what others made. In a directory with the sticky bit, such as /tmp, nobody may.
+// openDirectory returns the first directory above a file, or above what its links lead to, in which every user may
+// rename what others made. In a directory with the sticky bit, such as /tmp, nobody may.
 func openDirectory(path string) (dir string, mode fs.FileMode, found bool) {
 	full, err := filepath.Abs(path)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 )
 
 // controlSockets are the control sockets of a run: the one of the settings it was started with and, when a reload names
-// another place, one there too. Commands read the new settings, and must find the forewarn that still uses the old place.
+// another place, one there too. Commands read the new settings, and must find the forewarn that was started with the
+// old ones.
 type controlSockets struct {
 	handler http.Handler
 	locate  func(*settings.Settings) control.Location

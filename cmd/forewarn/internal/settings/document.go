@@ -236,8 +236,8 @@ type converter struct {
 	inside  *int // nesting depth of anchors
 }
 
-// node converts n. What can't be converted is reported, and becomes a node of no kind: whoever wants a value of any kind
-// finds it wrong at a position that is reported already.
+// node converts n. What can't be converted is reported, and becomes a node of no kind. It is wrong as any value, at a
+// position that is reported already.
 func (c converter) node(n ast.Node) *node {
 	if n == nil {
 		return &node{kind: nothing}

@@ -75,7 +75,8 @@ func (p Problems) Unwrap() (all []error) {
 }
 
 // report records problems, so that the rest of the file can be checked too. It leaves out those at a position that was
-// reported before, because they probably follow from what is wrong there. That something is missing follows from nothing.
+// reported before, because they probably follow from what is wrong there. A problem that something is missing follows
+// from nothing.
 func (doc *document) report(errs ...error) {
 	for _, err := range errs {
 		before := doc.problems

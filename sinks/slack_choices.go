@@ -1,0 +1,66 @@
+package sinks
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+type mentionOption struct {
+	Text string `yaml:"text" doc:"who, as Slack writes it: <!here>, <@U024BE7LH> or <!subteam^S024BE7LH>"`
+	From string `yaml:"from" default:"ERROR" doc:"lowest severity that mentions: INFO, WARN or ERROR"`
+}
+
+// broadcastable are the values that broadcast may list.
+var broadcastable = []string{"scheduled", "updated", "started", "vanished", "canceled", "reminder", "approved"}
+
+// openChoices stores who is mentioned and which changes are broadcast.
+func (k *slackSink) openChoices(s slackSettings) error {
+	var wrong KeyErrors
+	for i, change := range s.Broadcast {
+		if change == "none" && len(s.Broadcast) == 1 {
+			k.broadcast = []string{}
+			continue
+		}
+		wrong.when(!slices.Contains(broadcastable, change), fmt.Sprintf("broadcast.%d", i),
+			"%q is unknown; expected %s, or none alone", change, strings.Join(broadcastable, ", "))
+	}
+	if s.Mention == nil {
+		return wrong.err()
+	}
+	wrong.when(strings.TrimSpace(s.Mention.Text) == "", "mention.text",
+		"missing; expected whom to mention, such as <!here>")
+	wrong.when(strings.TrimSpace(s.Mention.Text) != "" && !slackMention.MatchString(s.Mention.Text), "mention.text",
+		"%q rings nobody; expected %s", s.Mention.Text, mentionMeant(s.Mention.Text))
+	from, ok := map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}[s.Mention.From]
+	wrong.when(!ok, "mention.from", "%q is unknown; expected INFO, WARN or ERROR", s.Mention.From)
+	k.mention, k.from = s.Mention.Text, from
+	return wrong.err()
+}
+
+// slackMention matches what Slack takes for a mention, and plainMention what people take for one and Slack for text.
+var (
+	slackMention = regexp.MustCompile(`<[@!][^<>\s]+>`)
+	plainMention = regexp.MustCompile(`(?:^|[^\w<!@])@(here|channel|everyone)\b`)
+)
+
+// mentionMeant returns how Slack writes the mention that was probably meant.
+func mentionMeant(text string) string {
+	for _, group := range []string{"here", "channel", "everyone"} {
+		if strings.Contains(text, group) {
+			return "<!" + group + ">"
+		}
+	}
+	return "whom to mention as Slack writes it: <!here>, <@U024BE7LH> or <!subteam^S024BE7LH>"
+}
+
+// noteMentions returns the note about a template that mentions people in a way that rings nobody, or "".
+func noteMentions(key, text string, file Path) string {
+	text, key, err := settingsText(key, text, file)
+	found := plainMention.FindStringSubmatch(text)
+	if err != nil || found == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: @%s rings nobody in Slack; write <!%[2]s>", key, found[1])
+}
