@@ -199,7 +199,7 @@ func TestServiceReturnsAfterTheLastEvent(t *testing.T) {
 	}
 	d.write("broken-back", "")
 	code, last = d.hear("vanished", "B")
-	d.want("it does not come back", code, last, 1, "the service did not come back")
+	d.want("it does not come back", code, last, 75, "the service did not come back")
 	if err := os.Remove(filepath.Join(d.dir, "broken-back")); err != nil {
 		t.Fatal(err)
 	}
