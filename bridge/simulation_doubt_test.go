@@ -88,14 +88,19 @@ func (e azureEvent) is(other azureEvent) bool {
 }
 
 // doubted reports whether a request follows only documents that left it in doubt what Azure lists. A look is followed by
-// its request within the time that there is for both.
-func (o *oracle) doubted(p *post) bool {
+// its request within the time that there is for both. That nobody is said to have asked is no doubt of an event that was
+// told so: only a rule with sources asks for it.
+func (o *oracle) doubted(p *post, b belief) bool {
 	seen := false
+	var told azureEvent
+	if last := o.lastTold(p, b); last >= 0 {
+		told = b.changes[last].event
+	}
 	for _, a := range o.answers {
 		if a.polled || a.what != "document" || a.boot != p.boot || a.seq > p.seq || p.at-a.at > 30*time.Second {
 			continue
 		}
-		if !a.doubtful {
+		if !a.doubtful || told.source == unsaid && a.events[p.id] == told {
 			return false
 		}
 		seen = true

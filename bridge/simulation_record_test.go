@@ -18,7 +18,7 @@ func (o *oracle) approvals(id string, b belief) {
 		if p.listed.status != "Scheduled" && p.listed.id != "" {
 			o.add("approval", "%s was approved at %v although it is %s", name(id), short(p.at), p.listed.status)
 		}
-		if o.doubted(p) {
+		if o.doubted(p, b) {
 			o.add("approval", "%s was approved at %v, when every look left a doubt", name(id), short(p.at))
 		}
 		i := slices.IndexFunc(o.hands, func(h hand) bool {
@@ -43,7 +43,7 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 	}
 	why = "there is no rule"
 	last := o.lastTold(p, b)
-	if last < 0 || b.changes[last].event != p.listed && p.listed.id != "" {
+	if last < 0 || !b.changes[last].event.is(p.listed) && p.listed.id != "" {
 		return "it is not as it was told"
 	}
 	for _, s := range o.setupsAt(p) {
