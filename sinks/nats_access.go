@@ -149,6 +149,16 @@ func (n *NATS) sources() sources {
 // Secrets returns the paths of the files that hold addresses, credentials and certificates.
 func (n *NATS) Secrets() []string { return append(n.tls.files(), n.sources().files()...) }
 
+// Shown returns an error of the servers, such as one of a connection by Dial, in the form that may be shown, or why the
+// credentials that it may repeat can't be read.
+func (n *NATS) Shown(err error) error {
+	a, unread := n.read()
+	if unread != nil {
+		return unread
+	}
+	return errors.New(a.redact.line(err.Error(), maxShown))
+}
+
 // Notes returns consequences of the settings that an operator may not expect, as Opened.Notes.
 func (n *NATS) Notes() []string {
 	if a, err := n.read(); err == nil && a.inClear != "" {

@@ -285,6 +285,25 @@ func TestNoDestinationGetsASecretShown(t *testing.T) {
 	}
 }
 
+// What the servers of a relay say is shown in the same way.
+func TestErrorsOfARelaysServersShowNoSecret(t *testing.T) {
+	const secret = "s3cr3t/0f+the=r3lay"
+	settings := NATSSettings{URL: natsURLs{{Text: NewSecret("tls://u:" + url.PathEscape(secret) + "@nats.example")}}}
+	servers, err := NewNATS(settings, testHost(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range writings {
+		got := servers.Shown(fmt.Errorf("create stream FOREWARN: no right for %s", w.write(secret)))
+		if got.Error() != notShown {
+			t.Errorf("as %s: %v", w.name, got)
+		}
+	}
+	if got := servers.Shown(io.ErrUnexpectedEOF); got.Error() != io.ErrUnexpectedEOF.Error() {
+		t.Errorf("another error is shown as %v", got)
+	}
+}
+
 // Whatever stands around a secret, and however it is written, what is shown doesn't hold it.
 func FuzzNoSecretIsShown(f *testing.F) {
 	f.Add("s3cr3t/t0ken+=", "401: no such token ", " (of vm-db-1)", []byte{1, 9}, uint16(512))

@@ -28,6 +28,9 @@ type Options struct {
 	// Connect opens a connection that nats.go keeps up. It is called again when that is closed, as it is when its
 	// credentials have expired.
 	Connect func(context.Context) (*nats.Conn, error)
+	// Shown returns an error of the servers in the form that may be shown, which their words may not be: they may repeat
+	// the credentials. It may be nil.
+	Shown   func(error) error
 	Domain  string // of JetStream; "" for the account's
 	Stream  string
 	Routes  []bridge.Route
@@ -85,6 +88,9 @@ func New(o Options) *Relay {
 	if o.Warnings == nil {
 		o.Warnings = func() []string { return nil }
 	}
+	if o.Shown == nil {
+		o.Shown = func(err error) error { return err }
+	}
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}
@@ -128,6 +134,9 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // setDown records why nothing can be read, nil if it can, and logs when that changes.
 func (r *Relay) setDown(err error) {
+	if err != nil {
+		err = r.Shown(err)
+	}
 	r.mu.Lock()
 	was := r.down
 	r.down = err

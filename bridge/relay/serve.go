@@ -127,6 +127,7 @@ func (r *Relay) notServed(ctx context.Context, s *service, sink string, err erro
 	if ctx.Err() != nil {
 		return
 	}
+	err = r.Shown(err)
 	isNew := false
 	r.locked(func() { isNew, s.err = s.err == nil || s.err.Error() != err.Error(), err })
 	if isNew {

@@ -122,7 +122,8 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	pages := &listener{key: "listen", address: s.Listen, log: log}
 	probed := &listener{key: "metrics", address: s.Metrics, log: log}
 	r := relay.New(relay.Options{
-		Connect: s.Relay.Servers.Dial, Domain: s.Relay.Domain, Stream: s.Relay.Stream, Routes: s.Routes, Name: s.Relay.Name,
+		Connect: s.Relay.Servers.Dial, Shown: s.Relay.Servers.Shown,
+		Domain: s.Relay.Domain, Stream: s.Relay.Stream, Routes: s.Routes, Name: s.Relay.Name,
 		From: from, Version: programVersion(), Settings: settingsInfo(s), Log: log, Meter: counters, Turned: manager.Turned,
 		Warnings: func() []string { return warnings([]*listener{pages, probed}) },
 	})
@@ -200,7 +201,7 @@ func (p *program) plan(ctx context.Context, s *settings.Settings) (relay.Plan, c
 	})
 	if err != nil {
 		conn.Close()
-		return plan, nil, err
+		return plan, nil, s.Relay.Servers.Shown(err)
 	}
 	return plan, conn, nil
 }
@@ -229,7 +230,7 @@ func (p *program) provision(ctx context.Context, s *settings.Settings) error {
 	if err := plan.Do(ctx); errors.Is(err, context.DeadlineExceeded) {
 		return exit(exitUnavailable, err)
 	} else if err != nil {
-		return err
+		return s.Relay.Servers.Shown(err)
 	}
 	return nil
 }
