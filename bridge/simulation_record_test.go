@@ -382,10 +382,24 @@ func (o *oracle) replaysAreTold() {
 		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == h.sink && e.id == h.id })
 		byHand := slices.ContainsFunc(o.hands, func(x hand) bool { return x.seq > h.seq && x.sink == h.sink && x.id == h.id })
-		if !told && !kept && !byHand {
+		if !told && !kept && !byHand && !o.overSince(h) {
 			o.add("nothing is lost", "%s was replayed to %s at %v, which was not told", h.id, h.sink, short(h.at))
 		}
 	}
+}
+
+// overSince reports whether the event of a replay ended later, so that a sink that had waited with it until then is not told
+// it any more.
+func (o *oracle) overSince(h hand) bool {
+	return slices.ContainsFunc(o.beliefs[h.event_], func(b belief) bool {
+		return slices.ContainsFunc(b.changes, func(c change) bool {
+			_, told := c.routes[h.sink]
+			return c.kind == "vanished" && c.seq > h.seq &&
+				slices.ContainsFunc(o.ways(h.sink, c.at, forever), func(r routePlan) bool {
+					return r.late == "drop" || r.late == "latest" && !told
+				})
+		})
+	})
 }
 
 // leftBehind: when all is well again, nothing waits any more but what waits for its time or its route.
