@@ -268,6 +268,28 @@ func (o *oracle) unreadUntil(a *attempt) bool {
 	return o.hides(o.boots[a.in].began.at, a.start)
 }
 
+// refusedUntil returns when the destination next took something after an attempt that it refused, if by then it had refused
+// so often that it was only probed; also if all it did later was to hang.
+func refusedUntil(mine []*attempt, a *attempt) time.Duration {
+	refusals, until := 0, forever
+	for _, x := range mine {
+		if x.settled && x.at > a.at {
+			until = x.at
+			break
+		}
+		switch {
+		case x.settled:
+			refusals = 0
+		case x.how == "is blocked":
+			refusals++
+		}
+	}
+	if refusals < 3 {
+		return 0
+	}
+	return until
+}
+
 // free returns the first moment of a time at which a destination could have been told something for two seconds and was
 // told nothing; below 0 if there is none.
 func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
@@ -279,7 +301,7 @@ func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
 			case "asks to wait":
 				end += retryAfter
 			case "is blocked":
-				end += 2 * time.Minute
+				end = max(end+2*time.Minute, refusedUntil(mine, a))
 			}
 			return window.meets(a.start, end)
 		}) {
