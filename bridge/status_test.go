@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	_ "time/tzdata" // Windows has no zones of its own
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
