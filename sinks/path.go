@@ -3,6 +3,7 @@ package sinks
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -44,35 +45,43 @@ func (p Program) check(key string) error {
 	}
 	name, want := p[0], ""
 	switch {
-	case name == "" || !filepath.IsAbs(name) && filepath.Base(name) != name:
-		want = "%q is no program; expected an absolute path, or a name that is found in PATH"
 	case hasArguments(name):
 		want = "%q is a program with arguments; expected an item of the list for each, such as [/usr/local/bin/drain, --now]"
+	case name == "" || !filepath.IsAbs(name) && filepath.Base(name) != name:
+		want = "%q is no program; expected an absolute path, or a name that is found in PATH"
 	default:
 		return nil
 	}
 	return &KeyError{key + ".0", fmt.Errorf(want, name)}
 }
 
-// hasArguments reports whether a text is rather a program and its arguments than the name of a program. A path may hold
-// spaces, so what stands before one must be a file of its own, or an option must follow.
+// hasArguments reports whether a text is rather a program and its arguments than the name of a program. The path of a
+// program may hold spaces. In any other path what stands before a space must be a program, or an option must follow.
 func hasArguments(name string) bool {
-	if !strings.ContainsFunc(name, isSeparator) || strings.Contains(name, " -") {
+	switch {
+	case !strings.ContainsFunc(name, isSeparator):
 		return strings.ContainsAny(name, " \t")
-	}
-	if _, err := os.Stat(name); err == nil {
+	case isProgram(name):
 		return false
+	case strings.Contains(name, " -"):
+		return true
 	}
 	for i, r := range name {
-		if r != ' ' && r != '\t' {
-			continue
-		}
-		info, err := os.Stat(name[:i])
-		if err == nil && info.Mode().IsRegular() {
+		if (r == ' ' || r == '\t') && isProgram(name[:i]) {
 			return true
 		}
 	}
 	return false
+}
+
+// isProgram reports whether there is a file at path. On Windows a program is also found without its .exe.
+func isProgram(path string) bool {
+	info, err := os.Stat(path)
+	if err == nil {
+		return info.Mode().IsRegular()
+	}
+	_, err = exec.LookPath(path)
+	return err == nil
 }
 
 func isSeparator(r rune) bool { return r < 0x80 && os.IsPathSeparator(uint8(r)) }

@@ -38,11 +38,14 @@ func TestAProgramIsRelativeOnlyWithADirectory(t *testing.T) {
 // A path may hold spaces, unless what stands before one is the program.
 func TestAProgramWithSpacesMayBeOne(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "my tool"), nil, 0o755); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"my tool", "tool - copy.exe"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for text, want := range map[string]bool{
 		filepath.Join(dir, "my tool"): false, filepath.Join(dir, "my tool now"): true,
+		filepath.Join(dir, "tool - copy.exe"): false, filepath.Join(dir, "tool - copy.exe /now"): true,
 		filepath.Join(dir, "elsewhere", "my tool"): false, filepath.Join(dir, "elsewhere", "tool --now"): true,
 	} {
 		if err := (Program{text}).check("command"); (err != nil) != want {

@@ -11,7 +11,7 @@ import (
 // What the system says and has.
 const (
 	wasEnded    = "exit status "
-	someProgram = "C:/bin/true.exe"
+	someProgram = "C:/windows/system32/cmd.exe"
 )
 
 // noUDP says that an error is wine's, which lacks a control that Go sets on every socket for UDP (SIO_UDP_CONNRESET).
