@@ -97,11 +97,15 @@ func failure(ctx context.Context, redact *redactor, from string, class, err erro
 	if ended(ctx) {
 		return noAnswer(ctx, from)
 	}
-	text := from + ": " + redact.line(err.Error(), maxShown)
+	return withClass(class, whyAt(redact, from, err))
+}
+
+// whyAt returns the text, without secrets, of an error at an address.
+func whyAt(redact *redactor, from string, err error) string {
 	if errors.Is(err, connectionRefused) {
-		text = "nothing listens at " + listenerOf(from, err) + " (connection refused)"
+		return "nothing listens at " + listenerOf(from, err) + " (connection refused)"
 	}
-	return withClass(class, text)
+	return from + ": " + redact.line(err.Error(), maxShown)
 }
 
 // listenerOf names what refused a connection on the way to from, which is an origin or a host and port.

@@ -777,7 +777,8 @@ func TestNATSConnect(t *testing.T) {
 	}
 	conn.Close()
 	natsStop(srv)
-	if got, err := connect(""); classOf(err) != again {
-		t.Errorf("without a server: %q, %v; want it to be tried again", got, err)
+	want = "nothing listens at " + strings.TrimPrefix(srv.ClientURL(), "nats://") + " (connection refused)"
+	if got, err := connect(""); classOf(err) != again || err.Error() != want {
+		t.Errorf("without a server: %q, %v; want %q, and that it is tried again", got, err, want)
 	}
 }

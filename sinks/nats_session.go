@@ -230,7 +230,7 @@ func (s *natsSession) connectError(err error) error {
 			class = nil
 		}
 		if why != nil {
-			texts = append(texts, u.Host+": "+s.access.redact.line(why.Error(), maxShown))
+			texts = append(texts, whyAt(s.access.redact, u.Host, why))
 		}
 	}
 	if len(texts) == 0 {
