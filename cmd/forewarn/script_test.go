@@ -129,7 +129,7 @@ func setUp(e *testscript.Env) error {
 	e.Setenv("CONTROL", controlPath(e.WorkDir))
 	for name, word := range map[string]string{
 		"STAT": systemtest.StatCall, "NO_SUCH_FILE": systemtest.NoSuchFile.Error(), "NO_SUCH_PATH": systemtest.NoSuchPath.Error(),
-		"REFUSED": systemtest.Refused.Error(), "ADDRESS_TAKEN": systemtest.AddressInUse.Error(),
+		"ADDRESS_TAKEN": systemtest.AddressInUse.Error(),
 	} {
 		e.Setenv(name, word)
 	}
