@@ -43,8 +43,9 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, e
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	group, ended := newProcessGroup(cmd.Process, terms.mark), make(chan struct{})
-	defer close(ended)
+	group := newProcessGroup(cmd.Process, terms.mark)
+	running, ended := context.WithCancel(context.Background())
+	defer ended()
 	stop := context.AfterFunc(ctx, func() {
 		grace := terms.grace
 		if errors.Is(ctx.Err(), context.Canceled) {
@@ -54,13 +55,15 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, e
 		select {
 		case <-time.After(grace):
 			group.kill()
-		case <-ended:
+		case <-running.Done():
 		}
 	})
 	defer stop()
 	defer group.close()
 	var left []leftover
 	if group.awaitEnd() {
+		stop() // from here on nothing is ended before it was found
+		ended()
 		left = group.endRest(ctx, terms.moment)
 		group.close()
 	}
