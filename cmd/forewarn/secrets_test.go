@@ -148,6 +148,9 @@ sinks:
 			t.Errorf("%s doesn't show the host that isn't found:\n%s", where, said[where])
 		}
 	}
+	if !bytes.Contains(said[s.log], []byte(`msg="output of the command"`)) {
+		t.Errorf("the command said nothing, so that nothing was hidden:\n%s", said[s.log])
+	}
 	for what, text := range said {
 		if len(text) == 0 {
 			t.Errorf("%s says nothing", what)
