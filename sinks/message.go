@@ -13,6 +13,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -24,7 +25,7 @@ var MessageDocs = map[string]string{
 	"age":        "how late the message is, in seconds: since time or, with a lead, since it was due",
 	"attempt":    "1 for the first attempt to send it",
 	"muted":      "who muted the sink, if the message waited for the end of a mute; else empty",
-	"missed":     "older changes that this message stands for, oldest first, each with change and time",
+	"missed":     "older changes of Azure's that this message stands for, oldest first, each with change and time",
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
@@ -81,9 +82,11 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if data["event"] == nil { // about the bridge; fields below event are then missing, which is no error
 		data["event"] = map[string]any{}
 	}
-	missed := make([]map[string]any, len(d.Missed))
-	for i, m := range d.Missed {
-		missed[i] = map[string]any{"change": m.Change, "time": m.Time.UTC().Format(time.RFC3339)}
+	missed := []map[string]any{}
+	for _, m := range d.Missed {
+		if imds.ChangeKind(m.Change).OfAzure() { // what came of an approval, for example, is not known here
+			missed = append(missed, map[string]any{"change": m.Change, "time": m.Time.UTC().Format(time.RFC3339)})
+		}
 	}
 	if !d.NotBefore.IsZero() && f["azeventstatus"] != "Started" { // it may have moved while the message waited for its lead
 		f["aznotbefore"] = d.NotBefore.UTC().Format(time.RFC3339)

@@ -214,7 +214,8 @@ func situations() map[string]situation {
 	late = all["started-late"]
 	late.now, late.batch[0].Attempt = at("04:53:30"), 40
 	late.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()},
-		{Change: "updated", Time: at("04:00:00").clock()}}
+		{Change: "updated", Time: at("04:00:00").clock()}, {Change: "approved", Time: at("04:01:00").clock()},
+		{Change: "reminder", Time: at("04:05:00").clock()}} // nobody says that it was approved: that may have failed
 	all["started-late"] = late
 
 	over := circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: at("04:12:40").clock(),
@@ -255,11 +256,14 @@ func situations() map[string]situation {
 	failed.Result, failed.By, failed.Attempts, failed.Status = cloudevent.ResultWithheld, first.Name, 0, ""
 	gone = failed
 	failed.Sink, failed.Error = "drain", "rejected: exit 75: 3 sessions left"
-	gone.Error = "the settings no longer have it"
+	gone.Error = `rule "drain first" was removed from the settings`
+	oddName := failed
+	oddName.Sink = "ops-chat"
 	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
 	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
 		"approved-withheld": failed, "approved-withheld-rule": gone,
+		"approved-withheld-sink": oddName,
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}
