@@ -92,22 +92,26 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.noteRuling(id, "", true) // nothing left to decide
 		return
 	case d.unsent() && d.waits(now):
+		why := b.lastRuling(id)
+		if why != "" && b.Outbox.Durable() == nil { // else the next attempt finds out why
+			b.keepPromise(e, op, notYet("%s", why))
+		}
 		return
 	}
 	var ce *event.Event
 	if asksWhen(rules) {
 		ce = b.cloudEvent(op.Latest)
 	}
-	rule, why, final := b.ruling(rules, e, op, ce, now)
+	rule, all := b.ruling(rules, e, op, ce, now)
 	b.keepWaited(id, now)
 	if rule == 0 || !d.unsent() { // else what kept the last attempt from being made stays, until one is made
-		b.noteRuling(id, why, final)
+		b.noteRuling(id, all.why, all.final)
 	}
 	switch {
-	case rule == 0 && d.unsent() && final:
+	case rule == 0 && d.unsent() && all.final:
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
 	case rule == 0:
-		b.keepPromise(e, op, why, final)
+		b.keepPromise(e, op, all)
 	case !d.unsent():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
 		if !b.keepDecision(e, decided) {
@@ -135,29 +139,31 @@ func asksWhen(rules []Rule) bool {
 	return slices.ContainsFunc(rules, func(r Rule) bool { return r.Filter.When != nil })
 }
 
-// ruling returns the number of the first rule that approves, counted from 1, or 0 and the reason why none does; the
-// reason is "" if no rule is for the event. final means that none will approve unless the event changes. ce is the
-// CloudEvent of the latest change if asksWhen, nil if it can't be read.
+// ruling returns the number of the first rule that approves, counted from 1, or 0 and what all of them say together: the
+// reason is "" if no rule is for the event, or was promised to approve it. ce is the CloudEvent of the latest change if
+// asksWhen, nil if it can't be read.
 func (b *Bridge) ruling(
 	rules []Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time,
-) (rule int, why string, final bool) {
+) (rule int, all ruling) {
 	if err := b.Outbox.Durable(); err != nil {
-		return 0, "the outbox is not durable: " + err.Error(), false
+		return 0, notYet("the outbox is not durable: %v", err)
 	}
 	var reasons []string
-	final = true
+	all.final = true
 	for i, r := range rules {
+		name := RuleName(i+1, r)
 		verdict := b.evaluate(r, e, op, ce, now)
 		if verdict.approve {
-			return i + 1, "", true
+			return i + 1, verdict
 		}
-		final = final && verdict.final
-		if verdict.notApplicable {
-			continue
+		all.final, all.onCourse = all.final && verdict.final, all.onCourse || verdict.onCourse
+		promised := slices.ContainsFunc(op.Promised, func(p cloudevent.Rule) bool { return p.Name == name })
+		if promised || !verdict.notApplicable {
+			reasons = append(reasons, name+": "+verdict.reason(now, b.zone()))
 		}
-		reasons = append(reasons, RuleName(i+1, r)+": "+verdict.reason(now, b.zone()))
 	}
-	return 0, strings.Join(reasons, "; "), final
+	all.why = strings.Join(reasons, "; ")
+	return 0, all
 }
 
 // evaluate applies a rule to the present state of an event.
@@ -207,17 +213,29 @@ func (b *Bridge) Forecasts(rules []Rule, id string) ([]Forecast, error) {
 
 // noteRuling records why an event is not approved, for the status, and logs it if it is new.
 func (b *Bridge) noteRuling(id, why string, final bool) {
-	b.mu.Lock()
-	news := b.rulings[id] != why
-	b.rulings[id] = why
-	b.mu.Unlock()
 	switch {
-	case !news || why == "":
+	case !b.setRuling(id, why), why == "":
 	case final:
 		b.Log.Info("event not approved", "event", id, "why", why)
 	default:
 		b.Log.Info("event not approved yet", "event", id, "why", why)
 	}
+}
+
+// setRuling records why an event is not approved, for the status. It reports whether that is new.
+func (b *Bridge) setRuling(id, why string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	news := b.rulings[id] != why
+	b.rulings[id] = why
+	return news
+}
+
+// lastRuling returns why an event is not approved; "" if nothing is known.
+func (b *Bridge) lastRuling(id string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.rulings[id]
 }
 
 // sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
@@ -246,6 +264,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	d.Failures++
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
+	b.setRuling(e.ID, fmt.Sprintf("Azure doesn't take the approval (attempts: %d): %v; it is tried again", d.Failures, err))
 	b.Log.Warn("approval not sent; trying again", "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }
@@ -267,7 +286,7 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
 			return false
 		}
-		if rule, _, _ := b.ruling(rules, e, *op, ce, time.Now()); rule != d.Rule {
+		if rule, _ := b.ruling(rules, e, *op, ce, time.Now()); rule != d.Rule {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
@@ -320,7 +339,9 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 			d.Seq = op.Latest // Azure was asked about the event as it is now
 		}
 		if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
-			op.Promised = nil // kept, or told otherwise
+			if d.Seq == op.Latest {
+				op.Promised = nil // kept, or told otherwise
+			}
 			d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
 			op.Approval = &d
 		}

@@ -11,6 +11,7 @@ import (
 type wait struct {
 	seq   uint64               // of the change
 	since map[string]time.Time // by route; "" for the change itself
+	stuck time.Time            // see stuckFor
 }
 
 // waited holds how long each acceptance has been known. It is stored for the next run, which continues to count from
@@ -27,7 +28,7 @@ func (b *Bridge) firstSeen(id string, op openEvent, route string, now time.Time)
 	defer b.mu.Unlock()
 	w := b.waits[id]
 	if w.seq != op.Latest {
-		w = wait{op.Latest, map[string]time.Time{}}
+		w = wait{seq: op.Latest, since: map[string]time.Time{}}
 		if op.Waited != nil && op.Waited.Seq == op.Latest {
 			for route, d := range op.Waited.For {
 				w.since[route] = now.Add(-d)
@@ -39,6 +40,19 @@ func (b *Bridge) firstSeen(id string, op openEvent, route string, now time.Time)
 		w.since[route] = now
 	}
 	return w.since[route]
+}
+
+// stuckFor returns for how long no rule has been on course to approve the event's latest change, and none has.
+func (b *Bridge) stuckFor(id string, op openEvent, onCourse bool, now time.Time) time.Duration {
+	b.firstSeen(id, op, "", now)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.waits[id]
+	if onCourse || w.stuck.IsZero() {
+		w.stuck = now
+	}
+	b.waits[id] = w
+	return now.Sub(w.stuck)
 }
 
 // keepWaited stores with the event how long the rules have waited. It writes to the outbox once a minute.

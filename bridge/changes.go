@@ -166,8 +166,11 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
 	s.address(&a, s.routes, &ce, change, &op)
-	op.Promised = s.promises(change, ce, a.To)
-	if in.Rules = op.Promised; len(in.Rules) > 0 {
+	in.Rules = s.promises(change, ce, a.To)
+	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {
+		op.Promised = in.Rules
+	}
+	if len(in.Rules) > 0 {
 		if ce, err = cloudevent.Wrap(change, in); err != nil {
 			return nil, err
 		}

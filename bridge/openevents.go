@@ -54,7 +54,8 @@ type openEvent struct {
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
-	// Promised are the rules that its latest change says will approve it; replaced, never changed.
+	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
+	// never changed.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
 
 	event      imds.Event // of Event

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -42,26 +43,29 @@ func (s changeContext) promises(c imds.Change, ce event.Event, to []outbox.Recip
 	return rules
 }
 
-// failingFor is how long a sink that a promised rule waits for may fail before people are told. A drain that isn't done
-// may well ask to be run again a few times.
+// failingFor is how long what a promise needs may fail before people are told: a sink that it waits for, Azure's document
+// or its answer. A drain that isn't done may well ask to be run again a few times.
 const failingFor = time.Minute
 
-// keepPromise looks after what people were told of an event that no rule approves now: if none will, or if the sinks that
-// the rules wait for have failed for long, those who were told that it starts by itself are told why it does not. final
-// and why are the ruling.
-func (b *Bridge) keepPromise(e imds.Event, op openEvent, why string, final bool) {
+// keepPromise looks after what people were told of an event that is not approved now: if no rule will approve it, or if
+// what the rules need has failed for long, those who were told that it starts by itself are told why it does not. all is
+// what the rules say.
+func (b *Bridge) keepPromise(e imds.Event, op openEvent, all ruling) {
 	if len(op.Promised) == 0 {
 		return
 	}
-	sink, failure := b.failedSink(op, final)
+	now := time.Now()
+	sink, failure := b.failedSink(op, all.final)
 	switch {
-	case final, b.Outbox.Durable() != nil:
-	case sink == "" || time.Since(op.Said) < failingFor:
+	case all.final, b.Outbox.Durable() != nil:
+	case sink != "" && now.Sub(op.Said) >= failingFor:
+	case b.stuckFor(e.ID, op, all.onCourse, now) < failingFor:
 		return
 	}
-	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: op.Promised[0].Name, Sink: sink, Error: failure}
+	rule := op.Promised[0].Name
+	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: rule, Sink: sink, Error: failure}
 	if sink == "" {
-		a.Error = cmp.Or(why, "the settings no longer have such a rule")
+		a.Error = cmp.Or(strings.TrimPrefix(all.why, rule+": "), rule+" was removed from the settings")
 	}
 	b.withhold(e, op, a)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,9 +240,169 @@ func TestARuleThatIsTakenAwayTakesItsPromiseBack(t *testing.T) {
 		b.Reload(b.mortal(routes), nil, SettingsInfo{})
 		pause(3 * time.Second)
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
-		if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Sink != "" || a.Error != "the settings no longer have such a rule" {
+		if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Sink != "" || a.Error != `rule "drain first" was removed from the settings` {
 			t.Errorf("it is told as %+v", a)
 		}
+		b.end()
+	})
+}
+
+// withheld returns why each CloudEvent says that an event is not started early after all.
+func (e *ear) withheld(t *testing.T) (whys []string) {
+	for _, h := range e.accepted() {
+		if a := dataIn(t, h.Event).Approval; a != nil && a.Result == cloudevent.ResultWithheld {
+			whys = append(whys, a.Error)
+		}
+	}
+	return whys
+}
+
+// Those who were told that the event starts by itself are told why it does not when it has changed so that no rule
+// approves it any more. The reason is that of the rule that was to.
+func TestAnUpdateThatEndsAPromiseIsTold(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		change func(*imdstest.Event)
+		why    string
+	}{
+		{"the drain does not get it", func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) },
+			"drain did not get the latest change"},
+		{"it names another VM, too", func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} },
+			"it also names vm-1, and the rule has no others: true"},
+		{"it names another VM", func(e *imdstest.Event) { e.Resources = []string{"vm-1"} }, "it does not name this VM"},
+		{"its type is not the rule's", func(e *imdstest.Event) { e.Type = "Freeze" }, "only.types: it is a Freeze"},
+	} {
+		for claim, busy := range map[string]bool{"while the drain runs": true, "while Azure is asked": false} {
+			t.Run(tt.claim+", "+claim, func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					rule := namedRule()
+					rule.Filter.Only.Types = []string{"Reboot"}
+					s.opts.Rules = []Rule{rule}
+					drain, audit := &ear{}, &ear{}
+					if busy {
+						drain.say(always(errors.New("busy")))
+					} else {
+						s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+					}
+					route := drain.all("drain")
+					route.Filter.Only.Changes = []string{"scheduled"}
+					b := s.start(route, audit.all("audit"))
+					pause(1500 * time.Millisecond)
+					s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+						NotBefore: time.Now().Add(2 * time.Hour)})
+					pause(15 * time.Second)
+					wantIDs(t, audit.withheld(t))
+					s.azure.Update(idA, tt.change)
+					pause(3 * time.Second)
+					wantIDs(t, audit.withheld(t), tt.why)
+					pause(2 * time.Minute)
+					wantIDs(t, audit.withheld(t), tt.why)
+					wantIDs(t, s.approvals())
+					b.end()
+				})
+			})
+		}
+	}
+}
+
+// A doubt that lasts is told after a minute, whether the poll loop sees it or only the last look does. One that is over
+// soon is not. When it is over the event is approved, and that is told.
+func TestADoubtThatLastsIsTold(t *testing.T) {
+	for seenBy, quietly := range map[string]bool{"polls": false, "the last look": true} {
+		t.Run(seenBy, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				var doubtful atomic.Bool
+				s.rewritesDocuments(quietly, func(body string) string {
+					if doubtful.Load() {
+						return sourceField.ReplaceAllString(body, ``)
+					}
+					return body
+				})
+				s.opts.Rules = []Rule{namedRule()}
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start((&ear{}).all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(2 * time.Second)
+				doubtful.Store(true)
+				pause(failingFor - time.Second)
+				wantIDs(t, audit.withheld(t))
+				pause(20 * time.Second)
+				wantIDs(t, audit.withheld(t), "Azure's newest document differs in EventSource")
+				if status := b.Status().Events[0].Approval; !strings.Contains(status, "differs in EventSource") {
+					t.Errorf("the status says %q", status)
+				}
+				pause(5 * time.Minute)
+				doubtful.Store(false)
+				pause(2 * time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.results(t), cloudevent.ResultWithheld, cloudevent.ResultApproved)
+				b.end()
+			})
+		})
+	}
+}
+
+// That Azure doesn't take the approval stands in the status at once, and is told after a minute.
+func TestAnApprovalThatAzureDoesNotTakeIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{namedRule()}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		audit := &ear{}
+		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(30 * time.Second)
+		status := b.Status().Events[0].Approval
+		if !strings.Contains(status, "Azure doesn't take the approval") || !strings.Contains(status, "503") {
+			t.Errorf("the status says %q", status)
+		}
+		wantIDs(t, audit.withheld(t))
+		pause(5 * time.Minute)
+		told := audit.withheld(t)
+		if len(told) != 1 || !strings.Contains(told[0], "503") || !strings.HasSuffix(told[0], "; it is tried again") {
+			t.Errorf("told %q", told)
+		}
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.results(t), cloudevent.ResultWithheld, cloudevent.ResultApproved)
+		if status = b.Status().Events[0].Approval; status != "" {
+			t.Errorf("the status still says %q", status)
+		}
+		b.end()
+	})
+}
+
+// A failure that lasts less than a minute is not told, however long the event has been known.
+func TestAShortDoubtIsNotTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var doubtful atomic.Bool
+		s.rewritesDocuments(false, func(body string) string {
+			if doubtful.Load() {
+				return sourceField.ReplaceAllString(body, ``)
+			}
+			return body
+		})
+		rule := namedRule()
+		rule.Wait = 10 * time.Minute
+		s.opts.Rules = []Rule{rule}
+		s.beginsLate()
+		audit := &ear{}
+		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Minute)
+		for range 3 { // together more than a minute
+			doubtful.Store(true)
+			pause(40 * time.Second)
+			doubtful.Store(false)
+			pause(40 * time.Second)
+		}
+		pause(10 * time.Minute)
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
 		b.end()
 	})
 }

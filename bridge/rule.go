@@ -35,6 +35,8 @@ type ruling struct {
 	why     string    // the reason for no, or for not yet
 	until   time.Time // when the wait is over that is the reason; else zero
 
+	onCourse bool // it waits for a sink or a time, as it was to
+
 	notApplicable bool // the rule is for other events, so the reason is not reported
 }
 
@@ -83,14 +85,14 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 		case a.state == "":
 			return no("%s did not get the latest change", route)
 		case a.state == outbox.StatePending:
-			return notYet("waits for %s", route)
+			return ruling{onCourse: true, why: "waits for " + route}
 		case !a.accepted():
 			return no("%s did not accept the latest change", route)
 		}
 		from = later(from, a.since)
 	}
 	if now.Sub(from) < r.Wait {
-		return ruling{until: from.Add(r.Wait)}
+		return ruling{onCourse: true, until: from.Add(r.Wait)}
 	}
 	return ruling{approve: true}
 }

@@ -146,7 +146,7 @@ const (
 	ResultApproved   = "approved"   // Azure took it
 	ResultRefused    = "refused"    // Azure did not
 	ResultUnanswered = "unanswered" // it was sent by hand, and nobody knows whether Azure took it
-	ResultWithheld   = "withheld"   // it was not sent: no rule approves it, though its CloudEvent said that one would
+	ResultWithheld   = "withheld"   // its CloudEvent said that a rule would approve it, and none does, or not yet
 	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
 )
 
