@@ -18,10 +18,10 @@ func (b *Bridge) noteDoubts(doc imds.Document) {
 	known, _ := b.events.all()
 	for _, e := range known {
 		now, there := listed[e.ID]
-		if there && !now.Contradicted && string(now.Raw) == string(e.Raw) {
+		if there && !doc.Partial && !now.Contradicted && string(now.Raw) == string(e.Raw) {
 			continue // the usual case, which costs nothing
 		}
-		one := imds.Document{}
+		one := imds.Document{Partial: doc.Partial}
 		if there {
 			one.Events = []imds.Event{now}
 		}
@@ -49,6 +49,9 @@ func (b *Bridge) noteDoubt(id, why string) {
 // doubtOf returns why an event must not be approved as it is known, by what the document says of it; "" if nothing
 // speaks against it.
 func doubtOf(known imds.Event, doc imds.Document) string {
+	if doc.Partial { // the rest may be about it
+		return "part of Azure's document can't be read"
+	}
 	now, err := doc.Confirm(known.ID, known.Digest())
 	switch {
 	case err == nil:

@@ -67,6 +67,7 @@ var doubtfulDocuments = []struct {
 	{"somebody asked whose name looks like a user", insteadOf(sourceField, `"EventSource":"Uſer",`)},
 	{"somebody asked whose name has an invisible character", insteadOf(sourceField, `"EventSource":"User\u200b",`)},
 	{"two asked, the user last", insteadOf(sourceField, `"EventSource":"Platform","EventSource":"User",`)},
+	{"two asked, under keys of different case", insteadOf(sourceField, `"EventSource":"User","eventsource":"Platform",`)},
 	{"two lists of events", insteadOf(entryBegins, `"Events":[],"Events":[`)},
 	{"it was to terminate two VMs before", before(`{"EventId":"` + idA + `","EventType":"Terminate",` +
 		`"EventStatus":"Scheduled","Resources":["vm-0","vm-9"]}`)},
@@ -156,7 +157,7 @@ func TestADocumentThatChangesAtEachLook(t *testing.T) {
 func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 	for becomes, want := range map[string]string{
 		``: "rule 1: Azure's newest document differs in EventSource",
-		`"EventSource":"Platform","EventSource":"User",`: "rule 1: Azure's document says two different things about it",
+		`"EventSource":"Platform","EventSource":"User",`: "rule 1: the document says two different things about it",
 		`"EventSource":"Uſer",`:                          `rule 1: "Uſer" has characters that Azure doesn't use`,
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
@@ -180,6 +181,42 @@ func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 				t.Errorf("%s: %+v, want %q", becomes, st.Events, want)
 			}
 			b.end()
+		})
+	}
+}
+
+// What can't be read of a document may be about any event: no rule approves then. Whoever approves by hand has seen what the
+// rest says.
+func TestAnUnreadableEntryKeepsRulesFromApproving(t *testing.T) {
+	for seenBy, quietly := range map[string]bool{"polls": false, "the last look": true} {
+		t.Run(seenBy, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				var unreadable atomic.Bool
+				s.rewritesDocuments(quietly, func(body string) string {
+					if unreadable.Load() {
+						return before(`{"EventId":7}`)(body)
+					}
+					return body
+				})
+				s.beginsLate()
+				rule := rebootRule
+				rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
+				s.opts.Rules = []Rule{rule}
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(5 * time.Second)
+				unreadable.Store(true)
+				pause(40 * time.Second) // without an unconditional poll
+				wantIDs(t, s.approvals())
+				if st := b.Status(); !strings.Contains(st.Events[0].Approval, "can't be read") {
+					t.Errorf("the status does not say why: %+v", st.Events)
+				}
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
+					t.Errorf("by hand: %+v", a)
+				}
+				b.end()
+			})
 		})
 	}
 }

@@ -292,3 +292,26 @@ func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 		b.end()
 	})
 }
+
+// A dead letter about an event that is over is known as such for a sink that acts, so that who replays all that is dead
+// begins nothing. One of an open event, of the end itself, or for another sink is not.
+func TestADeadLetterKnowsThatItsEventIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}
+		drain := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		b := s.start(drain, (&ear{}).all("chat"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		s.reboot(idB)
+		pause(5 * time.Second)
+		s.azure.End(idA)
+		pause(5 * time.Second)
+		for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StateDead}) {
+			if want := d.ID == idA+"-scheduled"; b.Outbox.Over(d, "drain") != want || b.Outbox.Over(d, "chat") {
+				t.Errorf("%s is over: %v, for chat %v", d.ID, b.Outbox.Over(d, "drain"), b.Outbox.Over(d, "chat"))
+			}
+		}
+		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled", idB+"-scheduled", idA+"-vanished")
+		b.end()
+	})
+}

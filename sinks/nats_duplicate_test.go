@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -242,4 +243,35 @@ func TestNATSSilenceWithoutTheMessageIsTriedAgain(t *testing.T) {
 		}
 		closeSink(s)
 	})
+}
+
+// A stream that renames subjects may rename those of two publishers to one. What another has stored there is not taken for
+// this sink's message: it is rejected, and so kept as a dead letter.
+func TestNATSNoiseUnderARenamedSubjectCountsForNothing(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	stream := natsStream(t, js, func(c *jetstream.StreamConfig) {
+		c.SubjectTransform = &jetstream.SubjectTransformConfig{
+			Source: "forewarn.events.*.*.*.*.*.*", Destination: "kept.{{wildcard(6)}}",
+		}
+	})
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)).(*natsSink)
+	all := deliveries(t)
+	id := all[0].Event.ID()
+	noise := &nats.Msg{Subject: "forewarn.events.s.rg.web.Reboot.scheduled." + id, Data: []byte("noise of web"),
+		Header: nats.Header{jetstream.MsgIDHeader: {id}}}
+	if _, err := js.PublishMsg(t.Context(), noise); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Deliver(t.Context(), all[:1]); !errors.Is(err, delivery.ErrRejected) {
+		t.Errorf("with noise in its place: %v, want it rejected", err)
+	}
+	for range 2 { // another VM's copy counts
+		if _, err := s.Deliver(t.Context(), all[1:2]); err != nil {
+			t.Errorf("without noise: %v", err)
+		}
+	}
+	if n := len(natsStored(t, stream)); n != 2 {
+		t.Errorf("the stream holds %d messages, want the noise and one of two", n)
+	}
 }

@@ -3,6 +3,7 @@ package sinks
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -133,7 +134,8 @@ func (n *natsSink) afterRefusal(
 
 // compareStored looks at the message that has the subject already: a copy of this one, from this or another machine and
 // however old, or another message. If the subject has none, the stream renames subjects, and it is the one with the
-// number that the stream gave; without a number, the error is why. sinks/README.md lists what the user must be allowed
+// number that the stream gave, if it says the same: other publishers may have been renamed to the same subject. Without a
+// number, the error is why. sinks/README.md lists what the user must be allowed
 // for that; else the sink is blocked.
 func (s *natsSession) compareStored(
 	ctx context.Context, msg *nats.Msg, number uint64, why error,
@@ -144,7 +146,8 @@ func (s *natsSession) compareStored(
 	}
 	name := stream.CachedInfo().Config.Name
 	held, err := found(stream.GetLastMsgForSubject(ctx, msg.Subject))
-	if err == nil && held == nil && number > 0 {
+	renamed := err == nil && held == nil && number > 0
+	if renamed {
 		held, err = stream.GetMsg(ctx, number)
 	}
 	switch {
@@ -152,7 +155,7 @@ func (s *natsSession) compareStored(
 		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
 	case held == nil:
 		return delivery.Answer{}, why
-	case natsID(held.Header) != natsID(msg.Header):
+	case natsID(held.Header) != natsID(msg.Header), renamed && !sameChange(held.Header, held.Data, msg.Header, msg.Data):
 		return delivery.Answer{}, &classError{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
 			"message %d with id %q", name, msg.Subject, held.Sequence, held.Header.Get(jetstream.MsgIDHeader))}
 	}
@@ -165,6 +168,32 @@ func found(held *jetstream.RawStreamMsg, err error) (*jetstream.RawStreamMsg, er
 		return nil, nil
 	}
 	return held, err
+}
+
+// sameChange reports whether two messages say the same of an Azure event, whoever says it.
+func sameChange(a nats.Header, aData []byte, b nats.Header, bData []byte) bool {
+	x, y := decodedAttributes(a, aData), decodedAttributes(b, bData)
+	for _, name := range []string{"id", "type", "subject", "azeventtype", "azeventstatus", "azresources"} {
+		if x[name] != y[name] {
+			return false
+		}
+	}
+	return true
+}
+
+// decodedAttributes returns the attributes of the CloudEvent in a message, of either mode: texts and others.
+func decodedAttributes(h nats.Header, data []byte) map[string]any {
+	all := map[string]any{}
+	if h.Get("ce-id") == "" {
+		_ = json.Unmarshal(data, &all) // what is no CloudEvent has no attributes
+		return all
+	}
+	for name := range h {
+		if attribute, ok := strings.CutPrefix(name, "ce-"); ok {
+			all[attribute] = h.Get(name)
+		}
+	}
+	return all
 }
 
 // withNewID returns a message with an id of which no stream can have heard. The first word is the id as before.
@@ -182,9 +211,9 @@ func natsID(h nats.Header) string {
 
 // answer returns the answer for a message that a stream has, and where.
 func (s *natsSession) answer(how, stream string, sequence uint64) delivery.Answer {
-	stream = s.access.redact.line(stream, maxStreamName)
+	stream = cut(stream, maxStreamName)
 	return delivery.Answer{
-		Status: fmt.Sprintf("%s in stream %s, message %d", how, stream, sequence),
-		ID:     fmt.Sprintf("%s:%d", stream, sequence),
+		Status: s.access.redact.line(fmt.Sprintf("%s in stream %s, message %d", how, stream, sequence), maxShown),
+		ID:     s.access.redact.id(fmt.Sprintf("%s:%d", stream, sequence)),
 	}
 }

@@ -73,7 +73,7 @@ func DecodeDocument(body []byte) (Document, error) {
 	if err := json.Unmarshal(body, &envelope); err != nil {
 		return Document{}, fmt.Errorf("%w: %v; it starts with %.60q", errNoDocument, err, bytes.TrimSpace(body))
 	}
-	twice := countFields(body) != len(envelope)
+	twice := countFields(body) != differentKeys(envelope)
 	list, ok := envelope["Events"]
 	if !ok {
 		return Document{}, fmt.Errorf("%w: it has no Events", errNoDocument)
@@ -161,7 +161,7 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	if fields == nil {
 		return e, nil
 	}
-	e.Contradicted = countFields(raw) != len(fields)
+	e.Contradicted = countFields(raw) != differentKeys(fields)
 	if e.Contradicted {
 		problems = append(problems, "it has a field twice; the last one counts")
 	}
@@ -219,6 +219,16 @@ func fieldsOf(raw json.RawMessage) (fields map[string]json.RawMessage) {
 		return nil
 	}
 	return fields
+}
+
+// differentKeys returns the number of keys that differ by more than the case of letters or spaces around them: whoever
+// reads JSON may take such keys for the same.
+func differentKeys(fields map[string]json.RawMessage) int {
+	keys := make(map[string]bool, len(fields))
+	for key := range fields {
+		keys[Upper(strings.TrimSpace(key))] = true
+	}
+	return len(keys)
 }
 
 // countFields returns the number of fields of a JSON object, each as often as it stands there: the colons outside of its

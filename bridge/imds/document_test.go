@@ -294,7 +294,7 @@ func TestWordsAreComparedAsASCII(t *testing.T) {
 		t.Errorf("words in another case are read as %q, %q, %q", e.Status, e.Type, e.Source)
 	}
 	for _, odd := range []string{
-		`{"EventId":"A","EventSource":"Uſer"}`, `{"EventId":"A","EventType":"Terminate​"}`,
+		`{"EventId":"A","EventSource":"Uſer"}`, `{"EventId":"A","EventType":"` + "Terminate\u200b" + `"}`,
 		`{"EventId":"A","EventStatus":"ſcheduled"}`, `{"EventId":"A","Resources":["vm-0","K-1"]}`,
 		`{"EventId":"A","EventType":"Reboot\u0000"}`, `{"EventId":"A","ResourceType":"VirtualMachıne"}`,
 		`{"EventId":"A","EventType":"Rebооt"}`,
@@ -640,5 +640,27 @@ func TestATimeThatCannotBeReadIsQuoted(t *testing.T) {
 		if got := e.UnreadTime(); err != nil || got != want {
 			t.Errorf("NotBefore %s: UnreadTime = %q, %v; want %q", sent, got, err, want)
 		}
+	}
+}
+
+// Two keys that differ only by case, or by spaces around them, contradict each other: readers take either.
+func TestKeysThatDifferByCaseContradict(t *testing.T) {
+	for _, more := range []string{
+		`"eventsource":"Platform"`, `"EVENTSOURCE":"Platform"`, `"eventtype":"Terminate"`, `"resources":["vm-9"]`,
+		`"EventSource ":"Platform"`, `"eventStatus":"Started"`,
+	} {
+		doc, err := DecodeDocument([]byte(`{"DocumentIncarnation":1,"Events":[{"EventId":"A","EventStatus":"Scheduled",` +
+			`"EventType":"Reboot","Resources":["vm-0"],"EventSource":"User",` + more + `}]}`))
+		if err != nil || len(doc.Events) != 1 || !doc.Events[0].Contradicted {
+			t.Errorf("beside %s: %+v, %v, want it contradicted", more, doc.Events, err)
+		}
+	}
+	doc, err := DecodeDocument([]byte(`{"Events":[{"EventId":"A","EventSource":"User"}],"events":[]}`))
+	if err != nil || !doc.Partial || !doc.Events[0].Contradicted {
+		t.Errorf("with two lists of events: %+v, %v", doc, err)
+	}
+	doc, err = DecodeDocument([]byte(`{"Events":[{"EventId":"A","EventSource":"User","Eventsources":1,"New":{"new":2}}]}`))
+	if err != nil || doc.Partial || doc.Events[0].Contradicted {
+		t.Errorf("other keys contradict: %+v, %v", doc, err)
 	}
 }

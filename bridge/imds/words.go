@@ -69,7 +69,7 @@ func (e Event) Odd() string {
 // Why a document does not confirm an event.
 var (
 	ErrNotListed    = errors.New("it is no longer listed")
-	ErrContradicted = errors.New("Azure's document says two different things about it")
+	ErrContradicted = errors.New("the document says two different things about it")
 	ErrChanged      = errors.New("it has changed since it was shown")
 )
 

@@ -55,6 +55,16 @@ func (o *Outbox) selected(s Selection) (all []*entry) {
 	return all
 }
 
+// Over reports whether a route would begin nothing about a delivery, because its event is over: see
+// delivery.Late.OverAtEnd. While no settings are known, as when no bridge runs, no route is known to act.
+func (o *Outbox) Over(d Delivery, route string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r, g := o.routes[route], o.groups[d.Group]
+	open := g != nil && g.latest != nil
+	return d.Group != "" && !open && !d.Ends() && r != nil && r.late == delivery.LateDrop
+}
+
 // Show returns one delivery and the JSON of its CloudEvent. The error wraps ErrUnknownKey if there is no such key; any
 // other error is about the CloudEvent, and the delivery is returned with it.
 func (o *Outbox) Show(key string) (Delivery, json.RawMessage, error) {

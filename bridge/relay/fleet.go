@@ -430,6 +430,14 @@ func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	return all
 }
 
+// isOver reports whether the end of an event is known.
+func (f *fleet) isOver(event string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.events[event]
+	return l != nil && l.ended
+}
+
 // sortedEvents returns the events by their last change. mu is held.
 func (f *fleet) sortedEvents() []*azureEvent {
 	all := make([]*azureEvent, 0, len(f.events))

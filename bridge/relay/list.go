@@ -49,6 +49,17 @@ func (s Selection) has(sink, state, event string) bool {
 		strings.HasPrefix(imds.Upper(event), imds.Upper(s.Event))
 }
 
+// Over reports whether a sink would begin nothing about a delivery, because its event is over: see
+// delivery.Late.OverAtEnd.
+func (r *Relay) Over(e Entry, sink string) bool {
+	r.mu.Lock()
+	acts := slices.ContainsFunc(r.Routes, func(route bridge.Route) bool {
+		return route.Name == sink && route.Terms.Late == delivery.LateDrop
+	})
+	r.mu.Unlock()
+	return acts && e.Group != "" && !strings.HasSuffix(e.Type, "."+string(imds.Vanished)) && r.fleet.isOver(e.Group)
+}
+
 // ErrUnknownKey means that there is no such delivery.
 var ErrUnknownKey = errors.New("there is no such delivery")
 

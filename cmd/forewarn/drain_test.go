@@ -261,6 +261,8 @@ func TestDrainIgnoresOtherChanges(t *testing.T) {
 			`DRAIN_SERVICE is ""; expected a program`},
 		{"a test without a directory", "scheduled", "A", []string{"FOREWARN_TEST=1", "DRAIN_STATE=/none"}, 78,
 			`DRAIN_STATE is "/none"; expected a directory to write to`},
+		{"it names other machines now", "updated", "A", []string{"CE_AZSELF=false"}, 0,
+			"the service was not taken out for this event"},
 		{"it has begun", "started", "A", nil, 0, "nothing to do when it is started"},
 		{"no event", "scheduled", "", nil, 78, "no event: forewarn runs this"},
 		{"no service", "scheduled", "A", []string{"DRAIN_SERVICE="}, 78, `DRAIN_SERVICE is ""; expected a program`},

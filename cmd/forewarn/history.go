@@ -291,6 +291,9 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time, zone *time.Locat
 		words = "delivered"
 	case d.State == outbox.StateSuperseded && d.Answer == delivery.EventOver:
 		words, d.Answer = "not sent, the event is over", ""
+		if d.Attempts > 0 {
+			words = "given up, the event is over"
+		}
 	case d.State == outbox.StateSuperseded:
 		words = "replaced by a newer change"
 	case d.State == outbox.StateDead:

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
 	"log/slog"
 	"net/http"
 	"os"
@@ -120,6 +121,7 @@ func exitCode(err error) int {
 
 // run runs the command and returns its exit code.
 func run(ctx context.Context, w environment) int {
+	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
 	p := &program{environment: w}
 	root := p.root()
 	root.SetArgs(w.args)

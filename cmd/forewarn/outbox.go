@@ -131,7 +131,8 @@ func (p *program) outboxReplayCommand() *cobra.Command {
 		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
 forewarn or, if none runs, changes the outbox's file. The history keeps who replayed them. Prints
-the deliveries that are pending again.`,
+the deliveries that are pending again. With --all, what a sink with late: drop was to do about an event
+that is over is left as it is.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
@@ -192,7 +193,13 @@ func (p *program) mutate(
 	for _, e := range entries {
 		fmt.Fprintf(p.out, "%s  %s\n", e.Key, e.ID)
 	}
-	if len(entries) == 0 {
+	left, err := running.List(c.Context(), outbox.Selection{Route: m.Sink, State: outbox.StateDead}, 1)
+	switch {
+	case err != nil || !m.All:
+	case len(left.Rows) > 0:
+		fmt.Fprintf(p.err, "%s: left as they are, because their events are over and the sink acts; to send one all the "+
+			"same, name its key\n", wording.Plural(len(left.Rows)+left.More, "dead letter", "dead letters"))
+	case len(entries) == 0:
 		fmt.Fprintln(p.err, "there are no dead letters")
 	}
 	return nil

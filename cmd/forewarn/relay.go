@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	stdlog "log"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -109,7 +107,6 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	if err != nil {
 		return err
 	}
-	stdlog.SetOutput(io.Discard) // see run
 	if f.provision != "" {
 		if err := p.provision(ctx, s); err != nil || f.provision == "only" {
 			return err

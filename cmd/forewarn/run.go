@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	stdlog "log"
 	"log/slog"
 	"maps"
 	"net"
@@ -98,7 +96,6 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	if from == "" {
 		from = "none: using the defaults, with every change of this VM on standard output"
 	}
-	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
 	log.Info(startNotice, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 	warnOfOthers(s, log)
 

@@ -97,7 +97,13 @@ umask 077
 mark=$DRAIN_STATE/$event.event
 
 case ${FOREWARN_CHANGE:-} in
-scheduled | updated) drain ;;
+updated)
+	if [ "${CE_AZSELF:-true}" = false ]; then
+		return_to_service # it no longer names this VM
+	fi
+	drain
+	;;
+scheduled) drain ;;
 vanished) return_to_service ;;
 *) end 0 "nothing to do when it is ${FOREWARN_CHANGE:-unknown}" ;;
 esac

@@ -187,7 +187,7 @@ func (c *Client) mutate(
 			if err := checkSinks(append(o.Routes(), c.Sinks...), m.Sink, m.To); err != nil {
 				return err
 			}
-			m.addKeys(o)
+			m.addKeys(o, path == "/outbox/replay")
 			changed, err = do(o, m.Keys)
 			return withHint(err)
 		})

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -78,16 +79,20 @@ func history(o *outbox.Outbox, period bridge.Period, n int) (Rows[bridge.EventHi
 // A Mutation is a request to replay or drop deliveries.
 type Mutation struct {
 	Keys []string `json:"keys"`
-	All  bool     `json:"all"`  // all dead letters, instead of keys
+	All  bool     `json:"all"`  // all dead letters, instead of keys; see keysOfAll
 	Sink string   `json:"sink"` // with All: only those of this sink
 	To   string   `json:"to"`   // replay: the sink that gets them; "" for their own
 	By   string   `json:"by"`   // the user, for the record
 }
 
-// addKeys fills in the keys that All stands for.
-func (m *Mutation) addKeys(o *outbox.Outbox) {
-	if m.All {
-		for _, e := range o.List(outbox.Selection{Route: m.Sink, State: outbox.StateDead}) {
+// addKeys fills in the keys that All stands for: of all dead letters or, to replay them, of those about which the sink that
+// gets them still begins something. One of an event that is over is sent only to who names its key.
+func (m *Mutation) addKeys(o *outbox.Outbox, replay bool) {
+	if !m.All {
+		return
+	}
+	for _, e := range o.List(outbox.Selection{Route: m.Sink, State: outbox.StateDead}) {
+		if !replay || !o.Over(e, cmp.Or(m.To, e.Route)) {
 			m.Keys = append(m.Keys, e.Key)
 		}
 	}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,7 +77,9 @@ func RelayHandler(r *relay.Relay) http.Handler {
 			if m.All {
 				dead, _, listErr := r.List(req.Context(), relay.Selection{Sink: m.Sink, State: outbox.StateDead}, limit(nil))
 				for _, e := range dead {
-					m.Keys = append(m.Keys, e.Key)
+					if change.path != "POST /outbox/replay" || !r.Over(e, cmp.Or(m.To, e.Sink)) {
+						m.Keys = append(m.Keys, e.Key)
+					}
 				}
 				err = listErr
 			}

@@ -56,7 +56,7 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 	mux.HandleFunc("GET /tail", atMost(maxFollowers,
 		fmt.Sprintf("%d commands follow this forewarn; end one of them first", maxFollowers),
 		func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) }))
-	change := func(do func(m Mutation) ([]outbox.Delivery, error)) http.HandlerFunc {
+	change := func(replay bool, do func(m Mutation) ([]outbox.Delivery, error)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			var m Mutation
 			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 32<<20)).Decode(&m); err != nil {
@@ -67,7 +67,7 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 				http.Error(w, err.Error(), http.StatusBadRequest)
 				return
 			}
-			m.addKeys(o)
+			m.addKeys(o, replay)
 			entries, err := do(m)
 			if err != nil {
 				http.Error(w, withHint(err).Error(), http.StatusConflict)
@@ -76,10 +76,10 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 			answer(w, append([]outbox.Delivery{}, entries...))
 		}
 	}
-	mux.HandleFunc("POST /outbox/replay", change(func(m Mutation) ([]outbox.Delivery, error) {
+	mux.HandleFunc("POST /outbox/replay", change(true, func(m Mutation) ([]outbox.Delivery, error) {
 		return b.Replay(m.Keys, m.To, m.By)
 	}))
-	mux.HandleFunc("POST /outbox/drop", change(func(m Mutation) ([]outbox.Delivery, error) {
+	mux.HandleFunc("POST /outbox/drop", change(false, func(m Mutation) ([]outbox.Delivery, error) {
 		return b.Drop(m.Keys, m.By)
 	}))
 	mux.HandleFunc("POST /approve", serveApproval(b))
