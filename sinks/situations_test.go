@@ -267,6 +267,8 @@ func situations() map[string]situation {
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}
+	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
+	all["group-withheld"] = situation{batch: withheld, now: messageTime}
 	tell("reminder", "03:10:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true,
 		nil)
 	instead := all["scheduled"]
