@@ -91,6 +91,7 @@ func New(o Options) *Relay {
 	if o.Shown == nil {
 		o.Shown = func(err error) error { return err }
 	}
+	o.Log = slog.New(shownErrors{o.Log.Handler(), o.Shown})
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}

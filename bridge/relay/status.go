@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -28,7 +29,7 @@ func (r *Relay) Status() bridge.Status {
 			Seen: p.Seen})
 	}
 	if r.watchErr != nil && r.down == nil {
-		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.watchErr.Error())
+		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.Shown(r.watchErr).Error())
 	}
 	if r.deadFull {
 		s.Warnings = append(s.Warnings, deadFull)
@@ -147,7 +148,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	k.OverdueSince = q.overdue.UTC()
 	reasons = append(reasons, k.Reasons(q.urgent, r.Settings.Location())...)
 	for _, why := range q.problems {
-		reasons = append(reasons, "the sink "+route.Name+": "+why)
+		reasons = append(reasons, r.Shown(errors.New("the sink "+route.Name+": "+why)).Error())
 	}
 	return k, reasons
 }
