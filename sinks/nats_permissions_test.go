@@ -49,7 +49,7 @@ func natsNeedy(t *testing.T, publish, subscribe []string, keys string, stream fu
 	}))
 	_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
 	made := natsStream(t, js, func(c *jetstream.StreamConfig) {
-		c.Duplicates, c.AllowDirect = 100*time.Millisecond, true
+		c.Duplicates, c.AllowDirect = time.Second, true
 		stream(c)
 	})
 	open := func() delivery.Sink {
@@ -113,7 +113,7 @@ func TestNATSNeedsTheDocumentedPermissions(t *testing.T) {
 			func(c *jetstream.StreamConfig) { c.AllowDirect = false }},
 		"without once": {append(without(direct), "$JS.API.DIRECT.GET.FOREWARN"), "once: false", as},
 		"with provision": {append(slices.Clone(publish), "$JS.API.STREAM.CREATE.FOREWARN", "$JS.API.STREAM.UPDATE.FOREWARN"),
-			"provision: {stream: FOREWARN, duplicates: 100ms}",
+			"provision: {stream: FOREWARN, duplicates: 1s}",
 			func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.probe", "forewarn.heartbeat.>"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
