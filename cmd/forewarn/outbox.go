@@ -197,8 +197,8 @@ func (p *program) mutate(
 	switch {
 	case err != nil || !m.All:
 	case len(left.Rows) > 0:
-		fmt.Fprintf(p.err, "%s: left as they are, because their events are over and the sink acts; to send one all the "+
-			"same, name its key\n", wording.Plural(len(left.Rows)+left.More, "dead letter", "dead letters"))
+		fmt.Fprintf(p.err, "%s not sent again, because the event is over and the sink acts; to send one all the same, "+
+			"name its key\n", wording.Plural(len(left.Rows)+left.More, "dead letter", "dead letters"))
 	case len(entries) == 0:
 		fmt.Fprintln(p.err, "there are no dead letters")
 	}
