@@ -30,8 +30,10 @@
 //     TestTheWholeLifeOfAnEventIsDelivered, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
 //  8. A full or broken disk does not silence it: it runs from memory, says so, and is not ready.
 //     TestAFullDiskSilencesNobody, TestDamagedFileIsReadOrSetAside, TestWithoutADiskTheProgramWorksFromMemory
-//  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no.
-//     TestTheBridgeNeverActsOnTheMachine, TestEveryDoubtMeansNo, TestAnApprovalSurvivesACrashAtEachStep
+//  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no. What a
+//     route with LateDrop has not begun when its event ends is not begun.
+//     TestTheBridgeNeverActsOnTheMachine, TestEveryDoubtMeansNo, TestAnApprovalSurvivesACrashAtEachStep,
+//     TestNothingIsBegunAboutAnEventThatIsOver
 //  10. No secret is ever printed.
 //     TestTheBridgePrintsNoSecret
 //
