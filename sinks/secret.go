@@ -148,15 +148,16 @@ func (s source) wrong(err error) error {
 	return &KeyError{s.from(), err}
 }
 
-// place returns for people where the value comes from: the file, the variable, or the key.
-func (s source) place() string {
+// place returns for people where the value comes from: the file, the variable, or the key of the settings file. kind is
+// that of the sink, whose settings have the key.
+func (s source) place(kind string) string {
 	switch {
 	case s.File != "":
 		return string(s.File)
 	case s.Env != "":
 		return "the environment variable " + s.Env
 	}
-	return s.key
+	return fmt.Sprintf("the settings file (%s.%s)", kind, s.key)
 }
 
 // sources are the sources of several values, some of which the settings may not have.

@@ -244,7 +244,7 @@ func (a *slackAPI) refusal(err error) error {
 		text += " (" + details + ")"
 	}
 	if kind.remedy != "" && (a.sink.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
-		text += ": " + strings.NewReplacer("SECRET", a.sink.secret.place(), "CHANNEL", a.sink.channel).Replace(kind.remedy)
+		text += ": " + strings.NewReplacer("SECRET", a.sink.secret.place("slack"), "CHANNEL", a.sink.channel).Replace(kind.remedy)
 	}
 	return a.last.withRetryAfter(&slackError{code, withClass(kind.class, text)})
 }

@@ -141,7 +141,7 @@ func TestSlackWebhookErrorsHaveClasses(t *testing.T) {
 		{slackNo{body: "invalid_payload"}, rejected, "invalid_payload"},
 		{slackNo{status: 400, body: "invalid_payload"}, rejected, "invalid_payload"},
 		{slackNo{status: 400, body: "user_not_found"}, blocked, "user_not_found"},
-		{slackNo{status: 403, body: "invalid_token"}, blocked, "put its URL into webhook_url"},
+		{slackNo{status: 403, body: "invalid_token"}, blocked, "put its URL into the settings file (slack.webhook_url)"},
 		{slackNo{status: 403, body: "action_prohibited"}, blocked, "administrator"},
 		{slackNo{status: 404, body: "no_service"}, blocked, "make a new incoming webhook"},
 		{slackNo{status: 404, body: "channel_not_found"}, blocked, "channel_not_found"},

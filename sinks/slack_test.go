@@ -555,7 +555,7 @@ func TestSlackConnectSendsNothing(t *testing.T) {
 	}
 	w.refuse("auth.test", slackNo{body: `{"ok":false,"error":"invalid_auth"}`})
 	if _, err := k.Connect(t.Context()); classOf(err) != blocked ||
-		!strings.Contains(err.Error(), "put a new token into token") {
+		!strings.Contains(err.Error(), "put a new token into the settings file (slack.token)") {
 		t.Errorf("Connect = %v, want it blocked", err)
 	}
 	hook := openSlackSink(t, "webhook_url: "+w.url+"/services/T/B/X")
