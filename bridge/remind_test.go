@@ -681,6 +681,30 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 	}
 }
 
+// A sink that refuses is tried with one delivery at a time. Those that it never saw fall back for that reason too.
+func TestAFallbackIsToldWhyASinkDoesNotGetWhatItNeverSaw(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		chat, mail := &ear{answer: always(errRefused)}, &ear{}
+		b := s.start(chat.all("chat").with(func(t *Terms) {
+			t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute}
+		}), mail.all("mail").only("Preempt"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Hour)
+		pause(45 * time.Second)
+		s.redeploy(idB, 5*time.Hour)
+		pause(10 * time.Second)
+		s.azure.End(idB)
+		pause(2 * time.Minute)
+		wantIDs(t, mail.ids(), idA+"-scheduled", idB+"-scheduled", idB+"-vanished")
+		for _, m := range mail.accepted() {
+			if m.Instead.Why != errRefused.Error() {
+				t.Errorf("of %s it is told %q as the reason, want %q", m.Event.ID(), m.Instead.Why, errRefused)
+			}
+		}
+		b.end()
+	})
+}
+
 // A fallback that gets the event anyway does not get it twice.
 func TestAFallbackThatKnowsGetsNothingTwice(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -96,7 +96,7 @@ type Report struct {
 
 	Answer  Answer    // of the attempt; its receipt applies to Accepted, Failed and Dead, its progress to Failed
 	Batch   uint64    // for Failed items that made progress: see Item.Batch
-	Error   string    // for Failed and Dead items; "" keeps that of their last attempt
+	Error   string    // for Failed and Dead items, "" keeps that of their last attempt; for FellBack ones that have none
 	Next    time.Time // for Failed items
 	Reason  string    // for Dead items
 	Durable bool      // see Queue.Report

@@ -159,7 +159,10 @@ func (w *Worker) update(now time.Time) {
 		w.put(i, now)
 	}
 	late, fallback := w.takeOverdue(now)
-	if len(late)+len(fallback) > 0 {
+	if len(fallback) > 0 {
+		w.Queue.Report(Report{Now: now, FellBack: fallback, Error: w.lastErr})
+	}
+	if len(late) > 0 {
 		var muted []*Item // they waited for a mute, so the next change replaces them, unless they became late since
 		late = slices.DeleteFunc(late, func(i *Item) bool {
 			at := i.lateAt()
@@ -169,7 +172,7 @@ func (w *Worker) update(now time.Time) {
 			}
 			return replaced
 		})
-		w.Queue.Report(Report{Now: now, Dead: late, Superseded: muted, Reason: ReasonLate, FellBack: fallback})
+		w.Queue.Report(Report{Now: now, Dead: late, Superseded: muted, Reason: ReasonLate})
 	}
 	if w.secrets.changed(now) {
 		w.Log.Info("secret file changed; trying again at once")

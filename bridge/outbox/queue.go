@@ -264,7 +264,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 	each(rep.Failed, func(e *entry) { c.recordFailure(e, rep) })
 	each(rep.FellBack, func(e *entry) {
 		if !e.FellBack {
-			c.fallBack(e, e.Error)
+			c.fallBack(e, cmp.Or(e.Error, rep.Error))
 			next := e.copy()
 			next.FellBack = true
 			c.replace(e, next)

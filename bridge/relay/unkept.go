@@ -58,6 +58,7 @@ func (q *queue) keepAtOnce(u *unkept) bool {
 func (q *queue) keep(u *unkept) error {
 	why := cmp.Or(u.report.Error, u.item.Error)
 	if !u.dead {
+		why = cmp.Or(u.item.Error, u.report.Error)
 		ce, _, err := q.Read(u.item)
 		if err == nil {
 			err = q.publishForFallback(u.item, ce, why)
