@@ -95,7 +95,7 @@ type Bridge struct {
 	lastHeartbeat    map[string]beat         // by route
 	lastHead         map[string]reportedHead // by route
 	disk             diskOutage              // only housekeep uses it
-	needs            NeedLog                 // only housekeep uses it
+	needs            NeedLog                 // has a lock of its own
 	lastDead         map[string]time.Time    // by route: when its dead letters were last reported
 	stamp            time.Time               // of the last CloudEvent about the bridge
 	lastHousekeeping time.Time               // when housekeeping last ran

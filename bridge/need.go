@@ -1,10 +1,12 @@
 package bridge
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sort"
+	"sync"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -15,10 +17,14 @@ import (
 // overdueAfter is how long a delivery about an urgent event may wait after its first attempt.
 const overdueAfter = time.Minute
 
-// Overdue reports whether a delivery, which is about an urgent event, was attempted and has waited for too long. What a
-// mute holds back is not overdue.
-func Overdue(i *delivery.Item, now time.Time) bool {
-	return i.Attempts > 0 && !i.Mute.Active() && now.Sub(i.Since()) > overdueAfter
+// Overdue reports since when a delivery waits, which is about an urgent event, was attempted and has waited for too
+// long. What a mute holds back is not overdue; once that ends, what could be made before the mute has waited all along.
+func Overdue(i *delivery.Item, now time.Time) (since time.Time, overdue bool) {
+	since = i.Since()
+	if i.Mute != nil && i.FirstDue().Before(i.Mute.Since) {
+		since = i.FirstDue()
+	}
+	return since, i.Attempts > 0 && !i.Mute.Active() && now.Sub(since) > overdueAfter
 }
 
 // isUrgent reports whether the event has begun, or may begin within delivery.UrgentNotice.
@@ -41,8 +47,10 @@ func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Tim
 			continue
 		}
 		for _, d := range b.Outbox.Pending(e.ID) {
-			if was := since[d.Route]; Overdue(&d.Item, now) && (was.IsZero() || d.Since().Before(was)) {
-				since[d.Route] = d.Since()
+			was := since[d.Route]
+			waits, overdue := Overdue(&d.Item, now)
+			if overdue && (was.IsZero() || waits.Before(was)) {
+				since[d.Route] = waits
 			}
 		}
 	}
@@ -50,10 +58,10 @@ func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Tim
 }
 
 // NeedsSomebody reports whether somebody must act: the sink is blocked, something urgent is overdue, or it has accepted
-// nothing for so long that other sinks report it.
+// nothing for so long that other sinks report it. It stays so until the sink accepts something or nothing waits for it.
 func (k SinkStatus) NeedsSomebody(now time.Time) bool {
 	pending := time.Duration(k.OldestPendingSeconds * float64(time.Second))
-	return k.State == SinkIsBlocked || !k.OverdueSince.IsZero() ||
+	return !k.NeededSince.IsZero() || k.State == SinkIsBlocked || !k.OverdueSince.IsZero() ||
 		k.State == SinkRetrying && min(pending, now.Sub(k.LastAccepted)) >= SilentFor
 }
 
@@ -70,30 +78,60 @@ func (k SinkStatus) Reasons(soon bool, zone *time.Location) []string {
 	return nil
 }
 
-// A NeedLog logs once when a sink needs somebody, and once when it no longer does. The zero value knows of none.
-type NeedLog struct{ since map[string]time.Time }
+// A NeedLog logs once when a sink needs somebody, and once when it no longer does. The zero value knows of none. It is
+// safe for concurrent use.
+type NeedLog struct {
+	mu    sync.Mutex
+	needs map[string]need // by the name of the sink
+}
 
-// Note takes in how the sinks are now.
+// A need is that of one sink, with the last state and error that tell why.
+type need struct {
+	since      time.Time
+	state, err string
+}
+
+// Note takes in how the sinks are now, after Keep.
 func (n *NeedLog) Note(log *slog.Logger, sinks []SinkStatus, now time.Time) {
-	before := n.since
-	n.since = map[string]time.Time{}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before := n.needs
+	n.needs = map[string]need{}
 	for _, k := range sinks {
 		if !k.NeedsSomebody(now) {
 			continue
 		}
-		n.since[k.Name] = now
-		if was, known := before[k.Name]; known {
-			n.since[k.Name] = was
-			continue
+		was, known := before[k.Name]
+		if !known {
+			was.since = now
+			log.Error("sink needs somebody; its deliveries are kept", "sink", k.Name, "kind", k.Kind, "pending", k.Pending,
+				"err", k.LastError)
 		}
-		log.Error("sink needs somebody; its deliveries are kept", "sink", k.Name, "kind", k.Kind, "pending", k.Pending,
-			"err", k.LastError)
+		n.needs[k.Name] = need{was.since, k.State, k.LastError}
 	}
-	for name, since := range before {
-		if _, still := n.since[name]; !still {
-			log.Info("sink no longer needs somebody", "sink", name, "after", now.Sub(since).Round(time.Second))
+	for name, was := range before {
+		if _, still := n.needs[name]; !still {
+			log.Info("sink no longer needs somebody", "sink", name, "after", now.Sub(was.since).Round(time.Second))
 		}
 	}
+}
+
+// Keep keeps in the status that the sink needs somebody, and why, until it accepts something or nothing waits for it.
+// A mute makes it wait, but mends nothing.
+func (n *NeedLog) Keep(k *SinkStatus) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	was, known := n.needs[k.Name]
+	served := k.State != SinkOrphaned && k.State != SinkStandby
+	waits := k.Muted > 0 || !k.OldestPending.IsZero()
+	if !known || !served || !waits || k.LastAccepted.After(was.since) {
+		return
+	}
+	k.NeededSince = was.since.UTC()
+	if k.State == SinkOK {
+		k.State = was.state
+	}
+	k.LastError = cmp.Or(k.LastError, was.err)
 }
 
 // logNeeds logs which sinks begin or end to need somebody.
@@ -120,6 +158,7 @@ func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 			if k.State != SinkOrphaned {
 				k.OverdueSince = overdue[name].UTC()
 			}
+			b.needs.Keep(&k)
 			all = append(all, k)
 		}
 	}

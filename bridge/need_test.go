@@ -69,6 +69,65 @@ func TestTheLogSaysOnceThatASinkNeedsSomebody(t *testing.T) {
 	}
 }
 
+// A mute mends nothing: the sink still needs somebody, for the same reason and since the same time, until it accepts.
+func TestAMuteDoesNotSayThatASinkNoLongerNeedsSomebody(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		notice time.Duration
+		answer error
+		after  time.Duration
+	}{
+		{"it refuses", 2 * time.Hour, errRefused, 2 * time.Minute},
+		{"it refuses while an event is due", time.Hour / 6, errRefused, 10 * time.Second},
+		{"it is down while an event is due", time.Hour / 6, errDown, 70 * time.Second},
+		{"it is down for long", 2 * time.Hour, errDown, 7 * time.Minute},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				down := &ear{answer: always(tt.answer)}
+				b := s.start((&ear{}).all("well"), down.all("down"))
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(tt.notice)})
+				pause(tt.after)
+				still := func(when string) {
+					t.Helper()
+					k, over := b.Status().Sinks[0], s.countLogged("no longer needs somebody")
+					n := s.countLogged(`msg="sink needs somebody`)
+					if n != 1 || over > 0 || !k.NeedsSomebody(time.Now()) || k.LastError != tt.answer.Error() {
+						t.Errorf("%s: it needs somebody, by the log %d times, and %d times no longer; %+v", when, n, over, k)
+					}
+				}
+				still("before the mute")
+				if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "test", By: "root"}, time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				for range 3 {
+					pause(20 * time.Second)
+					still("while it is muted")
+				}
+				if _, err := b.Unmute(nil, true, "root"); err != nil {
+					t.Fatal(err)
+				}
+				for range 4 {
+					pause(3 * time.Second)
+					still("after the mute")
+				}
+				waits := "something urgent has waited for the sink down since 00:00:02 UTC: connection refused"
+				urgent := tt.answer == errDown && tt.notice < time.Hour
+				if reasons := b.Status().Reasons; urgent && !slices.Contains(reasons, waits) {
+					t.Errorf("after the mute it is not ready for %q, want %q", reasons, waits)
+				}
+				down.say(nil)
+				pause(6 * time.Minute)
+				if n := s.countLogged("level=INFO", "no longer needs somebody", "sink=down"); n != 1 {
+					t.Errorf("once it accepts the log says %d times that it no longer needs somebody", n)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
 // What is urgent, was attempted and has waited for more than a minute makes the bridge not ready, with the sink's name.
 func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 	for _, tt := range []struct {

@@ -86,6 +86,8 @@ type SinkStatus struct {
 	// OverdueSince is when the oldest delivery could first be made of those that are about an event which has begun, or
 	// begins within 15 minutes, and have waited for more than a minute and an attempt.
 	OverdueSince time.Time `json:"overdueSince,omitzero"`
+	// NeededSince is since when the sink needs somebody; zero if it doesn't, or only from now on. See NeedsSomebody.
+	NeededSince time.Time `json:"neededSince,omitzero"`
 
 	// OldestPending is the start of OldestPendingSeconds; zero if nothing is pending.
 	OldestPending time.Time `json:"-"`

@@ -210,7 +210,10 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 				t.Errorf("%s: overdue since %v, the oldest waits since %v", name, got.OverdueSince, got.OldestPending)
 			}
 			got.OldestPendingSeconds, got.OldestPending, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}, time.Time{}
-			got.OverdueSince = time.Time{}
+			if got.NeededSince.IsZero() == got.NeedsSomebody(time.Now()) {
+				t.Errorf("%s needs somebody since %v", name, got.NeededSince)
+			}
+			got.OverdueSince, got.NeededSince = time.Time{}, time.Time{}
 			if got != want {
 				t.Errorf("%s is %+v, want %+v", name, got, want)
 			}

@@ -72,9 +72,12 @@ type Item struct {
 	Mute *Mute `json:"-"`
 }
 
+// FirstDue returns when the delivery could first be made if no mute held it back.
+func (i *Item) FirstDue() time.Time { return later(i.Pending, i.Due) }
+
 // Since returns when the delivery could first be made. Its age, for max_age, counts from then.
 func (i *Item) Since() time.Time {
-	since := later(i.Pending, i.Due)
+	since := i.FirstDue()
 	if i.waited() {
 		since = later(since, i.Mute.Ended.UTC())
 	}

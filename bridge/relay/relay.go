@@ -56,7 +56,8 @@ type Relay struct {
 	fleet *fleet
 	dead  deadCollector
 
-	deadReports []*deadReport // not in the stream yet; only reportDead uses them
+	deadReports []*deadReport  // not in the stream yet; only reportDead uses them
+	needs       bridge.NeedLog // has a lock of its own
 
 	mu           sync.Mutex
 	started      time.Time

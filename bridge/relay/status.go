@@ -146,6 +146,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 		k.NextAttempt = w.Next.UTC()
 	}
 	k.OverdueSince = q.overdue.UTC()
+	r.needs.Keep(&k)
 	reasons = append(reasons, k.Reasons(q.urgent, r.Settings.Location())...)
 	for _, why := range q.problems {
 		reasons = append(reasons, r.Shown(errors.New("the sink "+route.Name+": "+why)).Error())
@@ -179,9 +180,10 @@ func (q *queue) status() queueStatus {
 		}
 		urgent := e.item.Group != "" && e.item.NotBefore.Sub(now) < urgentWithin
 		s.urgent = s.urgent || urgent
-		if urgent && e.item.Change != string(imds.Vanished) && bridge.Overdue(e.item, now) &&
-			(s.overdue.IsZero() || since.Before(s.overdue)) {
-			s.overdue = since
+		waits, overdue := bridge.Overdue(e.item, now)
+		if urgent && e.item.Change != string(imds.Vanished) && overdue &&
+			(s.overdue.IsZero() || waits.Before(s.overdue)) {
+			s.overdue = waits
 		}
 	}
 	if s.oldest.After(now) {

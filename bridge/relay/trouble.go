@@ -21,10 +21,9 @@ const troubleEvery = 2 * time.Second
 
 // reportTroubles reports sinks that are down, and dead letters, and logs which sinks need somebody, until ctx is done.
 func (r *Relay) reportTroubles(ctx context.Context) {
-	var needs bridge.NeedLog
 	for sleep(ctx, troubleEvery) == nil {
 		r.reportSilent(time.Now())
-		needs.Note(r.Log, r.Status().Sinks, time.Now())
+		r.needs.Note(r.Log, r.Status().Sinks, time.Now())
 		r.reportDead(ctx, bridge.DeadReportEvery)
 	}
 }

@@ -80,6 +80,39 @@ func (o *ops) route() bridge.Route {
 	return with(route("ops", o), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble })
 }
 
+// A mute mends nothing on a relay either: the sink needs somebody, for the same reason, until it accepts.
+func TestAMutedSinkStillNeedsSomebodyOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(errRefused)
+		r, stop := s.run(route("hook", hook))
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		wants := func(needs bool, when string) {
+			t.Helper()
+			k := r.Status().Sinks[0]
+			if got := k.NeedsSomebody(time.Now()); got != needs || needs && k.LastError != errRefused.Error() {
+				t.Errorf("%s: needs somebody is %v, want %v: %+v", when, got, needs, k)
+			}
+		}
+		pause(time.Minute)
+		wants(false, "after a minute")
+		pause(6 * time.Minute)
+		wants(true, "after 7 minutes")
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		pause(30 * time.Minute)
+		wants(true, "while it is muted")
+		pause(31 * time.Minute)
+		wants(true, "after the mute")
+		hook.say(nil)
+		pause(10 * time.Minute)
+		wants(false, "once it accepts")
+		stop()
+	})
+}
+
 // Whoever wants to hear of trouble hears once that a sink has accepted nothing for five minutes, and that it is back.
 func TestASinkThatIsDownIsReportedOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
