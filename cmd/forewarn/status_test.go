@@ -204,6 +204,8 @@ func TestStatusText(t *testing.T) {
 	st.Sinks = append(st.Sinks,
 		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301,
 			LastError: "timeout"},
+		bridge.SinkStatus{Name: "hushed", State: bridge.SinkRetrying, Pending: 1, Muted: 1,
+			NeededSince: now.Add(-time.Minute), LastError: "timeout"},
 		bridge.SinkStatus{Name: "shaky", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 299,
 			LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
 		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
@@ -211,7 +213,7 @@ func TestStatusText(t *testing.T) {
 		bridge.SinkStatus{Name: "ahead", State: bridge.SinkOK, Pending: 1, NextAttempt: now.Add(2 * time.Hour)},
 		bridge.SinkStatus{Name: "busy", State: bridge.SinkOK, Pending: 1},
 	)
-	want := `vm-db-1  ready, 2 SINKS NEED YOU, forewarn 1.0.0, up 9 d 0 h
+	want := `vm-db-1  ready, 3 SINKS NEED YOU, forewarn 1.0.0, up 9 d 0 h
 endpoint  answered 0 s ago, http://169.254.169.254, api-version 2020-07-01
 outbox    3 pending, 1 dead letter, 96 KiB
 
@@ -227,6 +229,8 @@ ops-chat  NEEDS YOU         3, for 2 h 0 min  9 h 0 min ago  21    0         sla
   next try in 31 s; last error: invalid_auth
 silent    NEEDS YOU         1, for 5 min 1 s  -              0     0
   trying now; last error: timeout
+hushed    NEEDS YOU         1, 1 muted        -              0     0
+  muted; last error: timeout
 shaky     trying again      1, for 4 min 59 s  -              0     0
   next try in 3 s; last error: bad line [2J
 picky     last failed  0                  -              0     2

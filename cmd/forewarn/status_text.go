@@ -230,6 +230,8 @@ func sinksText(s bridge.Status, heard time.Time, zone *time.Location) string {
 		detail := wording.ErrorWords(k.LastError)
 		switch {
 		case detail == "" || k.Pending == 0:
+		case k.Muted == k.Pending:
+			detail = "muted; last error: " + detail
 		case k.NextAttempt.IsZero():
 			detail = "trying now; last error: " + detail
 		default:
