@@ -41,7 +41,7 @@ type Options struct {
 	MaxUnsettled int
 
 	Settings bridge.SettingsInfo
-	Log      *slog.Logger
+	Log      *slog.Logger   // nil to log nothing
 	Meter    bridge.Meter   // may be nil
 	Random   func() float64 // returns numbers below 1, for jitter; nil for math/rand's
 	// Warnings returns further Status.Warnings; may be nil.
@@ -91,6 +91,9 @@ func New(o Options) *Relay {
 	}
 	if o.Shown == nil {
 		o.Shown = func(err error) error { return err }
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Log = slog.New(shownErrors{o.Log.Handler(), o.Shown})
 	if o.Turned == nil {
