@@ -65,6 +65,7 @@ var escapes = []func(string) string{
 	},
 	func(text string) string { return quotedPrintable.ReplaceAllStringFunc(text, undoHex) },
 	html.UnescapeString,
+	func(text string) string { return decimals.ReplaceAllStringFunc(text, undoDecimals) },
 	func(text string) string { return strings.Join(strings.Fields(text), "") },
 }
 
@@ -76,7 +77,24 @@ var (
 	percents = regexp.MustCompile(`%[0-9a-fA-F]{2}|%u[0-9a-fA-F]{4}`)
 	// quotedPrintable matches the escapes of mail, with the = that continues a line.
 	quotedPrintable = regexp.MustCompile(`=[0-9a-fA-F]{2}|=\s+`)
+	// hexPrefix matches a byte as C and Python write it.
+	hexPrefix = regexp.MustCompile(`0[xX]([0-9a-fA-F]{2})`)
+	// decimals matches a list of bytes, as Go, Node and od write them.
+	decimals = regexp.MustCompile(`[0-9]{1,3}([,\s]+[0-9]{1,3})*`)
 )
+
+// undoDecimals returns the bytes of a list of numbers; the list if one is no byte.
+func undoDecimals(list string) string {
+	var b strings.Builder
+	for number := range strings.FieldsFuncSeq(list, func(r rune) bool { return r < '0' || r > '9' }) {
+		n, err := strconv.ParseUint(number, 10, 8)
+		if err != nil {
+			return list
+		}
+		b.WriteByte(byte(n))
+	}
+	return b.String()
+}
 
 // undoBackslash returns what an escape with a backslash, or a row of \uXXXX, stands for.
 func undoBackslash(escape string) string {
@@ -125,7 +143,7 @@ func character(number string, base int) string {
 // decodeDigits reads a text as base64 and as hexadecimal digits, from each place where a byte may begin. It skips
 // everything else, such as the end of a line, colons and padding.
 func decodeDigits(text string) (all []string) {
-	sextets, nibbles := values(text, base64Value), values(text, hexValue)
+	sextets, nibbles := values(text, base64Value), values(hexPrefix.ReplaceAllString(text, "$1"), hexValue)
 	for first := range min(4, len(sextets)) {
 		all = append(all, join(sextets[first:], 6))
 	}

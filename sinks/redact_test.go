@@ -43,6 +43,8 @@ var writings = []writing{
 	{"Go", false, func(text string) string { return strconv.QuoteToASCII(text) }},
 	{"a log of nginx", false, func(text string) string { return each([]byte(text), `\x%02X`) }},
 	{"octal", false, func(text string) string { return each([]byte(text), `\%03o`) }},
+	{"hex of C", true, func(text string) string { return each([]byte(text), "0x%02x, ") }},
+	{"numbers in JSON", false, func(text string) string { return strings.ReplaceAll(fmt.Sprint([]byte(text)), " ", ",") }},
 	{"a path", false, url.PathEscape},
 	{"a form", false, url.QueryEscape},
 	{"a URL in small letters", false, func(text string) string { return each([]byte(text), "%%%02x") }},
@@ -301,6 +303,15 @@ func TestErrorsOfARelaysServersShowNoSecret(t *testing.T) {
 	}
 	if got := servers.Shown(io.ErrUnexpectedEOF); got.Error() != io.ErrUnexpectedEOF.Error() {
 		t.Errorf("another error is shown as %v", got)
+	}
+}
+
+// A list of bytes is read as Go prints it, too.
+func TestASecretInNumbersIsNotShown(t *testing.T) {
+	redact := new(redactor)
+	redact.hide("s3cr3t/t0ken")
+	if got := redact.line(fmt.Sprint("token ", []byte("s3cr3t/t0ken"), " is unknown"), maxShown); got != notShown {
+		t.Errorf("shown is %s", got)
 	}
 }
 

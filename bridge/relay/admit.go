@@ -113,6 +113,7 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
 		}
 		if verdict == bridge.Refused {
+			q.endRefused(g, m)
 			return false, false
 		}
 		g.rec.Matched, g.rec.First, g.rec.FirstStored = true, m.seq, m.stored
@@ -131,6 +132,15 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 		q.markDirty(g)
 	}
 	return selected, outdated
+}
+
+// endRefused notes the end of an event that the sink's filter refuses. The sink may have something about it all the same, as
+// the fallback of another. mu is held.
+func (q *queue) endRefused(g *group, m message) {
+	if m.change.Kind == imds.Vanished && !g.rec.outdated(m) {
+		g.rec.update(m)
+		q.supersede(g, m, false)
+	}
 }
 
 // isOver reports whether the sink's record has the end of the event that a message is about, and that end settles what is

@@ -73,3 +73,29 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 }
 
 func latestOnly(x *bridge.Terms) { x.Late = delivery.LateLatest }
+
+// A fallback that acts begins nothing about an event that is over on a relay either, also one whose own filter keeps the event
+// out.
+func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, other := newRecorder(), newRecorder()
+		sink.answer, other.answer = fails(errRefused), fails(errRefused)
+		hook := with(route("hook", sink), func(x *bridge.Terms) {
+			x.Fallback = delivery.Fallback{Sink: "drain", After: 10 * time.Second}
+		})
+		drain := with(route("drain", other), func(x *bridge.Terms) { x.Late = delivery.LateDrop })
+		drain.Filter.Only.Types, drain.Filter.Only.Changes = []string{"Preempt"}, []string{"scheduled"}
+		_, stop := s.run(hook, drain)
+		a := eventNo(1).in(time.Hour)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(time.Minute) // drain has it, and fails
+		s.publish(a.say(t, imds.Vanished, "vm-1"))
+		pause(2 * time.Second)
+		other.say(nil)
+		pause(time.Hour)
+		if told := other.all(); len(told) > 0 && strings.HasSuffix(told[0], "-scheduled") {
+			t.Errorf("the fallback was told %s after the end", told)
+		}
+		stop()
+	})
+}
