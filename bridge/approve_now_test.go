@@ -370,7 +370,11 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		}
 		o := b.Options
 		o.Outbox = outbox
-		if a := New(o).ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved || a.After > 1 {
+		alone, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := alone.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved || a.After > 1 {
 			t.Errorf("ApproveNow = %+v, want it approved, at once", a)
 		}
 		if err := outbox.Close(); err != nil {

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -41,7 +42,7 @@ type Options struct {
 	Booted   time.Time     // when this machine booted; zero if unknown
 	Version  string        // of the program
 	Settings SettingsInfo
-	Log      *slog.Logger
+	Log      *slog.Logger   // nil to log nothing
 	Meter    Meter          // nil to count nothing
 	Random   func() float64 // in [0,1), for jitter; safe for concurrent use; nil for that of math/rand
 	Turned   func()         // called on each turn of the poll loop; may be nil
@@ -137,8 +138,17 @@ type routeWorker struct {
 	done     chan struct{}
 }
 
-// New returns a Bridge. It starts nothing before Run.
-func New(o Options) *Bridge {
+// New returns a Bridge. It starts nothing before Run. Its error says which options can't be used.
+func New(o Options) (*Bridge, error) {
+	if o.Client == nil || o.Outbox == nil {
+		return nil, errors.New("a bridge needs a Client and an Outbox")
+	}
+	if err := usable(o.Routes, o.Rules); err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	if o.Interval == 0 {
 		o.Interval = defaultInterval
 	}
@@ -169,7 +179,7 @@ func New(o Options) *Bridge {
 	})
 	b.remember()
 	b.setObserver(imds.Observer{})
-	return b
+	return b, nil
 }
 
 // takeUp merges an outbox's file that became readable late. As at a start, it waits first until it is known whether the
@@ -332,8 +342,17 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 // Reload replaces the routes and rules. Each new route takes over the backlog of its name. Reload waits until Run has
 // set the first routes, but not for attempts under way: a new route starts once the last attempt of its name has
 // finished. When a route has ended, its Sink is closed if it is an io.Closer, so a Sink must not be used again.
-func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
-	<-b.routed
+//
+// After an error, the old routes and rules stay: the new ones can't be used, or ctx ended before Run had set the first.
+func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s SettingsInfo) error {
+	if err := usable(routes, rules); err != nil {
+		return err
+	}
+	select {
+	case <-b.routed:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
 	wait := b.setRoutes(routes, time.Now(), func() { // under deciding: a change goes to the old routes or to the new ones
@@ -359,6 +378,7 @@ func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 	}
 	b.mu.Unlock()
 	b.reportBridge(cloudevent.SettingsLoaded, map[string]any{"settingsHash": s.Hash}, "")
+	return nil
 }
 
 // SettingsFailed records the error of a reload that failed before Reload.

@@ -36,10 +36,13 @@ func embed(route bridge.Route) embedded {
 		log.Fatal(err)
 	}
 	azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
-	b := bridge.New(bridge.Options{
+	b, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(imds.DefaultEndpoint, imds.DefaultAPIVersion, quiet, azure.RoundTripper()),
 		Outbox: box, Routes: []bridge.Route{route}, Log: quiet, Interval: 100 * time.Millisecond,
 	})
+	if err != nil {
+		log.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- b.Run(ctx) }()
@@ -84,7 +87,10 @@ func ExampleBridge_Reload() {
 	b.azure.Schedule(imdstest.Event{Type: "Reboot"})
 	until(b.delivered("night", 1))
 
-	b.Reload([]bridge.Route{pager("night"), pager("day")}, nil, bridge.SettingsInfo{})
+	routes := []bridge.Route{pager("night"), pager("day")}
+	if err := b.Reload(context.Background(), routes, nil, bridge.SettingsInfo{}); err != nil {
+		log.Fatal(err)
+	}
 	until(b.delivered("day", 1))
 	// Output:
 	// dev.forewarn.scheduledevent.scheduled

@@ -48,7 +48,7 @@ func Example() {
 
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	b := bridge.New(bridge.Options{
+	b, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(imds.DefaultEndpoint, imds.DefaultAPIVersion, quiet, azure.RoundTripper()),
 		Outbox: box,
 		Routes: []bridge.Route{{
@@ -58,6 +58,9 @@ func Example() {
 		}},
 		Log: quiet,
 	})
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := b.Run(ctx); err != nil { // until ctx is done; what is not delivered by then is kept
 		log.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -226,4 +227,17 @@ func wants(changes []string, c imds.Change) bool {
 
 func has(values []string, v string) bool {
 	return slices.ContainsFunc(values, func(s string) bool { return imds.SameWord(s, v) })
+}
+
+// usable returns an error that names a condition which the filter of a route doesn't know.
+func (f Filter) usable() error {
+	switch {
+	case f.Only.VMs != "" && !has(VMsValues, f.Only.VMs):
+		return fmt.Errorf("only.vms is %q; expected self, leader or all", f.Only.VMs)
+	case f.Except.VMs != "" && !has([]string{"self", "leader"}, f.Except.VMs):
+		return fmt.Errorf("except.vms is %q; expected self or leader", f.Except.VMs)
+	case len(f.Except.Names)+len(f.Except.Groups) > 0:
+		return errors.New("except knows no names and no groups")
+	}
+	return nil
 }

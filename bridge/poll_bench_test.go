@@ -32,7 +32,10 @@ func BenchmarkUnchangedPoll(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer box.Close()
-			br := New(Options{Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log})
+			br, err := New(Options{Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log})
+			if err != nil {
+				b.Fatal(err)
+			}
 			close(br.identified)
 			w := watcher{Bridge: br}
 			w.poll(b.Context())

@@ -1,6 +1,8 @@
 package bridge
 
 import (
+	"fmt"
+	"regexp"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -43,4 +45,31 @@ func routesThat(is func(Route) bool, routes []Route) (found []Route) {
 		}
 	}
 	return found
+}
+
+var routeName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+
+// usable returns an error that says which of the routes or rules can't be used, and why.
+func usable(routes []Route, rules []Rule) error {
+	seen := make(map[string]bool)
+	for _, r := range routes {
+		switch {
+		case !routeName.MatchString(r.Name):
+			return fmt.Errorf("route %q: a name consists of A-Z, a-z, 0-9, dot, underscore and hyphen", r.Name)
+		case seen[r.Name]:
+			return fmt.Errorf("route %q: there are two routes of this name", r.Name)
+		case r.Sink == nil:
+			return fmt.Errorf("route %q has no sink", r.Name)
+		}
+		seen[r.Name] = true
+		if err := r.Filter.usable(); err != nil {
+			return fmt.Errorf("route %q: %w", r.Name, err)
+		}
+	}
+	for i, r := range rules {
+		if err := r.usable(); err != nil {
+			return fmt.Errorf("%s: %w", RuleName(i+1, r), err)
+		}
+	}
+	return nil
 }

@@ -253,10 +253,15 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 		}
 		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
 		before, after := &ear{}, &ear{}
-		b := New(Options{Client: client, Outbox: outbox, Routes: []Route{before.all("before")}, Log: s.logger()})
+		b, err := New(Options{Client: client, Outbox: outbox, Routes: []Route{before.all("before")}, Log: s.logger()})
+		if err != nil {
+			t.Fatal(err)
+		}
 		reloaded := false
 		go func() {
-			b.Reload([]Route{after.all("after")}, nil, SettingsInfo{})
+			if err := b.Reload(t.Context(), []Route{after.all("after")}, nil, SettingsInfo{}); err != nil {
+				t.Error(err)
+			}
 			reloaded = true
 		}()
 		synctest.Wait()

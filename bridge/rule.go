@@ -178,3 +178,16 @@ func (r Rule) excepts(except Match, e imds.Event, self string) bool {
 		(len(except.Sources) == 0 || !has(SourcesValues, e.Source) || has(except.Sources, e.Source)) &&
 		(!imds.SameWord(except.VMs, "leader") || e.LedBy(self))
 }
+
+// usable returns an error that names a condition which a rule doesn't know. Ignoring it would approve more than was meant.
+func (r Rule) usable() error {
+	for key, m := range map[string]Match{"only": r.Filter.Only, "except": r.Filter.Except} {
+		switch {
+		case m.VMs != "" && !has([]string{"self", "leader"}, m.VMs):
+			return fmt.Errorf("%s.vms is %q; expected self or leader", key, m.VMs)
+		case len(m.Names)+len(m.Groups) > 0:
+			return fmt.Errorf("%s: a rule knows no names and no groups", key)
+		}
+	}
+	return nil
+}

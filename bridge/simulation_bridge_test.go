@@ -51,12 +51,15 @@ func start(w *world) *process {
 		panic(err)
 	}
 	p.outbox = box
-	p.bridge = bridge.New(bridge.Options{
+	p.bridge, err = bridge.New(bridge.Options{
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
 		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(w, rules(w.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
 		Turned: p.turned, Random: w.random, Meter: meter{w},
 	})
+	if err != nil {
+		panic(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	go func() { p.done <- p.bridge.Run(ctx) }()
@@ -123,7 +126,10 @@ func (p *process) bury() {
 // reload sets the routes and rules up anew.
 func (p *process) reload() {
 	v := p.w.variant
-	p.bridge.Reload(v.routes(p.w, p.routes(p.w.routes)), v.rules(p.w, rules(p.w.rules)), bridge.SettingsInfo{})
+	routes, rules := v.routes(p.w, p.routes(p.w.routes)), v.rules(p.w, rules(p.w.rules))
+	if err := p.bridge.Reload(context.Background(), routes, rules, bridge.SettingsInfo{}); err != nil {
+		panic(err)
+	}
 }
 
 // An entry is a delivery that is pending, or a dead letter.

@@ -135,11 +135,23 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 	}
 	o.Client = imds.NewClient(endpoint, imds.DefaultAPIVersion, s.logger(), transport)
 	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.mortal(routes), s.logger(), "host-0", "test"
-	r.Bridge = New(o)
+	var err error
+	r.Bridge, err = New(o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(s.t.Context())
 	r.cancel = cancel
 	go func() { r.done <- r.Run(ctx) }()
 	return r
+}
+
+// Reload replaces the routes and rules, which must be usable.
+func (r *running) Reload(routes []Route, rules []Rule, settings SettingsInfo) {
+	r.s.t.Helper()
+	if err := r.Bridge.Reload(r.s.t.Context(), routes, rules, settings); err != nil {
+		r.s.t.Error(err)
+	}
 }
 
 func (r *running) end() {

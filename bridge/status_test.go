@@ -272,7 +272,11 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := New(Options{Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper()), Outbox: o, Log: s.logger()})
+		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
+		b, err := New(Options{Client: client, Outbox: o})
+		if err != nil {
+			t.Fatal(err)
+		}
 		st := b.Status()
 		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {
 			t.Errorf("ready %v: %v, alive %v", st.Ready, st.Reasons, b.Alive())

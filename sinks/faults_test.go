@@ -88,15 +88,22 @@ func TestSinksUnderFaults(t *testing.T) {
 		}
 		return all
 	}
-	b := bridge.New(bridge.Options{
+	b, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, quiet, nil), Outbox: box, Log: quiet, Routes: routes(),
 		Interval: 250 * time.Millisecond,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 
-	reload := func() { b.Reload(routes(), nil, bridge.SettingsInfo{}) }
+	reload := func() {
+		if err := b.Reload(ctx, routes(), nil, bridge.SettingsInfo{}); err != nil {
+			t.Error(err)
+		}
+	}
 	f.while(20*time.Second, func() {
 		if f.one("forewarn", "reload") != "" {
 			reload()

@@ -58,13 +58,16 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := bridge.New(bridge.Options{
+		b, err := bridge.New(bridge.Options{
 			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box,
 			Log: log,
 			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink,
 				Terms:  bridge.Terms{Terms: slackTerms, Bridge: bridge.LevelTrouble},
 				Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.Run(ctx) }()

@@ -65,7 +65,7 @@ func changes(t *testing.T, name string, speed float64) []string {
 	azure, ear := imdstest.New(imdstest.Options{}), &listener{}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	b := bridge.New(bridge.Options{
+	b, err := bridge.New(bridge.Options{
 		Client:   imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()),
 		Outbox:   box,
 		Interval: time.Second,
@@ -75,6 +75,9 @@ func changes(t *testing.T, name string, speed float64) []string {
 		}},
 		Host: "host", Version: "test", Log: log,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	go func() { ended <- b.Run(ctx) }()
 	if err := azure.Play(ctx, sc, speed); err != nil {
 		t.Errorf("%s: %v", name, err)

@@ -276,7 +276,11 @@ func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.
 	}
 	o := p.bridgeOptions(s, box, quiet)
 	o.Client = client
-	a := bridge.New(o).ApproveNow(ctx, e.ID, e.Digest(), p.user())
+	b, err := bridge.New(o)
+	if err != nil {
+		return cloudevent.Approval{}, errors.Join(err, box.Close())
+	}
+	a := b.ApproveNow(ctx, e.ID, e.Digest(), p.user())
 	return a, box.Close()
 }
 

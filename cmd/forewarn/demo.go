@@ -83,7 +83,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	if err != nil {
 		return err
 	}
-	b := bridge.New(bridge.Options{
+	b, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(served.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log,
 		Interval: time.Duration(float64(time.Second) / max(1, speed)), Version: programVersion(),
 		Routes: []bridge.Route{{
@@ -91,6 +91,9 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 			Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Minute}},
 		}},
 	})
+	if err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, wording.Reason(err)), box.Close()))

@@ -49,7 +49,10 @@ func (p *program) dryRun(ctx context.Context) error {
 	}
 	o := p.bridgeOptions(s, box, log)
 	o.Rules = nil // the bridge must not approve anything
-	b := bridge.New(o)
+	b, err := bridge.New(o)
+	if err != nil {
+		return err
+	}
 	if len(s.Rules) > 0 {
 		var done sync.WaitGroup
 		changes, stop := box.Follow()

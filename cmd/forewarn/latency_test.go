@@ -52,10 +52,13 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 		b.Fatal(err)
 	}
 	s.Routes[0].Terms.Timeout = kind.Terms.Timeout
-	bridged := bridge.New(bridge.Options{
+	bridged, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(front.URL, imds.DefaultAPIVersion, slog.New(slog.DiscardHandler), nil),
 		Outbox: box, Routes: s.Routes, Interval: 5 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
+	if err != nil {
+		b.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- bridged.Run(ctx) }()

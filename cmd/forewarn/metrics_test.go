@@ -55,11 +55,14 @@ func measure(t *testing.T, routes map[string]error) *measured {
 		t.Fatal(err)
 	}
 	counters := page.NewMetrics()
-	b := bridge.New(bridge.Options{
+	b, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
 		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc",
 			LoadedAt: time.Unix(1e9, 0)},
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	server := httptest.NewServer(page.Probes(b, counters.Handler(b.Status)))
 	t.Cleanup(server.Close)
 	return &measured{b, t, azure, server.URL}
@@ -216,7 +219,10 @@ func TestMetricsFollowTheBridge(t *testing.T) {
 			all["forewarn_outbox_bytes"], all[`forewarn_outbox_oldest_pending_seconds{sink="busy"}`])
 	}
 
-	m.Reload(routesOf(map[string]error{"busy": nil, "new": nil}), nil, bridge.SettingsInfo{Hash: "def"})
+	err := m.Reload(t.Context(), routesOf(map[string]error{"busy": nil, "new": nil}), nil, bridge.SettingsInfo{Hash: "def"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	m.SettingsFailed(errors.New("line 7: no such key"))
 	all = m.wants(map[string]float64{
 		`forewarn_config_hash{hash="def"}`:                                    1,

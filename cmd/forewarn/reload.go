@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 
@@ -10,10 +11,13 @@ import (
 
 // reload handles SIGHUP: it loads the settings again, gives them to the bridge and returns them. On any error the old
 // settings stay in force, and it returns nil.
-func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) *settings.Settings {
+func (p *program) reload(ctx context.Context, b *bridge.Bridge, old *settings.Settings, log *slog.Logger) *settings.Settings {
 	s, err := p.loader(log).Reload(p.config)
 	if err == nil && s.Relay != nil {
 		err = settings.ErrIsRelay
+	}
+	if err == nil {
+		err = b.Reload(ctx, s.Routes, s.Rules, settingsInfo(s))
 	}
 	if err != nil {
 		log.Error("settings not reloaded; the old ones stay in force", "err", err)
@@ -32,7 +36,6 @@ func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Log
 			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
 		}
 	}
-	b.Reload(s.Routes, s.Rules, settingsInfo(s))
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
 	return s
 }

@@ -116,7 +116,10 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	pages := &listener{key: "listen", address: s.Listen, log: log}
 	probed := &listener{key: "metrics", address: s.Metrics, log: log}
 	o.Warnings = func() []string { return warnings([]*listener{pages, probed}) }
-	b := bridge.New(o)
+	b, err := bridge.New(o)
+	if err != nil {
+		return err
+	}
 	manager.Bridge = b
 
 	metrics := counters.Handler(b.Status)
@@ -131,7 +134,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 			select {
 			case <-h.Reload:
 				manager.Reloading()
-				sockets.follow(p.reload(b, s, log))
+				sockets.follow(p.reload(ctx, b, s, log))
 				manager.Ready()
 			case <-ctx.Done():
 				manager.Stopping()

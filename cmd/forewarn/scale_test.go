@@ -453,7 +453,10 @@ func (c *cluster) bridges(size fleetSize) *fleet {
 			o := p.bridgeOptions(s, box, log)
 			o.Client = imds.NewClient("http://azure.test/vm/"+vm, imds.DefaultAPIVersion, log, azure.RoundTripper())
 			o.Interval = size.interval
-			b := bridge.New(o)
+			b, err := bridge.New(o)
+			if err != nil {
+				c.Fatal(err)
+			}
 			running.Go(func() { _ = b.Run(ctx) })
 		}
 	}

@@ -201,7 +201,10 @@ func newSoak(t *testing.T) *soak {
 	o.Client = imds.NewClient(s.started.IMDS.Endpoint, s.started.IMDS.APIVersion, log, &http.Transport{
 		DialContext: s.net.dial, DisableCompression: true, MaxIdleConns: 2, IdleConnTimeout: 90 * time.Second,
 	})
-	s.bridge = bridge.New(o)
+	s.bridge, err = bridge.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := newMemoryListener()
 	s.net.line(soakPage, l.dial).close = serve(l, page.Handler(s.bridge, counters.Handler(s.bridge.Status), soakPage), log)
 	ctx, cancel := context.WithCancel(t.Context())

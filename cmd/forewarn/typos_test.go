@@ -226,7 +226,10 @@ func newTypist(t testing.TB) *typist {
 	if w.old, err = w.p.loader(log).Parse("", []byte("state: state\n"+settings.Builtin)); err != nil {
 		t.Fatal(err)
 	}
-	w.b = bridge.New(w.p.bridgeOptions(w.old, box, log))
+	w.b, err = bridge.New(w.p.bridgeOptions(w.old, box, log))
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.page = page.Handler(w.b, page.NewMetrics().Handler(w.b.Status), "127.0.0.1:8169")
 	return w
 }
@@ -270,7 +273,7 @@ func (w *typist) says(text string, way uint64) map[string]string {
 	log := slog.New(slog.NewTextHandler(w.log, nil))
 	// right ones would be taken by a bridge that runs, and here none does
 	if _, err := w.p.loader(log).Load(w.path); err != nil {
-		w.p.reload(w.b, w.old, log)
+		w.p.reload(w.t.Context(), w.b, w.old, log)
 	}
 	all["the log"] = w.log.String()
 	for _, path := range []string{"/", "/status.json", "/metrics"} {

@@ -78,7 +78,10 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
-	running := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+	running, err := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
 	server := &http.Server{Handler: Handler(running, box)}
 	go server.Serve(l)
 	if status, err := c.Status(t.Context()); err != nil || status.Outbox.Pending != 1 {
@@ -121,7 +124,11 @@ func serveOutbox(t *testing.T, at Location, box *outbox.Outbox) *http.Server {
 		t.Fatal(err)
 	}
 	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
-	server := &http.Server{Handler: Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box)}
+	b, err := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: Handler(b, box)}
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close(); box.Close() })
 	return server

@@ -114,7 +114,11 @@ func TestTailsKeepNoOtherCommandOut(t *testing.T) {
 		}
 		defer box.Close()
 		azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
-		c := overPipes(t, false, Handler(bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log}), box))
+		b, err := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := overPipes(t, false, Handler(b, box))
 		heard := make(chan string)
 		ctx, stop := context.WithCancel(t.Context())
 		for range maxFollowers {

@@ -38,7 +38,10 @@ func FuzzRequest(f *testing.F) {
 	}
 	f.Cleanup(func() { box.Close() })
 	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nobody{})
-	b := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+	b, err := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, method, path, query string, body []byte) {
 		if len(box.List(outbox.Selection{State: outbox.StatePending})) == 0 { // something dropped it
 			message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}

@@ -199,10 +199,13 @@ func TestPageShowsAnEventLive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watcher := bridge.New(bridge.Options{
+	watcher, err := bridge.New(bridge.Options{
 		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log,
 			nil), Outbox: box, Log: log, Interval: 100 * time.Millisecond,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	running, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- watcher.Run(running) }()

@@ -362,10 +362,13 @@ func TestPageDropsTheHistoryWhenIdle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := bridge.New(bridge.Options{
+		b, err := bridge.New(bridge.Options{
 			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log,
 				azure.RoundTripper()), Outbox: box, Log: log,
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.Run(ctx) }()

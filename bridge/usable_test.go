@@ -1,0 +1,64 @@
+package bridge
+
+import (
+	"strings"
+	"testing"
+
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
+)
+
+// What a program that embeds the bridge gets wrong is an error of New and of Reload. Nothing of it is ignored, because a
+// route that is left out is silent, and a condition that is left out approves more than was meant.
+func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
+	ops := (&ear{}).all("ops")
+	route := func(change func(*Route)) []Route {
+		r := (&ear{}).all("chat")
+		change(&r)
+		return []Route{ops, r}
+	}
+	rule := func(only, except Match) []Rule {
+		only.Types = []string{"Reboot"}
+		return []Rule{{Name: "drain first", Filter: Filter{Only: only, Except: except}}}
+	}
+	for name, tt := range map[string]struct {
+		routes []Route
+		rules  []Rule
+		why    string
+	}{
+		"two routes of one name":  {route(func(r *Route) { r.Name = "ops" }), nil, `route "ops": there are two`},
+		"a name with a space":     {route(func(r *Route) { r.Name = "the ops" }), nil, `route "the ops": a name consists of`},
+		"no sink":                 {route(func(r *Route) { r.Sink = nil }), nil, `route "chat" has no sink`},
+		"unknown VMs":             {route(func(r *Route) { r.Filter.Only.VMs = "slef" }), nil, `only.vms is "slef"`},
+		"except all VMs":          {route(func(r *Route) { r.Filter.Except.VMs = "all" }), nil, `except.vms is "all"`},
+		"except names":            {route(func(r *Route) { r.Filter.Except.Names = []string{"vm-*"} }), nil, "except knows no names"},
+		"a rule with names":       {nil, rule(Match{Names: []string{"vm-*"}}, Match{}), `rule "drain first": only: a rule knows no names`},
+		"a rule with groups":      {nil, rule(Match{Groups: []string{"rg"}}, Match{}), "a rule knows no names and no groups"},
+		"a rule for unknown VMs":  {nil, rule(Match{VMs: "slef"}, Match{}), `only.vms is "slef"`},
+		"a rule for all VMs":      {nil, rule(Match{VMs: "all"}, Match{}), `only.vms is "all"`},
+		"a rule that lacks names": {nil, rule(Match{}, Match{Names: []string{"vm-*"}}), "except: a rule knows no names"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			box, err := outbox.Open(t.TempDir(), outbox.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer box.Close()
+			client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
+			if _, err := New(Options{Client: client, Outbox: box, Routes: tt.routes, Rules: tt.rules}); err == nil ||
+				!strings.Contains(err.Error(), tt.why) {
+				t.Errorf("New = %v, want %q", err, tt.why)
+			}
+			b, err := New(Options{Client: client, Outbox: box, Routes: []Route{ops}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Reload(t.Context(), tt.routes, tt.rules, SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {
+				t.Errorf("Reload = %v, want %q", err, tt.why)
+			}
+		})
+	}
+	if _, err := New(Options{}); err == nil || !strings.Contains(err.Error(), "a Client and an Outbox") {
+		t.Errorf("New without a client = %v", err)
+	}
+}
