@@ -51,11 +51,9 @@ func (b *Bridge) sendLastHeartbeats(now time.Time) {
 	}
 }
 
-// heartbeats returns the commit of a heartbeat for each of the routes. It takes back those that are still pending.
+// heartbeats returns the commit of a heartbeat for each of the routes. The outbox takes back those still pending.
 func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit) {
-	to := map[string]bool{}
 	for i, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
-		to[r.Name] = true
 		data := map[string]any{"version": b.Version}
 		if r.Terms.Heartbeat > 0 {
 			data["every"] = r.Terms.Heartbeat.Seconds()
@@ -69,11 +67,6 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 			continue
 		}
 		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: r.Name}}})
-	}
-	for _, d := range b.Outbox.Pending("") {
-		if d.Transient && to[d.Route] {
-			c.Remove = append(c.Remove, outbox.Ref{Route: d.Route, Seq: d.Seq()})
-		}
 	}
 	return c
 }

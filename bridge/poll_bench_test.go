@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -10,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -93,4 +96,39 @@ func barePoll(b *testing.B, c *http.Client, endpoint, etag string, conditional b
 	}
 	_, _ = io.Copy(io.Discard, resp.Body)
 	resp.Body.Close()
+}
+
+// A message about the bridge costs no more when many others are pending.
+func BenchmarkMessageAboutTheBridge(b *testing.B) {
+	for _, pending := range []int{0, 50_000} {
+		b.Run(fmt.Sprintf("pending-%d", pending), func(b *testing.B) {
+			log := slog.New(slog.DiscardHandler)
+			box, err := outbox.Open(b.TempDir(), outbox.Options{Log: log})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer box.Close()
+			down := (&ear{}).all("down").with(func(t *Terms) { t.Bridge = LevelAll })
+			br, err := New(Options{Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil),
+				Outbox: box, Log: log, Routes: []Route{down}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			all := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "down"}}}
+			for range pending {
+				all.Add = append(all.Add, outbox.Addition{
+					Message: delivery.Message{Seq: box.Reserve(all.Now), ID: "id", Type: cloudevent.SinkBlocked},
+					Body:    []byte("{}"), To: []outbox.Recipient{{Route: "down"}},
+				})
+			}
+			if err := box.Apply(all); err != nil {
+				b.Fatal(err)
+			}
+			b.ResetTimer()
+			for range b.N {
+				var c commit
+				br.commit(c, br.addReport(&c, cloudevent.SinkRecovered, nil, ""))
+			}
+		})
+	}
 }

@@ -41,7 +41,7 @@ type Message struct {
 	Group     string   `json:"event"`               // the id of the Azure event; "" for one about the bridge
 	Change    string   `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
 	AzureType string   `json:"azureType,omitempty"` // such as Reboot
-	Transient bool     `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
+	Transient bool     `json:"transient,omitempty"` // leaves no history, never falls back, and replaces the last: a heartbeat
 	About     string   `json:"about,omitempty"`     // the route whose trouble it reports, never its fallback
 	VMs       []string `json:"vms,omitempty"`       // the machines that it is about, for mutes
 	// Replaced means that another event took the place of this vanished one. Its end is delivered before that event.

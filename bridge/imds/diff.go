@@ -21,7 +21,9 @@ const (
 )
 
 // OfAzure reports whether the change comes from Azure's document.
-func (k ChangeKind) OfAzure() bool { return k != Approved && k != Reminder }
+func (k ChangeKind) OfAzure() bool {
+	return k == Scheduled || k == Updated || k == Started || k == Vanished
+}
 
 // A Change is one difference between two documents.
 type Change struct {

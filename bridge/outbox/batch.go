@@ -223,10 +223,14 @@ func (c *change) unref(m *message) {
 	} // else writeWaiting deletes it once it is on disk
 }
 
-// addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable.
+// addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable. What is
+// transient takes the place of what was transient before.
 func (c *change) addPending(e *entry) {
 	if e.route.pending[e.message.Seq] != nil {
 		return
+	}
+	if before := e.route.transient; before != nil && e.message.Transient {
+		c.remove(before)
 	}
 	e.Message, e.change = &e.message.Message, c.number
 	e.Mute = delivery.MuteOf(c.mutes, e.route.name, e.route.people, &e.Item)

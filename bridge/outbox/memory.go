@@ -162,6 +162,7 @@ type route struct {
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
 	dead       map[uint64]*entry
+	transient  *entry          // the pending one whose message is transient; nil if there is none
 	unreported map[*entry]bool // of the dead
 	ofGroups   ages            // pending, about a group
 	others     ages            // pending, about none
@@ -293,6 +294,9 @@ func (m *memory) put(e *entry) {
 		}
 		return
 	}
+	if e.Transient {
+		e.route.transient = e
+	}
 	if e.held {
 		m.held[e] = true
 	}
@@ -313,6 +317,9 @@ func (m *memory) take(e *entry) {
 	if e.death != nil {
 		delete(e.route.unreported, e)
 		return
+	}
+	if e.route.transient == e {
+		e.route.transient = nil
 	}
 	delete(m.held, e)
 	g := m.groups[e.Group]

@@ -510,6 +510,33 @@ func TestTransientMessagesLeaveNoHistory(t *testing.T) {
 	})
 }
 
+// A new heartbeat takes the place of the one that is pending for its route, and of nothing else.
+func TestATransientMessageReplacesTheOneBefore(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "", "started", "a")
+		beat := func(routes ...string) uint64 {
+			h := addition(o, "", "heartbeat", routes...)
+			h.Transient = true
+			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{h}}); err != nil {
+				t.Fatal(err)
+			}
+			return h.Seq
+		}
+		kept := beat("b")
+		for range 3 {
+			beat("a")
+		}
+		last := beat("a")
+		a, b := o.Queue("a").Changes().Pending, o.Queue("b").Changes().Pending
+		if len(a) != 2 || a[0].Transient || a[1].Seq != last || len(b) != 1 || b[0].Seq != kept {
+			t.Errorf("pending are %v for a and %v for b, want the last heartbeat of each", a, b)
+		}
+		if n := d.count("pending"); n != 3 {
+			t.Errorf("%d records are stored, want 3", n)
+		}
+	})
+}
+
 // A fallback gets what its route couldn't deliver, once. A delivery that is itself a fallback doesn't fall back again.
 func TestFallbackGetsADeliveryOnce(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
