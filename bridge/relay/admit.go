@@ -134,22 +134,31 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	return selected, outdated
 }
 
-// endRefused notes the end of an event that the sink's filter refuses. The sink may have something about it all the same, as
-// the fallback of another. mu is held.
+// endRefused records the end of an event that the sink's filter refuses. The sink may have something about it all the same,
+// or get it later, as the fallback of another. mu is held.
 func (q *queue) endRefused(g *group, m message) {
-	if m.change.Kind == imds.Vanished && !g.rec.outdated(m) {
-		g.rec.update(m)
-		q.supersede(g, m, false)
+	if m.change.Kind != imds.Vanished || g.rec.outdated(m) {
+		return
 	}
+	g.rec.update(m)
+	if q.endSettles(m) { // the next relay must know it too; for other sinks it isn't worth a record
+		q.markDirty(g)
+	}
+	q.supersede(g, m, false)
 }
 
-// isOver reports whether the sink's record has the end of the event that a message is about, and that end settles what is
-// still pending. What somebody asked for is never over. mu is held.
+// isOver reports whether the event that a message is about is over, by the sink's record or that of the sink whose fallback
+// it is, and that end settles what is still pending. What somebody asked for is never over. mu is held.
 func (q *queue) isOver(g *group, m message) bool {
 	asked := m.onlySink != "" && m.instead == nil
-	if asked || m.eventID == "" || m.change.Kind == imds.Vanished || g.rec.stage.Kind != imds.Vanished {
+	if asked || m.eventID == "" || m.change.Kind == imds.Vanished {
 		return false
 	}
+	return (m.eventOver || g.rec.stage.Kind == imds.Vanished) && q.endSettles(m)
+}
+
+// endSettles reports whether the end of the event that a message is about settles what is pending about it for the sink.
+func (q *queue) endSettles(m message) bool {
 	toldOfEnd, _ := q.route.Filter.Change(imds.Change{Kind: imds.Vanished, Event: m.change.Event}, "")
 	return q.route.Terms.Late.OverAtEnd(toldOfEnd)
 }

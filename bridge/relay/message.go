@@ -25,6 +25,7 @@ import (
 const (
 	headerInstead    = "Forewarn-Instead-Of" // the sink that could not deliver it
 	headerInsteadWhy = "Forewarn-Instead-Why"
+	headerEventOver  = "Forewarn-Event-Over"  // the sink that could not deliver it had seen the end of the event by then
 	headerReplayedBy = "Forewarn-Replayed-By" // the user who asked for it
 )
 
@@ -37,6 +38,7 @@ type message struct {
 	eventID    string            // of the Azure event; "" when it is about a bridge
 	onlySink   string            // the only sink that it is for; "" for all
 	instead    *delivery.Instead // set if it is for a fallback
+	eventOver  bool              // for a fallback: the event was over when the message was handed to it
 	replayedBy string            // the user who asked for it; "" if nobody did
 }
 
@@ -167,6 +169,7 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 			why = "no answer"
 		}
 		m.instead = &delivery.Instead{Sink: of, Why: why}
+		m.eventOver = header.Get(headerEventOver) != ""
 	}
 	if m.onlySink != "" {
 		by, _ := attributeValue(header.Get(headerReplayedBy)) // an unreadable name must not hold up a delivery

@@ -75,27 +75,50 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 func latestOnly(x *bridge.Terms) { x.Late = delivery.LateLatest }
 
 // A fallback that acts begins nothing about an event that is over on a relay either, also one whose own filter keeps the event
-// out.
+// out, whether it has the announcement before the end, or gets it after that, and whatever restarts in between.
 func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		sink, other := newRecorder(), newRecorder()
-		sink.answer, other.answer = fails(errRefused), fails(errRefused)
-		hook := with(route("hook", sink), func(x *bridge.Terms) {
-			x.Fallback = delivery.Fallback{Sink: "drain", After: 10 * time.Second}
+	for name, tt := range map[string]struct {
+		after    time.Duration // how long hook tries before the fallback gets it
+		restart  bool          // between the end and that
+		newDrain bool          // only then are there settings with the fallback
+	}{
+		"before the end": {after: 10 * time.Second},
+		"before the end, with a restart after it": {after: 10 * time.Second, restart: true},
+		"after the end":                             {after: 2 * time.Minute},
+		"after the end, with a restart between":     {after: 2 * time.Minute, restart: true},
+		"after the end, by settings that come then": {after: 2 * time.Minute, restart: true, newDrain: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink, other := newRecorder(), newRecorder()
+				sink.answer, other.answer = fails(errRefused), fails(errRefused)
+				alone := route("hook", sink)
+				hook := with(alone, func(x *bridge.Terms) {
+					x.Fallback = delivery.Fallback{Sink: "drain", After: tt.after}
+				})
+				drain := with(route("drain", other), func(x *bridge.Terms) { x.Late = delivery.LateDrop })
+				drain.Filter.Only.Types, drain.Filter.Only.Changes = []string{"Preempt"}, []string{"scheduled"}
+				routes := []bridge.Route{hook, drain}
+				if tt.newDrain {
+					routes = []bridge.Route{alone}
+				}
+				_, stop := s.run(routes...)
+				a := eventNo(1).in(time.Hour)
+				s.publish(a.say(t, imds.Scheduled, "vm-1"))
+				pause(time.Minute)
+				s.publish(a.say(t, imds.Vanished, "vm-1"))
+				pause(2 * time.Second)
+				if tt.restart {
+					stop()
+					_, stop = s.run(hook, drain)
+				}
+				other.say(nil)
+				pause(time.Hour)
+				if told := other.all(); len(told) > 0 && strings.HasSuffix(told[0], "-scheduled") {
+					t.Errorf("the fallback was told %s after the end", told)
+				}
+				stop()
+			})
 		})
-		drain := with(route("drain", other), func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-		drain.Filter.Only.Types, drain.Filter.Only.Changes = []string{"Preempt"}, []string{"scheduled"}
-		_, stop := s.run(hook, drain)
-		a := eventNo(1).in(time.Hour)
-		s.publish(a.say(t, imds.Scheduled, "vm-1"))
-		pause(time.Minute) // drain has it, and fails
-		s.publish(a.say(t, imds.Vanished, "vm-1"))
-		pause(2 * time.Second)
-		other.say(nil)
-		pause(time.Hour)
-		if told := other.all(); len(told) > 0 && strings.HasSuffix(told[0], "-scheduled") {
-			t.Errorf("the fallback was told %s after the end", told)
-		}
-		stop()
-	})
+	}
 }

@@ -71,6 +71,15 @@ func (q *queue) fellBack(i *delivery.Item) bool {
 	return e != nil && e.item.FellBack
 }
 
+// hasEnd reports whether the sink's record has the end of the event that a delivery is about. The fallback may never have
+// seen it: its own filter may refuse the event, or it may be new.
+func (q *queue) hasEnd(i *delivery.Item) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	e := q.pending[i.Seq]
+	return e != nil && e.group.rec.stage.Kind == imds.Vanished
+}
+
 // fallbackOf returns the sink that gets a delivery instead; "" if there is none. A fallback's delivery doesn't fall back
 // again, and none that is about the fallback falls back to it.
 func (q *queue) fallbackOf(i *delivery.Item) string {
@@ -89,6 +98,9 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	}
 	header := nats.Header{headerInstead: {q.route.Name},
 		headerInsteadWhy: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
+	if q.hasEnd(i) {
+		header.Set(headerEventOver, "true")
+	}
 	err := publishForSink(q.ctx, q.js, fallback, ce, header, ce.ID()+"-instead-"+fallback)
 	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {
 		q.log.Error("a delivery is too large to be handed to the fallback", "id", i.ID, "fallback", fallback, "err", err)
