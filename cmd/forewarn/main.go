@@ -203,6 +203,13 @@ func (p *program) outputFlag(c *cobra.Command) *cobra.Command {
 	return c
 }
 
+// chooseText lets the sinks of a command that write to standard output write text for a person: on a terminal, unless -o
+// json asks for CloudEvents, and elsewhere with -o text.
+func (p *program) chooseText(c *cobra.Command) {
+	_, person := p.out.(*terminal)
+	p.asText = p.output == "text" && (person || c.Flags().Changed("output"))
+}
+
 // checkFlags refuses unknown values of the shared flags; formats are the output formats of the command.
 func (p *program) checkFlags(formats []string) error {
 	for _, f := range []struct {

@@ -54,6 +54,7 @@ with --provision=only the command ends there.`,
 			if f.provision == "" && c.Flags().Changed("output") {
 				return exit(exitUsage, errors.New("--output works only with --provision"))
 			}
+			p.chooseText(c)
 			return p.relay(c.Context(), f)
 		},
 	})

@@ -50,9 +50,7 @@ Asking for scheduled events switches them on, also with --dry-run: see "forewarn
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			_, person := p.out.(*terminal)
-			chosen := c.Flags().Changed("output")
-			p.asText = p.output == "text" && (chosen || person)
+			p.chooseText(c)
 			return p.run(c.Context(), dry)
 		},
 	})

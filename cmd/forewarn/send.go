@@ -46,6 +46,7 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 
 		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			p.chooseText(c)
 			if p.output == "json" {
 				p.sinkOut = p.err // so that standard output is one JSON value
 			}

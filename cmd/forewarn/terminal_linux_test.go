@@ -256,3 +256,30 @@ func TestRunPrintsTextToATerminal(t *testing.T) {
 		}
 	}
 }
+
+// A test message to standard output follows the same rule as run: text for a person on a terminal, CloudEvents in a pipe.
+func TestSendPrintsTextToATerminal(t *testing.T) {
+	t.Parallel()
+	const text, line = "TEST: ", `"specversion":"1.0"`
+	config := filepath.Join(t.TempDir(), "forewarn.yaml")
+	settings := "imds: {vm_name: vm-0}\nstate: state\nlisten: ''\nsinks: [{name: out, file: {path: '-'}}]\n"
+	if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command := func(args ...string) *exec.Cmd {
+		return forewarn(t, append([]string{"send", "--config", config}, args...)...)
+	}
+	onTerminal := func(args ...string) string { return shownBy(t, command(args...), func(*exec.Cmd, string) {}) }
+	if got := onTerminal(); !strings.Contains(got, text) || strings.Contains(got, line) {
+		t.Errorf("a terminal shows\n%s\nwant text", got)
+	}
+	if got := onTerminal("-o", "json"); !strings.Contains(got, line) {
+		t.Errorf("with -o json a terminal shows\n%s\nwant a CloudEvent", got)
+	}
+	for want, args := range map[string][]string{line: nil, text: {"-o", "text"}} {
+		out, err := command(args...).Output()
+		if err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("with %v a pipe gets %q (%v), want %s", args, out, err, want)
+		}
+	}
+}
