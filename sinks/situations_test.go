@@ -330,6 +330,7 @@ func situations() map[string]situation {
 	for i := range waited {
 		waited[i].Mute = &delivery.Mute{By: "root (alice)"}
 	}
+	waited[1].Attempt = 4 // its server was down, too
 	all["muted"] = situation{batch: waited, now: at("05:55:00")}
 	return all
 }

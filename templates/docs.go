@@ -52,6 +52,8 @@ var FuncDocs = []FuncDoc{
 		"04:10:04 UTC"},
 	{"fullTime", "day and time in the zone of the fields, and in UTC",
 		`{{fullTime (dict "zone" "UTC") "2026-11-21T04:10:00Z"}}`, "Sat 21 Nov 2026 at 04:10 UTC"},
+	{"fullTimeSeconds", "the same with seconds", `{{fullTimeSeconds (dict "zone" "UTC") "2026-11-21T04:10:04Z"}}`,
+		"Sat 21 Nov 2026 at 04:10:04 UTC"},
 
 	{"slack", "the fields with every text escaped for Slack", `{{(slack (dict "a" "<b>")).a}}`, "&lt;b&gt;"},
 	{"slackEscape", "a text escaped for Slack", `{{slackEscape "<!here>"}}`, "&lt;!here&gt;"},

@@ -73,7 +73,8 @@ func Funcs() template.FuncMap {
 		"humanizeDuration": humanizeDuration,
 		"clock":            func(fields, t any) string { return z.clock(fields, t, false) },
 		"clockSeconds":     func(fields, t any) string { return z.clock(fields, t, true) },
-		"fullTime":         z.full,
+		"fullTime":         func(fields, t any) string { return z.full(fields, t, "15:04") },
+		"fullTimeSeconds":  func(fields, t any) string { return z.full(fields, t, "15:04:05") },
 
 		// Slack and Azure's portal.
 		"slack":          slack,
@@ -381,22 +382,22 @@ func (z *zones) clock(fields, v any, seconds bool) string {
 }
 
 // full returns a time with its day in the zone of the fields, followed by the time in UTC, with the weekday if it is
-// another there. It returns "" for the zero time.
-func (z *zones) full(fields, v any) string {
+// another there. clock is the layout of the time of day. It returns "" for the zero time.
+func (z *zones) full(fields, v any, clock string) string {
 	t := toTime(v)
 	if t.IsZero() {
 		return ""
 	}
 	f, _ := fields.(map[string]any)
 	there, utc := z.in(t, text(f["zone"])), t.UTC()
-	local := there.Format("Mon 2 Jan 2006 at 15:04 MST")
+	local := there.Format("Mon 2 Jan 2006 at " + clock + " MST")
 	switch {
 	case strings.HasSuffix(local, " UTC"):
 		return local
 	case there.Day() != utc.Day():
-		return local + utc.Format(" (Mon 15:04 UTC)")
+		return local + utc.Format(" (Mon "+clock+" UTC)")
 	}
-	return local + utc.Format(" (15:04 UTC)")
+	return local + utc.Format(" ("+clock+" UTC)")
 }
 
 // slackTime returns a date token of Slack's, which each reader sees in their own zone. Where Slack cannot show it, the
