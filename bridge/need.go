@@ -73,7 +73,7 @@ func (k SinkStatus) Reasons(soon bool, zone *time.Location) []string {
 		return []string{k.refusal()}
 	case !k.OverdueSince.IsZero():
 		return []string{fmt.Sprintf("something urgent has waited for the sink %s since %s: %s", k.Name,
-			ClockTime(k.OverdueSince, k.OverdueSince, zone), k.LastError)}
+			ClockTime(k.OverdueSince, k.OverdueSince, zone), delivery.WithoutClass(k.LastError))}
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -134,21 +135,24 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 		claim   string
 		event   imdstest.Event
 		then    func(s *stage, b *running)
+		answer  error
 		overdue bool
 	}{
-		{"an event is due soon", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, nil, true},
-		{"an event has begun", imdstest.Event{Status: imdstest.Started}, nil, true},
-		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, false},
-		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, false},
+		{"an event is due soon", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, nil, errDown, true},
+		{"an event has begun", imdstest.Event{Status: imdstest.Started}, nil, errDown, true},
+		{"an event has begun, and the sink refuses it", imdstest.Event{Status: imdstest.Started}, nil,
+			fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked), true},
+		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, errDown, false},
+		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, errDown, false},
 		{"somebody muted the sink", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(_ *stage, b *running) {
 			if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "test", By: "root"}, time.Hour); err != nil {
 				panic(err)
 			}
-		}, false},
+		}, errDown, false},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				down := &ear{answer: always(errDown)}
+				down := &ear{answer: always(tt.answer)}
 				b := s.start((&ear{}).all("well"), down.all("down"))
 				pause(1500 * time.Millisecond)
 				e := tt.event
@@ -167,13 +171,14 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 				pause(20 * time.Second)
 				want := []string{}
 				if tt.overdue {
-					want = append(want, "something urgent has waited for the sink down since 00:00:02 UTC: connection refused")
+					want = append(want, "something urgent has waited for the sink down since 00:00:02 UTC: "+
+						delivery.WithoutClass(tt.answer.Error()))
 				}
 				if st := b.Status(); !slices.Equal(st.Reasons, want) || st.Sinks[0].NeedsSomebody(time.Now()) != tt.overdue {
 					t.Errorf("reasons %q, want %q; the sink is %+v", st.Reasons, want, st.Sinks[0])
 				}
 				down.say(nil)
-				pause(20 * time.Second)
+				pause(70 * time.Second) // one that refuses is asked once a minute
 				if st := b.Status(); !st.Ready {
 					t.Errorf("once all is told it is not ready: %q", st.Reasons)
 				}

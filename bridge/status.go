@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -223,7 +222,7 @@ func (i imdsState) reasons(zone *time.Location) []string {
 // refusal returns the reason why a blocked sink makes the bridge not ready while an event is due soon.
 func (k SinkStatus) refusal() string {
 	return fmt.Sprintf("the sink %s refuses its deliveries: %s; an event is due within %d minutes",
-		k.Name, strings.TrimPrefix(k.LastError, delivery.ErrBlocked.Error()+": "), delivery.UrgentNotice/time.Minute)
+		k.Name, delivery.WithoutClass(k.LastError), delivery.UrgentNotice/time.Minute)
 }
 
 // sinkStatus returns the status of one route. With soon, its first refusal counts as blocked. The caller holds mu.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -84,6 +85,14 @@ var (
 	ErrRejected = errors.New("rejected")
 	ErrBlocked  = errors.New("blocked")
 )
+
+// WithoutClass returns the text of an error without its class. People read the class in other words, beside the text.
+func WithoutClass(text string) string {
+	for _, class := range []error{ErrRejected, ErrBlocked} {
+		text = strings.TrimPrefix(text, class.Error()+": ")
+	}
+	return text
+}
 
 // A RetryAfter is an error with the destination's wish for the next attempt. The Worker does not try earlier, but
 // waits at most an hour.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -35,7 +36,7 @@ func (r *Relay) Status() bridge.Status {
 		s.Warnings = append(s.Warnings, deadFull)
 	}
 	if r.down != nil {
-		s.Reasons = append(s.Reasons, r.down.Error())
+		s.Reasons = append(s.Reasons, delivery.WithoutClass(r.down.Error()))
 		s.Outbox.Error = r.down.Error()
 	}
 	for _, route := range r.Routes {
@@ -122,7 +123,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	k.Relay = s.holder.Relay
 	if s.err != nil {
 		k.LastError = s.err.Error()
-		reasons = append(reasons, fmt.Sprintf("the sink %s is not served: %v", route.Name, s.err))
+		reasons = append(reasons, fmt.Sprintf("the sink %s is not served: %s", route.Name, delivery.WithoutClass(k.LastError)))
 	}
 	if s.queue == nil {
 		return k, reasons

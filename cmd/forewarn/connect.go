@@ -57,9 +57,9 @@ func connectTo(ctx context.Context, r bridge.Route) connectResult {
 	}
 	switch {
 	case err != nil && answer != "":
-		result.Result, result.Answer = "refused", answer+", but "+err.Error()
+		result.Result, result.Answer = "refused", answer+", but "+delivery.WithoutClass(err.Error())
 	case err != nil:
-		result.Result, result.Answer = "unreachable", err.Error()
+		result.Result, result.Answer = "unreachable", delivery.WithoutClass(err.Error())
 	}
 	return result
 }

@@ -309,7 +309,7 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time, zone *time.Locat
 	}
 	for _, s := range []string{d.Answer, d.AnswerID, d.Error} {
 		if s != "" {
-			words += ", " + wording.Printable(s)
+			words += ", " + wording.ErrorWords(s)
 		}
 	}
 	if d.ReplayedBy != "" {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/relay"
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/page"
@@ -255,7 +256,7 @@ func (p *program) connectToStream(ctx context.Context, s *settings.Settings) con
 	r := connectResult{Sink: "(nats)", Result: "reached", Answer: answer,
 		Seconds: time.Since(began).Round(time.Millisecond).Seconds()}
 	if err != nil {
-		r.Result, r.Answer = "unreachable", err.Error()
+		r.Result, r.Answer = "unreachable", delivery.WithoutClass(err.Error())
 	}
 	return r
 }

@@ -18,6 +18,9 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
+// resultBlocked is the result of a sink that accepts nothing until somebody acts. People read "needs you".
+const resultBlocked = "blocked"
+
 // A sendResult is the result of a test message at one sink.
 type sendResult struct {
 	Sink      string  `json:"sink"`
@@ -42,7 +45,7 @@ outbox is not touched.
 
 As root, send switches to the owner of the state directory, so it has the same rights as the service.
 
-Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 75 try again.`,
+Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 it needs you, 75 try again.`,
 		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -137,7 +140,7 @@ func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imd
 		result.Result, result.Answer = "rejected", err.Error()
 		return result, exitFailed, nil
 	case errors.Is(err, delivery.ErrBlocked):
-		result.Result, result.Answer = "blocked", err.Error()
+		result.Result, result.Answer = resultBlocked, err.Error()
 		return result, exitUnavailable, nil
 	}
 	if ctx.Err() != nil {
@@ -161,7 +164,11 @@ func (p *program) printSent(results []sendResult, sample string) error {
 		case r.Muted:
 			passes = "would wait: muted"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\t%s\n", r.Sink, r.Result, r.Seconds, passes, wording.Printable(r.Answer))
+		words := r.Result
+		if words == resultBlocked {
+			words = "needs you"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\t%s\n", r.Sink, words, r.Seconds, passes, wording.ErrorWords(r.Answer))
 	}
 	return t.Flush()
 }

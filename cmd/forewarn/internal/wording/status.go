@@ -26,12 +26,7 @@ const (
 const Started = "Started"
 
 // ErrorWords returns the error of a delivery without its class, which texts name beside it.
-func ErrorWords(s string) string {
-	for _, class := range []error{delivery.ErrBlocked, delivery.ErrRejected} {
-		s = strings.TrimPrefix(s, class.Error()+": ")
-	}
-	return Printable(s)
-}
+func ErrorWords(s string) string { return Printable(delivery.WithoutClass(s)) }
 
 // A shownEvent holds the fields of Azure's event that lists show.
 type shownEvent struct {
