@@ -119,7 +119,7 @@ func (n *natsSink) publishHeartbeat(ctx context.Context, s *natsSession, msg *na
 	why := ""
 	switch {
 	case err == nil:
-		return "stored in stream " + s.access.redact.line(ack.Stream, maxStreamName), nil
+		return "acknowledged by stream " + s.access.redact.line(ack.Stream, maxStreamName), nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
 		why = "no stream takes it; forewarn relay --provision creates one"
 	case errors.Is(context.Cause(ctx), nats.ErrPermissionViolation):
@@ -205,6 +205,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		s.end()
 		return nil, err
 	}
+	s.api = n.api
 	n.session.Store(s)
 	return s, nil
 }

@@ -25,9 +25,9 @@ func TestNATSHeartbeatsHaveASubjectOfTheirOwn(t *testing.T) {
 		keys   string
 		want   string
 	}{
-		"a stream keeps them": {kept: true, want: "stored in stream BEATS"},
+		"a stream keeps them": {kept: true, want: "acknowledged by stream BEATS"},
 		"a stream keeps them, by template": {kept: true, keys: "subject: 'forewarn.events.{{.id}}'",
-			want: "stored in stream BEATS"},
+			want: "acknowledged by stream BEATS"},
 		"nobody keeps them": {want: "not stored: no stream takes it"},
 		"not allowed": {server: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.heartbeat.>"}}},
 			want: "not stored: this user may not publish there"},

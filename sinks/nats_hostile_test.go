@@ -25,9 +25,8 @@ import (
 )
 
 const (
-	// hostileCost is how many bytes one attempt on one connection may make the sink allocate, in all: five answers of the
-	// size that it reads, the last of which is to the look for a message of which the stream said nothing.
-	hostileCost     = 20 << 20
+	// hostileCost is how many bytes one attempt on one connection may make the sink allocate, in all.
+	hostileCost     = 16 << 20
 	hostileAttempts = 3
 )
 

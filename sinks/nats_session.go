@@ -43,6 +43,7 @@ func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
 type natsSession struct {
 	conn   *nats.Conn
 	js     jetstream.JetStream
+	api    string // prefix of JetStream's subjects
 	access natsAccess
 	log    *slog.Logger
 	stop   context.CancelFunc // ends dialing

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
+	"reflect"
 	"strings"
 	"time"
 
@@ -33,7 +35,7 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	case ack.Duplicate:
 		return n.storeDuplicate(ctx, s, msg, ack)
 	}
-	return s.answer("stored", ack.Stream, ack.Sequence), nil
+	return s.stored(ctx, ack)
 }
 
 // publish publishes a message and returns the stream's answer. With once it waits for half of the time that is left, so
@@ -62,7 +64,7 @@ func (n *natsSink) storeDuplicate(
 	held, err := n.heldAs(ctx, s, msg, of)
 	switch {
 	case err != nil:
-		return delivery.Answer{}, requestError("look whether stream "+of.Stream+" has this message", err)
+		return delivery.Answer{}, err
 	case held != nil:
 		return s.answer("already stored", of.Stream, held.Sequence), nil
 	}
@@ -74,6 +76,24 @@ func (n *natsSink) storeDuplicate(
 	case ack.Duplicate:
 		return delivery.Answer{}, errNotStored
 	}
+	return s.stored(ctx, ack)
+}
+
+// stored returns the answer for a message that a stream acknowledged. That word proves little: a stream acknowledges
+// what it throws away, too. So it is looked at each time, because consumers and limits come and go.
+func (s *natsSession) stored(ctx context.Context, ack *jetstream.PubAck) (delivery.Answer, error) {
+	stream, err := s.describe(ctx, ack.Stream)
+	switch {
+	case err != nil:
+		return delivery.Answer{}, err
+	case stream.keepsNothing() != nil:
+		return delivery.Answer{}, stream.keepsNothing()
+	case stream.hasDropped(ack.Sequence):
+		return delivery.Answer{}, &classError{delivery.ErrBlocked, fmt.Sprintf("stream %s took message %d and has dropped "+
+			"it already; its max_bytes or max_age is too small", ack.Stream, ack.Sequence)}
+	case stream.Config.Retention == jetstream.InterestPolicy:
+		return s.answer("kept only until its consumers have it", ack.Stream, ack.Sequence), nil
+	}
 	return s.answer("stored", ack.Stream, ack.Sequence), nil
 }
 
@@ -83,16 +103,15 @@ func (n *natsSink) storeDuplicate(
 func (n *natsSink) heldAs(
 	ctx context.Context, s *natsSession, msg *nats.Msg, of *jetstream.PubAck,
 ) (*jetstream.RawStreamMsg, error) {
-	stream, err := s.js.Stream(ctx, of.Stream)
+	stream, err := s.describe(ctx, of.Stream)
 	if err != nil {
 		return nil, err
 	}
-	var held *jetstream.RawStreamMsg
+	which := natsWhich{NextFor: msg.Subject, Seq: of.Sequence}
 	if n.once {
-		held, err = found(stream.GetLastMsgForSubject(ctx, msg.Subject))
-	} else {
-		held, err = found(stream.GetMsg(ctx, of.Sequence, jetstream.WithGetMsgSubject(msg.Subject)))
+		which = natsWhich{LastFor: msg.Subject}
 	}
+	held, err := s.message(ctx, stream, which)
 	if held == nil || natsID(held.Header) != natsID(msg.Header) {
 		return nil, err
 	}
@@ -135,8 +154,7 @@ func (n *natsSink) afterRefusal(
 // compareStored looks at the message that has the subject already: a copy of this one, from this or another machine and
 // however old, or another message. If the subject has none, the stream renames subjects, and it is the one with the
 // number that the stream gave, if it says the same: other publishers may have been renamed to the same subject. Without a
-// number, the error is why. sinks/README.md lists what the user must be allowed
-// for that; else the sink is blocked.
+// number, the error is why.
 func (s *natsSession) compareStored(
 	ctx context.Context, msg *nats.Msg, number uint64, why error,
 ) (delivery.Answer, error) {
@@ -144,54 +162,69 @@ func (s *natsSession) compareStored(
 	if err != nil {
 		return delivery.Answer{}, err
 	}
-	name := stream.CachedInfo().Config.Name
-	held, err := found(stream.GetLastMsgForSubject(ctx, msg.Subject))
+	name := stream.Config.Name
+	held, err := s.message(ctx, stream, natsWhich{LastFor: msg.Subject})
 	renamed := err == nil && held == nil && number > 0
 	if renamed {
-		held, err = stream.GetMsg(ctx, number)
+		held, err = s.message(ctx, stream, natsWhich{Seq: number})
 	}
 	switch {
 	case err != nil:
-		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
+		return delivery.Answer{}, err
 	case held == nil:
 		return delivery.Answer{}, why
-	case natsID(held.Header) != natsID(msg.Header), renamed && !sameChange(held.Header, held.Data, msg.Header, msg.Data):
+	case natsID(held.Header) != natsID(msg.Header), renamed && !sameChange(held, msg):
 		return delivery.Answer{}, &classError{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
 			"message %d with id %q", name, msg.Subject, held.Sequence, held.Header.Get(jetstream.MsgIDHeader))}
 	}
 	return s.answer("already stored", name, held.Sequence), nil
 }
 
-// found returns what a request for a message returned, nil if there is no such message.
-func found(held *jetstream.RawStreamMsg, err error) (*jetstream.RawStreamMsg, error) {
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil
+// sameChange reports whether a message says what ours says, but for what each VM says of itself. One that is much longer
+// says more, and isn't decoded.
+func sameChange(held *jetstream.RawStreamMsg, ours *nats.Msg) bool {
+	if len(held.Data) > 2*len(ours.Data)+natsSaysMore {
+		return false
 	}
-	return held, err
+	return reflect.DeepEqual(claims(held.Header, held.Data), claims(ours.Header, ours.Data))
 }
 
-// sameChange reports whether two messages say the same of an Azure event, whoever says it.
-func sameChange(a nats.Header, aData []byte, b nats.Header, bData []byte) bool {
-	x, y := decodedAttributes(a, aData), decodedAttributes(b, bData)
-	for _, name := range []string{"id", "type", "subject", "azeventtype", "azeventstatus", "azresources"} {
-		if x[name] != y[name] {
-			return false
-		}
-	}
-	return true
+// natsSaysMore is how many bytes more another VM may say of itself.
+const natsSaysMore = 4 << 10
+
+// natsOfEachVM are the attributes and the fields of data in which two VMs' CloudEvents of one change may differ.
+var natsOfEachVM = []string{
+	"source", "time", "observer", "azself", "affectsSelf", "documentIncarnation", "announced", "begun", "whileAway",
+	"notEarlierThan", "back", "longestPause", "rules",
 }
 
-// decodedAttributes returns the attributes of the CloudEvent in a message, of either mode: texts and others.
-func decodedAttributes(h nats.Header, data []byte) map[string]any {
+// claims returns what the CloudEvent in a message says, of either mode, without natsOfEachVM: its attributes as texts,
+// and its data. What is no CloudEvent says nothing.
+func claims(h nats.Header, data []byte) map[string]any {
 	all := map[string]any{}
-	if h.Get("ce-id") == "" {
-		_ = json.Unmarshal(data, &all) // what is no CloudEvent has no attributes
-		return all
-	}
-	for name := range h {
-		if attribute, ok := strings.CutPrefix(name, "ce-"); ok {
-			all[attribute] = h.Get(name)
+	if strings.HasPrefix(h.Get("Content-Type"), "application/cloudevents") {
+		_ = json.Unmarshal(data, &all)
+	} else {
+		var body any
+		_ = json.Unmarshal(data, &body)
+		all["data"] = body
+		for name, values := range h {
+			attribute, ok := strings.CutPrefix(name, "ce-")
+			text, err := url.PathUnescape(strings.Join(values, ","))
+			if ok && err == nil {
+				all[attribute] = text
+			}
 		}
+	}
+	for name, value := range all {
+		if name != "data" {
+			all[name] = fmt.Sprint(value)
+		}
+	}
+	fields, _ := all["data"].(map[string]any)
+	for _, name := range natsOfEachVM {
+		delete(all, name)
+		delete(fields, name)
 	}
 	return all
 }

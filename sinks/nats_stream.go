@@ -189,12 +189,6 @@ func (n *natsSink) noStream(subject string) error {
 			atLeafNode)}
 }
 
-// errNoAck returns the error for a stream that is set up to answer nothing.
-func errNoAck(stream string) error {
-	return &classError{delivery.ErrBlocked, "stream " + stream + " has no_ack: true, so it never says that it stored " +
-		"anything; make it false"}
-}
-
 // describeStream returns the name and the subjects of the stream that takes what will be sent.
 func (n *natsSink) describeStream(ctx context.Context, s *natsSession) (string, error) {
 	all, err := cloudevent.Samples(false)
@@ -214,24 +208,11 @@ func (n *natsSink) describeStream(ctx context.Context, s *natsSession) (string, 
 	case err != nil:
 		return "", err
 	}
-	c := stream.CachedInfo().Config
-	if c.NoAck {
-		return "", errNoAck(c.Name)
-	}
-	return s.access.redact.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), maxShown), nil
-}
-
-// streamOf returns the stream that takes a subject.
-func (s *natsSession) streamOf(ctx context.Context, subject string) (jetstream.Stream, error) {
-	name, err := s.js.StreamNameBySubject(ctx, subject)
+	err = stream.keepsNothing()
 	if err != nil {
-		return nil, requestError("look for the stream of "+subject, err)
+		return "", err
 	}
-	stream, err := s.js.Stream(ctx, name)
-	if err != nil {
-		err = requestError("look at stream "+name, err)
-	}
-	return stream, err
+	return s.access.redact.line(stream.String(), maxShown), nil
 }
 
 // publishCore publishes a message without a stream, and returns when the server has it. The server's error about the

@@ -1,0 +1,174 @@
+package sinks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/delivery"
+)
+
+// A natsDescription is what counts of a stream's description. The rest, which may be long, isn't decoded.
+type natsDescription struct {
+	Config struct {
+		Name        string                    `json:"name"`
+		Subjects    []string                  `json:"subjects"`
+		Retention   jetstream.RetentionPolicy `json:"retention"`
+		Storage     jetstream.StorageType     `json:"storage"`
+		NoAck       bool                      `json:"no_ack"`
+		AllowDirect bool                      `json:"allow_direct"`
+	} `json:"config"`
+	State struct {
+		FirstSeq  uint64 `json:"first_seq"`
+		Consumers int    `json:"consumer_count"`
+	} `json:"state"`
+}
+
+// String says what an operator wants to know of a stream.
+func (d *natsDescription) String() string {
+	text := "stream " + d.Config.Name + " takes " + strings.Join(d.Config.Subjects, " ")
+	switch d.Config.Retention {
+	case jetstream.WorkQueuePolicy:
+		text += "; it is a work queue, so each message goes to one reader only, and is gone then"
+	case jetstream.InterestPolicy:
+		text += "; its retention is interest, so it keeps a message only for the consumers that it has by then"
+	}
+	if d.Config.Storage == jetstream.MemoryStorage {
+		text += "; it is in memory, so a restart of its servers loses what it holds"
+	}
+	return text
+}
+
+// keepsNothing returns the error for a stream that is set up so that nothing can be known to be stored in it.
+func (d *natsDescription) keepsNothing() error {
+	switch {
+	case d.Config.NoAck:
+		return &classError{delivery.ErrBlocked, "stream " + d.Config.Name + " has no_ack: true, so it never says that " +
+			"it stored anything; make it false"}
+	case d.Config.Retention == jetstream.InterestPolicy && d.State.Consumers == 0:
+		return &classError{delivery.ErrBlocked, "stream " + d.Config.Name + " has retention interest and no consumer, so " +
+			"it acknowledges every message and keeps none; add a durable consumer, or use a stream with retention limits"}
+	}
+	return nil
+}
+
+// hasDropped reports whether a message is gone although no reader took it.
+func (d *natsDescription) hasDropped(number uint64) bool {
+	return d.Config.Retention == jetstream.LimitsPolicy && d.State.FirstSeq > number
+}
+
+// streamOf returns the stream that takes a subject.
+func (s *natsSession) streamOf(ctx context.Context, subject string) (*natsDescription, error) {
+	name, err := s.js.StreamNameBySubject(ctx, subject)
+	if err != nil {
+		return nil, requestError("look for the stream of "+subject, err)
+	}
+	return s.describe(ctx, name)
+}
+
+// describe returns a stream by its name.
+func (s *natsSession) describe(ctx context.Context, name string) (*natsDescription, error) {
+	if name == "" || strings.ContainsAny(name, " \t\r\n.*>/\\") {
+		return nil, errNotStored
+	}
+	var answer struct {
+		natsDescription
+		Error *jetstream.APIError `json:"error"`
+	}
+	reply, err := s.conn.RequestWithContext(ctx, s.api+"STREAM.INFO."+name, nil)
+	if err == nil {
+		err = json.Unmarshal(reply.Data, &answer)
+	}
+	if err == nil && answer.Error != nil {
+		err = answer.Error
+	}
+	if err != nil {
+		return nil, requestError("look at stream "+name, err)
+	}
+	answer.Config.Name = name // whatever else it says
+	return &answer.natsDescription, nil
+}
+
+// natsWhich says which message is asked for: the last on a subject, that with a number, or the first from a number on
+// that is on a subject.
+type natsWhich struct {
+	LastFor string `json:"last_by_subj,omitempty"`
+	NextFor string `json:"next_by_subj,omitempty"`
+	Seq     uint64 `json:"seq,omitempty"`
+}
+
+// message returns a message that a stream holds, nil if there is no such message. sinks/README.md lists what the user
+// must be allowed for that; else the sink is blocked.
+func (s *natsSession) message(ctx context.Context, of *natsDescription, which natsWhich) (*jetstream.RawStreamMsg, error) {
+	request, err := json.Marshal(which)
+	if err != nil {
+		return nil, err
+	}
+	subject, read := s.api+"STREAM.MSG.GET."+of.Config.Name, readStored
+	if of.Config.AllowDirect {
+		subject, read = s.api+"DIRECT.GET."+of.Config.Name, readDirect
+		if which.LastFor != "" { // which is a right of its own, for some subjects only
+			subject, request = subject+"."+which.LastFor, nil
+		}
+	}
+	reply, err := s.conn.RequestWithContext(ctx, subject, request)
+	var held *jetstream.RawStreamMsg
+	if err == nil {
+		held, err = read(reply)
+	}
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, requestError("look whether stream "+of.Config.Name+" has this message", err)
+	}
+	return held, nil
+}
+
+// readDirect reads the answer to a direct request: the message itself, or a status.
+func readDirect(reply *nats.Msg) (*jetstream.RawStreamMsg, error) {
+	status := reply.Header.Get("Status")
+	switch {
+	case len(reply.Data) == 0 && status == "404":
+		return nil, jetstream.ErrMsgNotFound
+	case len(reply.Data) == 0 && status != "":
+		return nil, fmt.Errorf("the stream answers %s %s", status, reply.Header.Get("Description"))
+	}
+	number, err := strconv.ParseUint(reply.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return nil, errNotStored
+	}
+	return &jetstream.RawStreamMsg{Sequence: number, Header: reply.Header, Data: reply.Data}, nil
+}
+
+// readStored reads the answer of a stream that gives its messages as JSON.
+func readStored(reply *nats.Msg) (*jetstream.RawStreamMsg, error) {
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Seq    uint64 `json:"seq"`
+			Header []byte `json:"hdrs"`
+			Data   []byte `json:"data"`
+		} `json:"message"`
+	}
+	err := json.Unmarshal(reply.Data, &answer)
+	switch {
+	case err != nil:
+		return nil, err
+	case answer.Error != nil:
+		return nil, answer.Error
+	case answer.Message == nil:
+		return nil, errNotStored
+	}
+	held := &jetstream.RawStreamMsg{Sequence: answer.Message.Seq, Data: answer.Message.Data}
+	if len(answer.Message.Header) > 0 {
+		held.Header, err = nats.DecodeHeadersMsg(answer.Message.Header)
+	}
+	return held, err
+}
