@@ -57,7 +57,7 @@ func (d *decision) by() string {
 // record completes the record of what came of the decision.
 func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cloudevent.Approval {
 	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
-	a.After = now.Sub(op.First).Round(100 * time.Millisecond).Seconds()
+	a.After = now.Sub(op.Announced).Round(100 * time.Millisecond).Seconds()
 	return a
 }
 
@@ -381,7 +381,7 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	}
 	_, op, open := b.events.get(id)
 	if !open {
-		op.First = d.Decided
+		op.Announced = d.Decided
 	}
 	d.Attempts = 1
 	// A full disk must not keep people from approving, so the result is ignored.

@@ -136,13 +136,13 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	if op.Event == nil { // new
 		// Somebody may have approved it by hand before the first poll that saw it.
 		approved := s.mark(e.ID, cloudevent.ChangeID(imds.Change{Kind: imds.Approved, Event: e})).Times > 0
-		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
+		op = openEvent{Occurrence: s.mark(e.ID, e.ID).Times + 1, Announced: s.now, Approved: approved}
 	}
-	if e.Status == imds.StatusStarted && op.Started.IsZero() {
-		op.Started = s.now
+	if e.Status == imds.StatusStarted && op.Begun.IsZero() {
+		op.Begun = s.now
 	}
 	base := cloudevent.ChangeID(change)
-	times := max(op.Life, s.mark(e.ID, base).Times+1)
+	times := max(op.Occurrence, s.mark(e.ID, base).Times+1)
 	in := s.circumstances(op)
 	in.Rules = nil // those of the change before
 	in.WhileAway, in.Repeat = s.away, times-1
@@ -185,7 +185,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	}
 	c.add(ce, a)
 	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
-	c.Marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
+	c.Marks[e.ID] = outbox.Mark{Times: op.Occurrence, Group: e.ID, At: s.now}
 	if change.Kind == imds.Vanished {
 		c.open[e.ID] = nil
 		return facts, nil
@@ -200,7 +200,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 	return cloudevent.Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
-		Announced: op.First, Begun: op.Started, Rules: op.Promised,
+		Announced: op.Announced, Begun: op.Begun, Rules: op.Promised,
 	}
 }
 
@@ -258,12 +258,12 @@ func (s changeContext) decide(r Route, change imds.Change, fields map[string]any
 // end returns what is known for sure about the end of an event.
 func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloudevent.End {
 	e := c.Event
-	x := cloudevent.End{Outcome: cloudevent.OutcomeUnknown, LongestPause: op.Pause}
-	if booted.After(op.First) {
+	x := cloudevent.End{Outcome: cloudevent.OutcomeUnknown, LongestPause: op.LongestPause}
+	if booted.After(op.Announced) {
 		x.Back = booted
 	}
 	switch {
-	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
+	case !op.Begun.IsZero(), op.Rebooted && e.Affects(self):
 		x.Outcome = cloudevent.OutcomeCompleted
 	case c.Replaced: // it may continue under the other id
 	case e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" &&
@@ -374,7 +374,7 @@ func (b *Bridge) latestChange(e imds.Event, op openEvent, ce *event.Event) (outb
 	}
 	a := outbox.Addition{Message: b.Outbox.Message(op.Latest), NotBefore: e.NotBefore}
 	change := imds.Change{Kind: imds.ChangeKind(a.Change), Event: e}
-	if change.Kind == imds.Updated || !op.Anew && !op.Said.Equal(op.First) {
+	if change.Kind == imds.Updated || !op.Anew && !op.Said.Equal(op.Announced) {
 		change.Previous = &e // there was one; filters ask no more of it
 	}
 	return a, change

@@ -34,10 +34,10 @@ func TestTheOutcomeIsHonest(t *testing.T) {
 		self  string
 		want  cloudevent.Outcome
 	}{
-		{"it had begun", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner}, "vm-0", cloudevent.OutcomeCompleted},
-		{"it had begun, and there was a gap", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner, Gap: true}, "vm-0", cloudevent.OutcomeCompleted},
-		{"it had begun, and was scheduled again", scheduled("Reboot", later), openEvent{Started: sooner}, "vm-0", cloudevent.OutcomeCompleted},
-		{"a Preempt had begun", imds.Event{Status: "Started", Type: "Preempt"}, openEvent{Started: sooner}, "vm-0", cloudevent.OutcomeCompleted},
+		{"it had begun", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Begun: sooner}, "vm-0", cloudevent.OutcomeCompleted},
+		{"it had begun, and there was a gap", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Begun: sooner, Gap: true}, "vm-0", cloudevent.OutcomeCompleted},
+		{"it had begun, and was scheduled again", scheduled("Reboot", later), openEvent{Begun: sooner}, "vm-0", cloudevent.OutcomeCompleted},
+		{"a Preempt had begun", imds.Event{Status: "Started", Type: "Preempt"}, openEvent{Begun: sooner}, "vm-0", cloudevent.OutcomeCompleted},
 		{"this VM rebooted in the gap", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "VM-0", cloudevent.OutcomeCompleted},
 		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "vm-1", cloudevent.OutcomeUnknown},
 		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "", cloudevent.OutcomeUnknown},
@@ -263,7 +263,7 @@ func TestAnEventWhoseLatestChangeIsLostGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		known := imds.CompactJSON(map[string]string{"EventId": idA, "EventType": "Reboot", "EventStatus": "Scheduled"})
-		state := imds.CompactJSON(openEvent{Event: known, Life: 1, First: time.Now()})
+		state := imds.CompactJSON(openEvent{Event: known, Occurrence: 1, Announced: time.Now()})
 		kept := outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{idA: {State: state, Latest: 1}}}
 		if err := errors.Join(box.Apply(kept), box.Close()); err != nil {
 			t.Fatal(err)
@@ -1176,7 +1176,7 @@ func TestNothingIsLoggedUnderALock(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(16 * time.Minute)
-		if _, err := b.Load().Mute(Mute{Why: "test", By: "root"}, time.Hour); err != nil {
+		if _, err := b.Load().Mute(Mute{Reason: "test", By: "root"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		b.Load().end()

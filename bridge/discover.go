@@ -26,7 +26,7 @@ const (
 // A Found is an endpoint, and how it was found.
 type Found struct {
 	Endpoint string `json:"endpoint"`
-	How      string `json:"how"`
+	Method   string `json:"method"`
 }
 
 // discover searches for the endpoint at the start, and again whenever the current one has given no valid answer for a
@@ -52,7 +52,7 @@ func (b *Bridge) discover(ctx context.Context) {
 			searches = 0
 			due = answered.Add(discoverAfter)
 			// An answer right after the search may still come from the previous endpoint.
-			if found.How == FoundDHCP && answered.Sub(searched) > answerTimeout {
+			if found.Method == FoundDHCP && answered.Sub(searched) > answerTimeout {
 				b.keepEndpoint(found.Endpoint)
 			}
 		}
@@ -86,7 +86,7 @@ func (b *Bridge) discover(ctx context.Context) {
 // or any if news is true.
 func (b *Bridge) moveTo(found Found, news bool) {
 	if moved := b.Client.MoveTo(found.Endpoint); moved || news {
-		b.Log.Info("endpoint found", "endpoint", found.Endpoint, "how", found.How)
+		b.Log.Info("endpoint found", "endpoint", found.Endpoint, "method", found.Method)
 	}
 	select {
 	case b.identity <- struct{}{}:

@@ -48,7 +48,7 @@ func (d *disk) Compact() error {
 
 // stamped are the times on record, by bucket.
 var stamped = map[string][][]string{"events": {{"time"}}, "settled": {{"at"}},
-	"groups": {{"first"}, {"said"}, {"approval", "decided"}, {"approval", "next"}}}
+	"groups": {{"announced"}, {"said"}, {"approval", "decided"}, {"approval", "next"}}}
 
 // older returns a record as it looks after the clock was stepped.
 func (d *disk) older(bucket string, value []byte) []byte {

@@ -123,7 +123,7 @@ func ExampleBridge_Status() {
 func ExampleBridge_Mute() {
 	b := embed(pager("night"))
 	defer b.end()
-	mute, err := b.Mute(delivery.Mute{Sink: "night", Why: "patch day", By: "jane"}, time.Hour)
+	mute, err := b.Mute(delivery.Mute{Sink: "night", Reason: "patch day", By: "jane"}, time.Hour)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -15,7 +15,7 @@ type FleetVM struct {
 	Name      string    `json:"name"`
 	Set       string    `json:"set,omitempty"`
 	Group     string    `json:"group,omitempty"`    // resource group
-	Heard     time.Time `json:"heard,omitzero"`     // when its bridge last published something; zero if it has none
+	LastHeard time.Time `json:"lastHeard,omitzero"` // when its bridge last published something; zero if it has none
 	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
 	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
 	Started   bool      `json:"started,omitempty"`  // one of them has begun
@@ -25,10 +25,10 @@ type FleetVM struct {
 
 // A RelayPeer is a relay of the same stream.
 type RelayPeer struct {
-	Name    string    `json:"name"`
-	Version string    `json:"version"`
-	Hash    string    `json:"settingsHash"`
-	Seen    time.Time `json:"seen"`
+	Name     string    `json:"name"`
+	Version  string    `json:"version"`
+	Hash     string    `json:"settingsHash"`
+	LastSeen time.Time `json:"lastSeen"`
 }
 
 // A FleetFilter selects what a relay shows by patterns of scale sets and resource groups, such as web*. An empty one

@@ -56,7 +56,7 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 	for i, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
 		data := map[string]any{"version": b.Version}
 		if r.Terms.Heartbeat > 0 {
-			data["every"] = r.Terms.Heartbeat.Seconds()
+			data["interval"] = r.Terms.Heartbeat.Seconds()
 		}
 		if last {
 			data["stopping"] = true

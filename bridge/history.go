@@ -35,7 +35,7 @@ type HistoryChange struct {
 	Change         imds.ChangeKind      `json:"change"`
 	Time           time.Time            `json:"time"` // when it was first observed, UTC
 	NotBefore      time.Time            `json:"notBefore,omitzero"`
-	UnreadTime     string               `json:"unreadTime,omitempty"` // what Azure sent as NotBefore, if it can't be read
+	RawNotBefore   string               `json:"rawNotBefore,omitempty"` // what Azure sent as NotBefore, if it can't be read
 	Fields         []string             `json:"changed,omitempty"`
 	WhileAway      bool                 `json:"whileAway,omitempty"`
 	NotEarlierThan time.Time            `json:"notEarlierThan,omitzero"`
@@ -164,7 +164,7 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	// Not slices.SortFunc: for each type of struct, that costs the binary 15 KB.
 	sort.Slice(deliveries, func(i, j int) bool { return deliveries[i].Sink < deliveries[j].Sink })
 	life.Changes = append(life.Changes, HistoryChange{
-		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, UnreadTime: e.UnreadTime(),
+		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, RawNotBefore: e.RawNotBefore(),
 		Fields:    d.Changed,
 		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name,
 		Approval: d.Approval, Lead: d.Lead, Deliveries: deliveries, outcome: d.Outcome,

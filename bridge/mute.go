@@ -32,7 +32,7 @@ func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Ti
 	switch {
 	case d <= 0 || d > LongestMute:
 		return m, fmt.Errorf("a mute for %s: expected more than 0 and at most 30 days", delivery.Readable(d))
-	case strings.TrimSpace(m.Why) == "":
+	case strings.TrimSpace(m.Reason) == "":
 		return m, errors.New("a mute needs a reason")
 	case badPattern != nil:
 		return m, fmt.Errorf("%q is no pattern of VM names; expected one such as vm-db-*", m.VM)
@@ -47,7 +47,7 @@ func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Ti
 		}
 		m.Types[i] = TypesValues[at]
 	}
-	m.Since, m.Until, m.Ended, m.EndedBy, m.Last = now, now.Add(d), time.Time{}, "", 0
+	m.Since, m.Until, m.Ended, m.EndedBy, m.LastSeq = now, now.Add(d), time.Time{}, "", 0
 	for n := now.Unix(); ; n++ {
 		m.ID = strconv.FormatInt(n, 36)
 		if !slices.ContainsFunc(all, func(other *delivery.Mute) bool { return other.ID == m.ID }) {
@@ -126,7 +126,7 @@ func EndMutes(
 
 // MuteData returns the type and data of the CloudEvent about the start or end of a mute.
 func MuteData(m delivery.Mute) (typ string, data map[string]any) {
-	data = map[string]any{"mute": m.ID, "since": m.Since.UTC(), "until": m.Until.UTC(), "why": m.Why, "by": m.By}
+	data = map[string]any{"mute": m.ID, "since": m.Since.UTC(), "until": m.Until.UTC(), "reason": m.Reason, "by": m.By}
 	for name, v := range map[string]string{"sink": m.Sink, "vm": m.VM, "endedBy": m.EndedBy} {
 		if v != "" {
 			data[name] = v
@@ -202,7 +202,7 @@ func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute
 
 // LogMute logs that a mute began or ended.
 func LogMute(log *slog.Logger, m delivery.Mute) {
-	about := log.With("mute", m.ID, "sink", m.Sink, "people", m.People, "vm", m.VM, "types", m.Types, "why", m.Why,
+	about := log.With("mute", m.ID, "sink", m.Sink, "people", m.People, "vm", m.VM, "types", m.Types, "reason", m.Reason,
 		"by", m.By)
 	if m.Active() {
 		about.Warn("muted; deliveries wait", "until", m.Until.UTC())

@@ -23,7 +23,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 		b := s.start(ops.all("ops").with(latest), audit.all("audit").with(heardAll))
 		pause(1500 * time.Millisecond)
 		began := time.Now()
-		m, err := b.Mute(delivery.Mute{Sink: "ops", Why: "repairs", By: "alice"}, 20*time.Minute)
+		m, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, 20*time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 			}
 		}
 		muted, unmuted := said[cloudevent.SinkMuted], said[cloudevent.SinkUnmuted]
-		if muted["why"] != "repairs" || muted["by"] != "alice" || muted["sink"] != "ops" || unmuted["mute"] != m.ID ||
+		if muted["reason"] != "repairs" || muted["by"] != "alice" || muted["sink"] != "ops" || unmuted["mute"] != m.ID ||
 			unmuted["endedBy"] != nil {
 			t.Errorf("on record are %v", said)
 		}
@@ -68,7 +68,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 			}
 		}
 		s.wantLogged("muted; deliveries wait")
-		narrow := delivery.Mute{Types: []string{"freeze"}, VM: "vm-*", Why: "repairs", By: "bob"}
+		narrow := delivery.Mute{Types: []string{"freeze"}, VM: "vm-*", Reason: "repairs", By: "bob"}
 		if _, err := b.Mute(narrow, time.Hour); err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +88,7 @@ func TestHeartbeatsPassAMute(t *testing.T) {
 		ops := &ear{}
 		b := s.start(ops.all("ops").with(func(terms *Terms) { terms.Bridge, terms.Heartbeat = LevelAll, time.Minute }))
 		pause(90 * time.Second)
-		if _, err := b.Mute(delivery.Mute{Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		b.Reload(b.routes, nil, SettingsInfo{}) // which is told about the bridge
@@ -108,7 +108,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 		b := s.start(ops.all("ops"), other.all("other"))
 		pause(1500 * time.Millisecond)
 		mute := func(sink string) string {
-			m, err := b.Mute(delivery.Mute{Sink: sink, Why: "repairs", By: "alice"}, time.Hour)
+			m, err := b.Mute(delivery.Mute{Sink: sink, Reason: "repairs", By: "alice"}, time.Hour)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -116,7 +116,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 		}
 		mute("other")
 		id := mute("")
-		if _, err := b.Mute(delivery.Mute{Why: "repairs", By: "alice"}, LongestMute+1); err == nil || len(b.Mutes()) != 2 {
+		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, LongestMute+1); err == nil || len(b.Mutes()) != 2 {
 			t.Errorf("muting for too long: %v, and there are %d mutes, want an error and 2", err, len(b.Mutes()))
 		}
 		s.reboot(idA)
@@ -164,7 +164,7 @@ func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 		release := s.disk.block()
 		muted := make(chan error)
 		go func() {
-			_, err := b.Mute(delivery.Mute{Sink: "ops", Why: "repairs", By: "alice"}, time.Hour)
+			_, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, time.Hour)
 			muted <- err
 		}()
 		pause(100 * time.Millisecond)
@@ -187,7 +187,7 @@ func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 		ops := &ear{}
 		b := s.start(ops.all("ops").with(func(terms *Terms) { terms.Late = delivery.LateDrop }))
 		pause(1500 * time.Millisecond)
-		if _, err := b.Mute(delivery.Mute{Sink: "ops", Why: "repairs", By: "alice"}, time.Minute); err != nil {
+		if _, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		ops.say(always(errors.New("down")))
@@ -230,30 +230,30 @@ func TestWhatAMuteNeeds(t *testing.T) {
 		m delivery.Mute
 		d time.Duration
 	}{
-		"at most 30 days":     {delivery.Mute{Why: "x"}, LongestMute + 1},
-		"more than 0":         {delivery.Mute{Why: "x"}, 0},
-		"needs a reason":      {delivery.Mute{Why: " "}, time.Hour},
-		"is no pattern":       {delivery.Mute{Why: "x", VM: "vm-["}, time.Hour},
-		`is called "Restart"`: {delivery.Mute{Why: "x", Types: []string{"Restart"}}, time.Hour},
+		"at most 30 days":     {delivery.Mute{Reason: "x"}, LongestMute + 1},
+		"more than 0":         {delivery.Mute{Reason: "x"}, 0},
+		"needs a reason":      {delivery.Mute{Reason: " "}, time.Hour},
+		"is no pattern":       {delivery.Mute{Reason: "x", VM: "vm-["}, time.Hour},
+		`is called "Restart"`: {delivery.Mute{Reason: "x", Types: []string{"Restart"}}, time.Hour},
 	} {
 		if _, err := NewMute(c.m, c.d, nil, now); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v for %v: %v, want %q", c.m, c.d, err, want)
 		}
 	}
-	first, err := NewMute(delivery.Mute{Why: "x", Types: []string{"freeze"}}, LongestMute, nil, now)
+	first, err := NewMute(delivery.Mute{Reason: "x", Types: []string{"freeze"}}, LongestMute, nil, now)
 	if err != nil || first.Types[0] != "Freeze" || !first.Until.Equal(now.Add(LongestMute)) {
 		t.Errorf("NewMute = %+v, %v", first, err)
 	}
 	all := []*delivery.Mute{&first}
 	for len(all) < maxMutes {
-		m, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now)
+		m, err := NewMute(delivery.Mute{Reason: "x"}, time.Hour, all, now)
 		if err != nil || slices.ContainsFunc(all, func(other *delivery.Mute) bool { return other.ID == m.ID }) {
 			t.Fatalf("mute %d is %+v, %v", len(all), m, err)
 		}
 		all = append(all, &m)
 	}
 	const full = "there are 100 mutes; end one first"
-	if _, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now); fmt.Sprint(err) != full {
+	if _, err := NewMute(delivery.Mute{Reason: "x"}, time.Hour, all, now); fmt.Sprint(err) != full {
 		t.Errorf("of one more than the most: %v, want %s", err, full)
 	}
 }
@@ -267,7 +267,7 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		routes := []Route{chat.all("chat").with(people), audit.all("audit"), hook.all("hook")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
-		if _, err := b.Mute(delivery.Mute{People: true, Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := b.Mute(delivery.Mute{People: true, Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		s.reboot(idA)
@@ -303,7 +303,7 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		wantIDs(t, hook.ids(), idA+"-scheduled", idA+"-started")
 		wantIDs(t, mail.ids(), idA+"-scheduled", idA+"-started")
 
-		if _, err := b.Mute(delivery.Mute{Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		s.azure.End(idA)
@@ -315,7 +315,7 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 // What is asked for stays as it is, though its types are written as Azure writes them in the mute.
 func TestANewMuteLeavesTheRequestAsItIs(t *testing.T) {
 	types := []string{"freeze"}
-	if m, err := NewMute(delivery.Mute{Why: "x", Types: types}, time.Hour, nil, time.Now()); err != nil || m.Types[0] != "Freeze" {
+	if m, err := NewMute(delivery.Mute{Reason: "x", Types: types}, time.Hour, nil, time.Now()); err != nil || m.Types[0] != "Freeze" {
 		t.Errorf("the mute is of %q, %v", m.Types, err)
 	}
 	if types[0] != "freeze" {

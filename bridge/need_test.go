@@ -99,7 +99,7 @@ func TestAMuteDoesNotSayThatASinkNoLongerNeedsSomebody(t *testing.T) {
 					}
 				}
 				still("before the mute")
-				if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "test", By: "root"}, time.Hour); err != nil {
+				if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "test", By: "root"}, time.Hour); err != nil {
 					t.Fatal(err)
 				}
 				for range 3 {
@@ -145,7 +145,7 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, errDown, false},
 		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, errDown, false},
 		{"somebody muted the sink", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(_ *stage, b *running) {
-			if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "test", By: "root"}, time.Hour); err != nil {
+			if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "test", By: "root"}, time.Hour); err != nil {
 				panic(err)
 			}
 		}, errDown, false},

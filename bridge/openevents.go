@@ -39,21 +39,21 @@ func later(a, b time.Time) time.Time {
 
 // An openEvent is the state of an open Azure event. The outbox stores it as JSON.
 type openEvent struct {
-	Event     json.RawMessage `json:"event"`              // as last committed
-	Life      int             `json:"life"`               // 1; more if the event came back after it had vanished
-	First     time.Time       `json:"first"`              // when it was first seen
-	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
-	Gap       bool            `json:"gap,omitempty"`      // nobody watched it for a while
-	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted, perhaps because of it
-	Pause     time.Duration   `json:"pause,omitempty"`    // the longest pause
-	Latest    uint64          `json:"latest"`             // sequence number of the latest change
-	Routes    []string        `json:"routes,omitempty"`   // the routes whose filter accepted it
-	Undecided []string        `json:"undecided,omitempty"`
-	Said      time.Time       `json:"said,omitzero"`      // when its latest change was seen
-	Anew      bool            `json:"anew,omitempty"`     // that counted as its first, because the file could not be read
-	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
-	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
-	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
+	Event        json.RawMessage `json:"event"`                  // as last committed
+	Occurrence   int             `json:"occurrence"`             // 1; more if the event came back after it had vanished
+	Announced    time.Time       `json:"announced"`              // when it was first seen
+	Begun        time.Time       `json:"begun,omitzero"`         // when it was first seen as Started
+	Gap          bool            `json:"gap,omitempty"`          // nobody watched it for a while
+	Rebooted     bool            `json:"rebooted,omitempty"`     // the observer rebooted, perhaps because of it
+	LongestPause time.Duration   `json:"longestPause,omitempty"` // the longest pause
+	Latest       uint64          `json:"latest"`                 // sequence number of the latest change
+	Routes       []string        `json:"routes,omitempty"`       // the routes whose filter accepted it
+	Undecided    []string        `json:"undecided,omitempty"`
+	Said         time.Time       `json:"said,omitzero"`      // when its latest change was seen
+	Anew         bool            `json:"anew,omitempty"`     // that counted as its first, because the file could not be read
+	Approval     *decision       `json:"approval,omitempty"` // replaced, never changed
+	Approved     bool            `json:"approved,omitempty"` // an approval was or may have been sent
+	Waited       *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
 	// never changed.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
@@ -120,9 +120,9 @@ func (o *openEvents) load(
 		forgotten := func(route string) bool { _, known := file.Routes[route]; return !known }
 		was.Routes = slices.DeleteFunc(was.Routes, forgotten) // a new one of that name is decided about anew
 		switch op := o.byID[id]; {
-		case op != nil && op.First.Equal(was.First): // the file is read again
+		case op != nil && op.Announced.Equal(was.Announced): // the file is read again
 		case op != nil:
-			if op.Life == 1 { // else the life in the file ended meanwhile, and the event came back
+			if op.Occurrence == 1 { // else the life in the file ended meanwhile, and the event came back
 				op.recall(was, until, rebooted)
 			}
 			repeated[id] = op.group()
@@ -140,12 +140,12 @@ func (o *openEvents) load(
 // recall merges the stored state of an event that was taken for new before the file became readable. until is when the
 // file saw it last, and rebooted whether the observer rebooted after that.
 func (op *openEvent) recall(was *openEvent, until time.Time, rebooted bool) {
-	op.unwatched(elapsed(until, op.First), was.Rebooted || rebooted)
-	if !was.Started.IsZero() {
-		op.Started = was.Started
+	op.unwatched(elapsed(until, op.Announced), was.Rebooted || rebooted)
+	if !was.Begun.IsZero() {
+		op.Begun = was.Begun
 	}
-	op.Anew = op.Said.Equal(op.First)
-	op.First, op.Life, op.Pause = was.First, max(op.Life, was.Life), max(op.Pause, was.Pause)
+	op.Anew = op.Said.Equal(op.Announced)
+	op.Announced, op.Occurrence, op.LongestPause = was.Announced, max(op.Occurrence, was.Occurrence), max(op.LongestPause, was.LongestPause)
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
 	for _, r := range was.Routes {
 		if !slices.Contains(op.Routes, r) {
@@ -268,7 +268,7 @@ func (o *openEvents) toApprove(rules bool) (ids []string) {
 
 // byFirst orders events by when they were first seen.
 func byFirst(a, b *openEvent) int {
-	return cmp.Or(a.First.Compare(b.First), cmp.Compare(a.event.ID, b.event.ID))
+	return cmp.Or(a.Announced.Compare(b.Announced), cmp.Compare(a.event.ID, b.event.ID))
 }
 
 // latest returns the sequence numbers of the latest changes.

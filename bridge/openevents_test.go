@@ -16,7 +16,7 @@ import (
 func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
 	first := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	file := func(status string) outbox.Stored {
-		op := openEvent{Event: imds.CompactJSON(map[string]string{"EventId": idA, "EventStatus": status}), Life: 1, First: first}
+		op := openEvent{Event: imds.CompactJSON(map[string]string{"EventId": idA, "EventStatus": status}), Occurrence: 1, Announced: first}
 		return outbox.Stored{Groups: map[string]outbox.Group{idA: {State: imds.CompactJSON(&op)}}}
 	}
 	var o openEvents

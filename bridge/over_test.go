@@ -26,7 +26,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 	"for the end of a mute": func(t *testing.T, s *stage, e *ear, r Route) *running {
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
-		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		return announcedAndEnded(s, e, b, nil)
@@ -34,7 +34,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *ear, r Route) *running {
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
-		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		announcedAndEnded(s, e, b, nil)

@@ -44,8 +44,8 @@ func (b *Bridge) notePaused(d time.Duration) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	groups := b.events.note(func(op *openEvent) bool {
-		longer := d > op.Pause
-		op.Pause = max(op.Pause, d)
+		longer := d > op.LongestPause
+		op.LongestPause = max(op.LongestPause, d)
 		return longer
 	})
 	if len(groups) > 0 {

@@ -108,7 +108,7 @@ func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval) {
 		b.deciding.Unlock()
 		return
 	}
-	a.Decided, a.After = at.UTC(), at.Sub(now.First).Round(100*time.Millisecond).Seconds()
+	a.Decided, a.After = at.UTC(), at.Sub(now.Announced).Round(100*time.Millisecond).Seconds()
 	now.Promised = nil
 	c := commit{open: map[string]*openEvent{e.ID: &now}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	b.changeContext(observation{now: at}).addApproval(&c, e, now, a)

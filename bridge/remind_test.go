@@ -666,8 +666,8 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 				if got := first.at.Sub(began); got > tt.after+3*time.Second {
 					t.Errorf("the fallback was tried after %v, want %v", got, tt.after)
 				}
-				if first.Instead == nil || first.Instead.Sink != "chat" || first.Instead.Why == "" {
-					t.Errorf("it is told %+v as the reason", first.Instead)
+				if first.FallbackFor == nil || first.FallbackFor.Sink != "chat" || first.FallbackFor.Error == "" {
+					t.Errorf("it is told %+v as the reason", first.FallbackFor)
 				}
 				wantIDs(t, last.ids())
 				chat.say(nil)
@@ -697,8 +697,8 @@ func TestAFallbackIsToldWhyASinkDoesNotGetWhatItNeverSaw(t *testing.T) {
 		pause(2 * time.Minute)
 		wantIDs(t, mail.ids(), idA+"-scheduled", idB+"-scheduled", idB+"-vanished")
 		for _, m := range mail.accepted() {
-			if m.Instead.Why != errRefused.Error() {
-				t.Errorf("of %s it is told %q as the reason, want %q", m.Event.ID(), m.Instead.Why, errRefused)
+			if m.FallbackFor.Error != errRefused.Error() {
+				t.Errorf("of %s it is told %q as the reason, want %q", m.Event.ID(), m.FallbackFor.Error, errRefused)
 			}
 		}
 		b.end()
@@ -775,11 +775,11 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 		pause(time.Minute)
 		b.end()
 		var last struct {
-			Every    float64
+			Interval float64
 			Stopping bool
 		}
 		if err := json.Unmarshal(watch.heard[len(watch.heard)-1].Event.Data(), &last); err != nil ||
-			last.Every != 300 || !last.Stopping {
+			last.Interval != 300 || !last.Stopping {
 			t.Errorf("the last one says %+v (%v), want that heartbeats come every 300 s, and no more of them", last, err)
 		}
 		recorded := func(r outbox.Record) error {
@@ -891,7 +891,7 @@ func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
 		b.end()
 		var promised []any
 		for _, h := range watch.accepted() {
-			promised = append(promised, tellingOf(t, h.Event)["every"])
+			promised = append(promised, tellingOf(t, h.Event)["interval"])
 			data, err := jsonschema.UnmarshalJSON(bytes.NewReader(h.Event.Data()))
 			if err == nil {
 				err = schema.Validate(data)

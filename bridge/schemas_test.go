@@ -137,7 +137,7 @@ func TestSchemasHoldInAnyZone(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		down, audit := &ear{answer: always(delivery.ErrBlocked)}, &ear{}
 		b := s.start(down.all("down"), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
-		if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+		if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot"})

@@ -183,7 +183,7 @@ func (p *process) drop(keys []string) { p.bridge.Drop(keys, "the operator") }
 
 // mute holds back the deliveries of the plan, and returns the id of the mute.
 func (p *process) mute(x mutePlan, why string) string {
-	asked := bridge.Mute{Sink: x.sink, People: x.people, VM: x.vm, Types: slices.Clone(x.types), Why: why, By: muter}
+	asked := bridge.Mute{Sink: x.sink, People: x.people, VM: x.vm, Types: slices.Clone(x.types), Reason: why, By: muter}
 	m, lasts := p.w.variant.mute(asked, x.lasts)
 	m, err := p.bridge.Mute(m, lasts)
 	if err != nil {
@@ -369,8 +369,8 @@ func handedOf(d delivery.Delivery) handed {
 	if !azures {
 		h.event = ""
 	}
-	if d.Instead != nil {
-		h.instead = d.Instead.Sink
+	if d.FallbackFor != nil {
+		h.instead = d.FallbackFor.Sink
 	}
 	if d.Mute != nil {
 		h.mute = d.Mute.ID

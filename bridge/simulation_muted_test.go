@@ -117,8 +117,8 @@ func (o *oracle) mutesAreListed() {
 // mutesAreOnRecord: who muted what and why is told, and that it ended, and who ended it.
 func (o *oracle) mutesAreOnRecord() {
 	type said struct {
-		Mute, Sink, VM, Why, By, EndedBy string
-		Types                            []string
+		Mute, Sink, VM, Reason, By, EndedBy string
+		Types                               []string
 	}
 	begun, ended := map[string]said{}, map[string]said{}
 	for _, t := range o.taken[""]["well"] {
@@ -134,10 +134,10 @@ func (o *oracle) mutesAreOnRecord() {
 		if err := json.Unmarshal([]byte(t.body), &data); err != nil {
 			o.add("mutes are on record", "%s: %v", t.id, err)
 		}
-		list[data.Why] = data // each has a reason of its own
-		i := slices.IndexFunc(o.mutes, func(m *muting) bool { return m.why == data.Why })
+		list[data.Reason] = data // each has a reason of its own
+		i := slices.IndexFunc(o.mutes, func(m *muting) bool { return m.why == data.Reason })
 		if i < 0 {
-			o.add("mutes are on record", "%s says %q, which nobody said", t.id, data.Why)
+			o.add("mutes are on record", "%s says %q, which nobody said", t.id, data.Reason)
 			continue
 		}
 		m := o.mutes[i]

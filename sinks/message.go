@@ -19,22 +19,22 @@ import (
 
 // MessageDocs explains the names that the templates of a message can use beside those of cloudevent.Fields.
 var MessageDocs = map[string]string{
-	"now":        "when the message is made, RFC 3339; it differs from time when the message is late",
-	"zone":       "the setting timezone, such as Europe/Berlin",
-	"left":       "seconds from now to aznotbefore, 0 when begun or unknown",
-	"age":        "how late the message is, in seconds: since time or, with a lead, since it was due",
-	"attempt":    "1 for the first attempt to send it",
-	"muted":      "who muted the sink, if the message waited for the end of a mute; else empty",
-	"missed":     "older changes of Azure's that this message stands for, oldest first, each with change and time",
-	"test":       "whether it is a message of forewarn send; change is then that of the sample",
-	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
-	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
-	"instead":    "when another sink could not deliver it: that sink's name in sink, its kind, and what went wrong in why; else nil",
-	"end":        "whether the sink is told when an event ends",
-	"told":       "whether the sink was told of the event before this message, as far as that is known",
-	"runbook":    "the link that runbook_url gives; else empty",
-	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
-	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
+	"now":         "when the message is made, RFC 3339; it differs from time when the message is late",
+	"zone":        "the setting timezone, such as Europe/Berlin",
+	"left":        "seconds from now to aznotbefore, 0 when begun or unknown",
+	"age":         "how late the message is, in seconds: since time or, with a lead, since it was due",
+	"attempt":     "1 for the first attempt to send it",
+	"muted":       "who muted the sink, if the message waited for the end of a mute; else empty",
+	"missed":      "older changes of Azure's that this message stands for, oldest first, each with change and time",
+	"test":        "whether it is a message of forewarn send; change is then that of the sample",
+	"announced":   "when the observer first saw the event, RFC 3339; empty about the bridge",
+	"begun":       "when the observer first saw that it has begun, RFC 3339; empty before that",
+	"fallbackFor": "when another sink could not deliver it: that sink's name in sink, its kind, and what went wrong in error; else nil",
+	"end":         "whether the sink is told when an event ends",
+	"told":        "whether the sink was told of the event before this message, as far as that is known",
+	"runbook":     "the link that runbook_url gives; else empty",
+	"cloudevent":  "the whole CloudEvent, for {{json .cloudevent}}",
+	"group":       "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
 
 // MessageFields returns the fields for the templates of a message about one delivery.
@@ -50,8 +50,8 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 		group[i] = messageFields(d, h.Zone, now)
 		group[i]["end"] = !h.NoEnd
 		group[i]["told"] = h.toldBefore(d, group[i])
-		if d.Instead != nil {
-			group[i]["instead"].(map[string]any)["kind"] = h.KindOf[d.Instead.Sink]
+		if d.FallbackFor != nil {
+			group[i]["fallbackFor"].(map[string]any)["kind"] = h.KindOf[d.FallbackFor.Sink]
 		}
 	}
 	f := maps.Clone(group[0])
@@ -62,7 +62,7 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 // toldBefore reports whether the sink was told of the event before this delivery, whose fields are f. It was not if the
 // delivery is the first change, or stands for older ones, or comes in another sink's place.
 func (h *Host) toldBefore(d delivery.Delivery, f map[string]any) bool {
-	return f["first"] != true && len(d.Missed) == 0 && d.Instead == nil && !(h.NoStart && f["change"] == "started")
+	return f["first"] != true && len(d.Missed) == 0 && d.FallbackFor == nil && !(h.NoStart && f["change"] == "started")
 }
 
 // messageFields returns the fields about one delivery, without group.
@@ -102,9 +102,9 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if d.Mute != nil {
 		f["muted"] = d.Mute.By
 	}
-	f["instead"] = map[string]any(nil)
-	if d.Instead != nil {
-		f["instead"] = map[string]any{"sink": d.Instead.Sink, "kind": "", "why": reasonForPeople(d.Instead.Why)}
+	f["fallbackFor"] = map[string]any(nil)
+	if d.FallbackFor != nil {
+		f["fallbackFor"] = map[string]any{"sink": d.FallbackFor.Sink, "kind": "", "error": reasonForPeople(d.FallbackFor.Error)}
 	}
 	f["runbook"] = ""
 	f["announced"], _ = data["announced"].(string)

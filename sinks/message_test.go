@@ -117,7 +117,7 @@ func TestAnEventThatHasBegunIsExplainedToThoseWhoHearOfItFirst(t *testing.T) {
 	const effect = "The VM restarts. Anything only in memory is lost."
 	known, unknown := situations()["started"], situations()["started-unannounced"]
 	missed, instead := situations()["started-late"], situations()["started"]
-	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "no answer"}
+	instead.batch[0].FallbackFor = &delivery.FallbackFor{Sink: "ops-chat", Error: "no answer"}
 	for _, tt := range []struct {
 		claim string
 		situation

@@ -13,7 +13,7 @@ import (
 // messageShape returns the shape of a message's fields, including own, those of one kind.
 func messageShape(own map[string]Field) *templates.Shape {
 	s := shapeOf(cloudevent.FieldDocs, MessageDocs)
-	s.Names["instead"] = names("sink", "why")
+	s.Names["fallbackFor"] = names("sink", "kind", "error")
 	s.Names["missed"] = &templates.Shape{Items: names("change", "time")}
 	one := &templates.Shape{Names: maps.Clone(s.Names)}
 	delete(one.Names, "group")

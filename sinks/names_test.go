@@ -26,7 +26,7 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 		{`{{range .group}}{{.azself}}{{.group}}{{end}}`, "group", "id"},
 		{`{{range $i, $one := .group}}{{$i}}{{$one.subjec}}{{end}}`, "subjec", "subject"},
 		{`{{range .missed}}{{$.now}}{{.tim}}{{end}}`, "tim", "time"},
-		{`{{with .instead}}{{.sink}}{{.wy}}{{end}}`, "wy", "why"},
+		{`{{with .fallbackFor}}{{.sink}}{{.eror}}{{end}}`, "eror", "error"},
 		{`{{$d := .data}}{{$d.longestpause}}`, "longestpause", "longestPause"},
 		{`{{$x := .data}}{{if .azself}}{{$x = .data}}{{end}}{{$x.bak}}`, "bak", "back"},
 		{`{{(slack .).severty}}`, "severty", "severity"},

@@ -47,7 +47,7 @@ func TestNATSHeartbeatsHaveASubjectOfTheirOwn(t *testing.T) {
 			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\n"+tt.keys, testHost(t))
 			o := imds.Observer{Name: "Web_0", SubscriptionID: "5D9B", ResourceGroup: "RG", ScaleSet: "Web"}
 			for n := range 2 {
-				ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"every": 300}, o,
+				ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"interval": 300}, o,
 					monday.Add(time.Duration(n)))
 				if err != nil {
 					t.Fatal(err)

@@ -273,7 +273,7 @@ func situations() map[string]situation {
 		nil)
 	instead := all["scheduled"]
 	instead.batch = slices.Clone(instead.batch)
-	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: Slack answered invalid_auth: put a new token into /etc/forewarn/slack-token"}
+	instead.batch[0].FallbackFor = &delivery.FallbackFor{Sink: "ops-chat", Error: "blocked: Slack answered invalid_auth: put a new token into /etc/forewarn/slack-token"}
 	all["scheduled-instead"] = instead
 	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
 		s, _ := cloudevent.NewSample(sample, "vm-db-1", messageTime.clock())
@@ -298,9 +298,9 @@ func situations() map[string]situation {
 		}}},
 		cloudevent.DeliveryDropped: {"sink": "hook", "count": 29, "by": "root (alice)"},
 		cloudevent.SinkMuted: {"mute": "tk3x9q", "sink": "ops", "since": messageTime.clock(), "until": at("05:55:00").clock(),
-			"why": "replacing disks", "by": "root (alice)"},
+			"reason": "replacing disks", "by": "root (alice)"},
 		cloudevent.SinkUnmuted: {"mute": "tk3x9q", "since": messageTime.clock(), "until": at("05:55:00").clock(),
-			"why": "replacing disks", "by": "root (alice)"},
+			"reason": "replacing disks", "by": "root (alice)"},
 		cloudevent.BridgeStarted: {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{
 			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
 		}},
@@ -422,7 +422,7 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 		}
 	}
 	s := situations()["scheduled-instead"]
-	s.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "rejected: 422 from https://10.1.2.3: s3cr3t-name"}
+	s.batch[0].FallbackFor = &delivery.FallbackFor{Sink: "ops-chat", Error: "rejected: 422 from https://10.1.2.3: s3cr3t-name"}
 	if text := render(t, texts.text, fieldsOf(t, s)); strings.Contains(text, "s3cr3t") ||
 		!strings.Contains(text, `(sent here because Slack sink "ops-chat" refused it: 422)`) {
 		t.Errorf("the fallback says\n%s", text)

@@ -266,7 +266,7 @@ func spoken(t *testing.T) map[string]event.Event {
 		t.Fatal(err)
 	}
 	all["bridge-test"] = test
-	bridge(BridgeHeartbeat, map[string]any{"version": "0.1.0", "every": 300})
+	bridge(BridgeHeartbeat, map[string]any{"version": "0.1.0", "interval": 300})
 	bridge(IMDSUnavailable, map[string]any{"endpoint": "http://169.254.169.254", "since": answer, "error": "503 Service Unavailable: no text"})
 	bridge(IMDSRecovered, map[string]any{"endpoint": "http://169.254.169.254", "gap": away})
 	bridge(SinkBlocked, map[string]any{"sink": "ops", "kind": "slack", "pending": 14, "since": answer, "error": "blocked: invalid_auth <&>"})
@@ -282,7 +282,7 @@ func spoken(t *testing.T) map[string]event.Event {
 	bridge(ObserverSilent, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}, "groups": []string{"rg"}, "since": answer})
 	bridge(ObserverBack, map[string]any{"count": 12, "vms": []string{"vm-1", "vm-2"}, "sets": []string{"web"}})
 	mute := map[string]any{"mute": "tk3x9q", "sink": "ops", "vm": "vm-db-*", "types": []string{"Reboot"}, "since": answer, "until": commitTime,
-		"why": "replacing disks", "by": "root (alice)"}
+		"reason": "replacing disks", "by": "root (alice)"}
 	bridge(SinkMuted, mute)
 	mute["endedBy"] = "root (bob)"
 	bridge(SinkUnmuted, mute)

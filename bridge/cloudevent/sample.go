@@ -257,10 +257,10 @@ var sampleTroubles = []struct {
 	}},
 	{SinkMuted, map[string]any{
 		"mute": "tk3x9q", "sink": "ops", "vm": "vm-db-*", "types": []any{"Reboot"}, "since": sampleTime,
-		"until": sampleTime, "why": "repairs", "by": "root",
+		"until": sampleTime, "reason": "repairs", "by": "root",
 	}},
 	{SinkUnmuted, map[string]any{
-		"mute": "tk3x9q", "people": true, "since": sampleTime, "until": sampleTime, "why": "repairs", "by": "root",
+		"mute": "tk3x9q", "people": true, "since": sampleTime, "until": sampleTime, "reason": "repairs", "by": "root",
 		"endedBy": "root",
 	}},
 	{DeliveryDropped, map[string]any{"sink": "ops", "count": 1, "by": "root"}},
@@ -268,7 +268,7 @@ var sampleTroubles = []struct {
 	{BridgeStopping, map[string]any{"pending": 3}},
 	{SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
 	{ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)}},
-	{BridgeHeartbeat, map[string]any{"version": "1.2.0", "every": 300}},
+	{BridgeHeartbeat, map[string]any{"version": "1.2.0", "interval": 300}},
 	{ObserverSilent, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}, "since": sampleTime}},
 	{ObserverBack, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}}},
 }

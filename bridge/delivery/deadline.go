@@ -34,7 +34,7 @@ func (s *schedule) dropsLate(l *lane) bool {
 
 // fallsBack reports whether the fallback gets the item when its time has come.
 func (i *Item) fallsBack() bool {
-	return i.Instead == nil && !i.FellBack && !i.Transient && !i.Mute.Active()
+	return i.FallbackFor == nil && !i.FellBack && !i.Transient && !i.Mute.Active()
 }
 
 // takeOverdue removes the late items from their lanes. It returns them and the items that fall back now, which stay.

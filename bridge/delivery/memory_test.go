@@ -39,8 +39,8 @@ func (m *memory) add(items ...delivery.Item) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, i := range items {
-		if i.Pending.IsZero() {
-			i.Pending = time.Now()
+		if i.PendingSince.IsZero() {
+			i.PendingSince = time.Now()
 		}
 		if i.ID == "" {
 			i.ID = fmt.Sprintf("%s-%d", i.Group, i.Seq)

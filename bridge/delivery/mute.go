@@ -16,12 +16,12 @@ type Mute struct {
 	Types  []string  `json:"types,omitempty"` // Azure types; nil for all but those of passMutes
 	Since  time.Time `json:"since"`
 	Until  time.Time `json:"until"`
-	Why    string    `json:"why"`
+	Reason string    `json:"reason"`
 	By     string    `json:"by"` // who asked for it
 	// Ended is when it ended: at Until, by hand, or with its sink. It never begins again.
 	Ended   time.Time `json:"ended,omitzero"`
 	EndedBy string    `json:"endedBy,omitempty"` // who ended it; "" for its time
-	Last    uint64    `json:"last,omitempty"`    // the last sequence number when it ended
+	LastSeq uint64    `json:"lastSeq,omitempty"` // the last sequence number when it ended
 }
 
 // passMutes lists the Azure types that a Mute holds back only if it names them: later it is too late to act.
@@ -73,7 +73,7 @@ func lower(s string) string {
 // if there is neither.
 func MuteOf(mutes []*Mute, route string, people bool, i *Item) (of *Mute) {
 	for _, m := range mutes {
-		waited := i.Seq <= m.Last && !i.Pending.After(m.Ended)
+		waited := i.Seq <= m.LastSeq && !i.PendingSince.After(m.Ended)
 		switch {
 		case !m.Active() && !waited, !m.Covers(route, people, i.Message):
 		case of == nil, m.Active() && !of.Active(),

@@ -231,7 +231,7 @@ func TestBridgesDoNotWaitForEachOther(t *testing.T) {
 	p := newPlan(Terms{})
 	about := func(vm string) *Item {
 		p.seq++
-		i := &Item{Message: &Message{Seq: p.seq, ID: vm, VMs: []string{vm}}, Pending: p.now}
+		i := &Item{Message: &Message{Seq: p.seq, ID: vm, VMs: []string{vm}}, PendingSince: p.now}
 		p.put(i, p.now)
 		return i
 	}
@@ -278,9 +278,11 @@ func TestMuteCovers(t *testing.T) {
 func TestMuteOf(t *testing.T) {
 	at := func(minutes int) time.Time { return time.Unix(0, 0).Add(time.Duration(minutes) * time.Minute) }
 	short, long := &Mute{ID: "short", Until: at(10)}, &Mute{ID: "long", Until: at(20)}
-	early := &Mute{ID: "early", Until: at(60), Ended: at(5), Last: 7}
-	late := &Mute{ID: "late", Until: at(7), Ended: at(6), Last: 8}
-	item := func(seq uint64, minute int) *Item { return &Item{Message: &Message{Seq: seq}, Pending: at(minute)} }
+	early := &Mute{ID: "early", Until: at(60), Ended: at(5), LastSeq: 7}
+	late := &Mute{ID: "late", Until: at(7), Ended: at(6), LastSeq: 8}
+	item := func(seq uint64, minute int) *Item {
+		return &Item{Message: &Message{Seq: seq}, PendingSince: at(minute)}
+	}
 	for _, c := range []struct {
 		mutes []*Mute
 		item  *Item

@@ -54,17 +54,17 @@ func (m *Message) Ends() bool { return m.Change == vanished }
 // An Item is one pending delivery. It is immutable: a Queue replaces it.
 type Item struct {
 	*Message
-	Pending   time.Time `json:"owed"`               // when it became pending
-	NotBefore time.Time `json:"notBefore,omitzero"` // of the Azure event; zero if it has none
-	Due       time.Time `json:"due,omitzero"`       // no earlier attempt of this item or a later one of its group
-	Attempts  int       `json:"attempts"`           // number of attempts so far
-	Next      time.Time `json:"next,omitzero"`      // time of the next attempt; zero before the first
-	Error     string    `json:"error,omitempty"`    // of the last attempt
-	Progress  []byte    `json:"progress,omitempty"` // of the last attempt
+	PendingSince time.Time `json:"pendingSince"`       // when it became pending
+	NotBefore    time.Time `json:"notBefore,omitzero"` // of the Azure event; zero if it has none
+	Due          time.Time `json:"due,omitzero"`       // no earlier attempt of this item or a later one of its group
+	Attempts     int       `json:"attempts"`           // number of attempts so far
+	Next         time.Time `json:"next,omitzero"`      // time of the next attempt; zero before the first
+	Error        string    `json:"error,omitempty"`    // of the last attempt
+	Progress     []byte    `json:"progress,omitempty"` // of the last attempt
 	// Batch identifies a batch that made progress; all its items are repeated together. 0 for none.
-	Batch    uint64   `json:"batch,omitempty"`
-	Instead  *Instead `json:"instead,omitempty"`  // set if this route is the fallback
-	FellBack bool     `json:"fellBack,omitempty"` // the fallback has it too
+	Batch       uint64       `json:"batch,omitempty"`
+	FallbackFor *FallbackFor `json:"fallbackFor,omitempty"` // set if this route is the fallback
+	FellBack    bool         `json:"fellBack,omitempty"`    // the fallback has it too
 	// Replayed means that somebody asked for it. It is never late, and takes the place of no item that nobody asked for.
 	Replayed   bool   `json:"replayed,omitempty"`
 	ReplayedBy string `json:"replayedBy,omitempty"` // the user who asked for it
@@ -73,7 +73,7 @@ type Item struct {
 }
 
 // FirstDue returns when the delivery could first be made if no mute held it back.
-func (i *Item) FirstDue() time.Time { return later(i.Pending, i.Due) }
+func (i *Item) FirstDue() time.Time { return later(i.PendingSince, i.Due) }
 
 // Since returns when the delivery could first be made. Its age, for max_age, counts from then.
 func (i *Item) Since() time.Time {

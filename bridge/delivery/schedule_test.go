@@ -37,7 +37,7 @@ func newPlan(terms Terms) *plan {
 func (p *plan) owe(event, change string, notice time.Duration) *Item {
 	p.seq++
 	m := &Message{Seq: p.seq, Group: event, Change: change, ID: event + "-" + change, AzureType: p.azureType}
-	i := &Item{Message: m, Pending: p.now}
+	i := &Item{Message: m, PendingSince: p.now}
 	if notice != 0 {
 		i.NotBefore = p.now.Add(notice)
 	}
@@ -719,7 +719,7 @@ func TestOlderBridgeItemGoesBeforeABatchWithProgress(t *testing.T) {
 	partial := *p.owe("", "trouble", 0)
 	partial.Batch = 7
 	p.put(&partial, p.now)
-	p.put(&Item{Message: &Message{Seq: 1, ID: "older"}, Pending: p.now}, p.now)
+	p.put(&Item{Message: &Message{Seq: 1, ID: "older"}, PendingSince: p.now}, p.now)
 	p.want(t, "the older one", p.try(), "older")
 	p.want(t, "then the batch", p.try(), "-trouble")
 	if p.full() {
@@ -823,7 +823,7 @@ func TestDestinationThatIsDownGetsOneAttemptAtATime(t *testing.T) {
 func TestLatestDeliversAllMessagesAboutTheBridge(t *testing.T) {
 	p := newPlan(Terms{Late: LateLatest})
 	for _, id := range []string{"first", "second", "third"} {
-		p.put(&Item{Message: &Message{Seq: p.seq + 1, ID: id}, Pending: p.now}, p.now)
+		p.put(&Item{Message: &Message{Seq: p.seq + 1, ID: id}, PendingSince: p.now}, p.now)
 		p.seq++
 	}
 	for _, want := range []string{"first", "second", "third"} {
@@ -1112,7 +1112,7 @@ func TestEarlierItemThatIsNotDueHoldsUpLaterOnes(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	p.seq = 10
 	p.owe("A", updated, far)
-	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "earlier"}, Pending: p.now,
+	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "earlier"}, PendingSince: p.now,
 		Due: p.now.Add(time.Hour)}, p.now)
 	p.want(t, "before it is due", p.try())
 	p.later(time.Hour)
@@ -1156,7 +1156,7 @@ func TestMutedItemBeforeABatchWithProgressWaits(t *testing.T) {
 	part := *p.owe("A", updated, far)
 	part.Batch = 7
 	p.put(&part, p.now)
-	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}, Pending: p.now,
+	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}, PendingSince: p.now,
 		Mute: &Mute{Since: p.now}}, p.now)
 	if got := p.try(); slices.Contains(got, "old") {
 		t.Errorf("%v was delivered while it is muted", got)

@@ -48,8 +48,8 @@ type Delivery struct {
 	Progress []byte
 	// Missed lists older changes of the same group that this one replaces; only with LateLatest.
 	Missed []Missed
-	// Instead is set if this route is the fallback of another.
-	Instead *Instead
+	// FallbackFor is set if this route is the fallback of another.
+	FallbackFor *FallbackFor
 	// Mute is the one that it waited for; nil for none.
 	Mute *Mute
 }
@@ -60,10 +60,10 @@ type Missed struct {
 	Time   time.Time // when it was observed, UTC
 }
 
-// An Instead names the route that could not deliver this, and why.
-type Instead struct {
-	Sink string `json:"sink"`
-	Why  string `json:"why"`
+// An FallbackFor names the route that could not deliver this, and why.
+type FallbackFor struct {
+	Sink  string `json:"sink"`
+	Error string `json:"error"`
 }
 
 // An Answer is the answer of a destination.

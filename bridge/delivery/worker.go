@@ -264,7 +264,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 		}
 		batch[n] = Delivery{
 			Event: ce, NotBefore: i.NotBefore, Due: i.Due, Attempt: i.Attempts + 1, Receipt: receipt,
-			Progress: i.Progress, Instead: i.Instead, Mute: i.Mute,
+			Progress: i.Progress, FallbackFor: i.FallbackFor, Mute: i.Mute,
 		}
 	}
 	if r.err != nil {
@@ -292,7 +292,7 @@ func addMissed(batch []Delivery, a attempt) {
 	}
 	for _, i := range a.superseded {
 		d := &batch[at[i.Group]]
-		d.Missed = append(d.Missed, Missed{Change: i.Change, Time: i.Pending})
+		d.Missed = append(d.Missed, Missed{Change: i.Change, Time: i.PendingSince})
 	}
 }
 

@@ -314,7 +314,7 @@ func TestUndeliveredItemsFallBackOnce(t *testing.T) {
 			r.hang = hang
 			beat := delivery.Item{Message: &delivery.Message{Seq: 2, ID: "beat", Transient: true}}
 			foreign := change(3, "E2", "scheduled", time.Hour)
-			foreign.Instead = &delivery.Instead{Sink: "c"}
+			foreign.FallbackFor = &delivery.FallbackFor{Sink: "c"}
 			r.add(change(1, "E1", "scheduled", time.Hour), beat, foreign)
 			pause(10*time.Minute - time.Second)
 			want(t, "before", r.ids(&r.fellBack))
@@ -349,7 +349,7 @@ func TestUnreadDeliveryIsNoAttempt(t *testing.T) {
 	bubble(t, delivery.Terms{MaxAge: time.Hour}, func(t *testing.T, r *route) {
 		r.misread(0, errors.New("input/output error"))
 		old := change(1, "E1", "scheduled", 24*time.Hour)
-		old.Pending = time.Now().Add(-2 * time.Hour)
+		old.PendingSince = time.Now().Add(-2 * time.Hour)
 		r.add(old)
 		pause(time.Minute)
 		want(t, "calls", r.made())
@@ -869,7 +869,7 @@ func TestPartlyDeliveredMessagesKeepTheirWait(t *testing.T) {
 			}
 			return a, errDown
 		})
-		mute := &delivery.Mute{Since: began, Ended: began, Last: 9}
+		mute := &delivery.Mute{Since: began, Ended: began, LastSeq: 9}
 		for n := range uint64(3) {
 			m := &delivery.Message{Seq: n + 1, ID: fmt.Sprint("trouble-", n)}
 			r.add(delivery.Item{Message: m, Mute: mute})
@@ -1178,7 +1178,7 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 	bubble(t, terms, func(t *testing.T, r *route) {
 		down := errors.New("down")
 		r.say(fails(down))
-		mute := &delivery.Mute{Why: "repairs", Since: time.Now()}
+		mute := &delivery.Mute{Reason: "repairs", Since: time.Now()}
 		older := delivery.Item{Message: &delivery.Message{Seq: 1, Group: "A", Change: "scheduled"}, Mute: mute}
 		newer := delivery.Item{Message: &delivery.Message{Seq: 2, Group: "A", Change: "started"}, Mute: mute}
 		r.add(older, newer)
@@ -1190,7 +1190,7 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 		over := *mute
 		over.Ended = time.Now()
 		for _, i := range []*delivery.Item{&older, &newer} {
-			i.Mute, i.Pending = &over, mute.Since
+			i.Mute, i.PendingSince = &over, mute.Since
 		}
 		r.add(older, newer)
 		time.Sleep(30 * time.Minute)

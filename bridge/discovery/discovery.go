@@ -42,7 +42,7 @@ func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s (%s): %w", endpoint, how, err))
 		}
-		return bridge.Found{Endpoint: endpoint, How: how}, err == nil
+		return bridge.Found{Endpoint: endpoint, Method: how}, err == nil
 	}
 	if found, ok := try(cmp.Or(s.Fixed, imds.DefaultEndpoint), bridge.FoundFixed); ok {
 		return found, nil

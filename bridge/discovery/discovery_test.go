@@ -43,10 +43,10 @@ func TestFirstEndpointThatAnswersIsUsed(t *testing.T) {
 		want  bridge.Found
 		asked string
 	}{
-		{"fixed.test stored.test 168.63.129.16", bridge.Found{Endpoint: "http://fixed.test", How: "fixed"}, "fixed.test"},
-		{"stored.test 168.63.129.16", bridge.Found{Endpoint: "http://stored.test", How: "stored"}, "fixed.test stored.test"},
-		{"168.63.129.16 168.63.129.16:8080", bridge.Found{Endpoint: "http://168.63.129.16", How: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16"},
-		{"168.63.129.16:8080", bridge.Found{Endpoint: "http://168.63.129.16:8080", How: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
+		{"fixed.test stored.test 168.63.129.16", bridge.Found{Endpoint: "http://fixed.test", Method: "fixed"}, "fixed.test"},
+		{"stored.test 168.63.129.16", bridge.Found{Endpoint: "http://stored.test", Method: "stored"}, "fixed.test stored.test"},
+		{"168.63.129.16 168.63.129.16:8080", bridge.Found{Endpoint: "http://168.63.129.16", Method: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16"},
+		{"168.63.129.16:8080", bridge.Found{Endpoint: "http://168.63.129.16:8080", Method: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
 		{"", bridge.Found{}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
 	} {
 		w := &town{service: imdstest.New(imdstest.Options{}).RoundTripper(), open: strings.Fields(tt.open)}
@@ -84,7 +84,7 @@ func TestSearchNeverRequestsScheduledEvents(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{})
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1") // never used
 	found, err := Search{Fixed: azure.URL}.Find(t.Context(), "")
-	if want := (bridge.Found{Endpoint: azure.URL, How: bridge.FoundFixed}); found != want || err != nil {
+	if want := (bridge.Found{Endpoint: azure.URL, Method: bridge.FoundFixed}); found != want || err != nil {
 		t.Fatalf("found %v, %v, want %v", found, err, want)
 	}
 	requests := azure.Requests()

@@ -317,9 +317,9 @@ func parseNotBefore(s string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("NotBefore %.60q is not a time in GMT", s)
 }
 
-// UnreadTime returns what Azure sent as NotBefore, printable and at most 60 bytes of it, if that is no time that can be
+// RawNotBefore returns what Azure sent as NotBefore, printable and at most 60 bytes of it, if that is no time that can be
 // read; else "".
-func (e Event) UnreadTime() string {
+func (e Event) RawNotBefore() string {
 	raw := fieldsOf(e.Raw)["NotBefore"]
 	if !e.NotBefore.IsZero() || raw == nil || string(raw) == "null" {
 		return ""

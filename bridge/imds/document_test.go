@@ -637,8 +637,8 @@ func TestATimeThatCannotBeReadIsQuoted(t *testing.T) {
 		`"Sat, 21 Nov 2026 05:10:00 GMT"`:    "",
 	} {
 		e, err := UnmarshalEvent([]byte(`{"EventId":"A","NotBefore":` + sent + `}`))
-		if got := e.UnreadTime(); err != nil || got != want {
-			t.Errorf("NotBefore %s: UnreadTime = %q, %v; want %q", sent, got, err, want)
+		if got := e.RawNotBefore(); err != nil || got != want {
+			t.Errorf("NotBefore %s: RawNotBefore = %q, %v; want %q", sent, got, err, want)
 		}
 	}
 }

@@ -161,7 +161,7 @@ func (c *change) add(a Addition) {
 	c.ref(m) // so that it stays until all its recipients have it
 	for _, to := range a.To {
 		c.addPending(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
-			NotBefore: a.NotBefore, Pending: c.now.UTC(), Due: to.Due.UTC(),
+			NotBefore: a.NotBefore, PendingSince: c.now.UTC(), Due: to.Due.UTC(),
 		}})
 	}
 	c.unref(m)
@@ -299,7 +299,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	d := e.copy()
 	if attempted {
 		d.Attempts++
-		d.tried = c.now.UTC()
+		d.lastAttempt = c.now.UTC()
 	}
 	d.Next, d.held, d.change, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC(), e.Group != ""}
 	if cause != "" {
@@ -344,7 +344,7 @@ func (c *change) deleteDead(d *entry) {
 // transient, or if its group is over and the fallback begins nothing then.
 func (c *change) fallBack(e *entry, why string) {
 	to := e.route.fallback
-	if to == "" || to == e.About || e.Instead != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
+	if to == "" || to == e.About || e.FallbackFor != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
 		return
 	}
 	if c.isOver(e.Group) && !e.Ends() && c.route(to).late == delivery.LateDrop {
@@ -354,6 +354,6 @@ func (c *change) fallBack(e *entry, why string) {
 		why = "no answer"
 	}
 	c.addPending(&entry{message: e.message, route: c.route(to), Item: delivery.Item{
-		NotBefore: e.NotBefore, Pending: c.now.UTC(), Instead: &delivery.Instead{Sink: e.route.name, Why: why},
+		NotBefore: e.NotBefore, PendingSince: c.now.UTC(), FallbackFor: &delivery.FallbackFor{Sink: e.route.name, Error: why},
 	}})
 }

@@ -158,49 +158,42 @@ func setImmutable(t *testing.T, path string, to bool) {
 	}
 }
 
-// The content of a read-only disk is loaded, also in the first format. Once the disk is writable, the outbox continues
-// as usual.
+// The content of a read-only disk is loaded. Once the disk is writable, the outbox continues as usual.
 func TestReadOnlyDiskIsRead(t *testing.T) {
-	for _, first := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			dir, remount := smallDisk(t)
-			if first {
-				copyFile(t, filepath.Join(format1(t), "outbox.db"), filepath.Join(dir, "outbox.db"))
-			} else {
-				used(t, dir)
-			}
-			remount(syscall.MS_RDONLY)
-			var loaded atomic.Int32
-			o := open(t, dir, outbox.Options{Callbacks: outbox.Callbacks{Loaded: func() { loaded.Add(1) }}})
-			if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
-				t.Errorf("Durable = %v, want that it can only be read", err)
-			}
-			before := pending(o, "a")
-			q := o.Queue("a")
-			items := q.Changes().Pending
-			if ce, _, err := q.Read(items[0]); err != nil || ce.ID() != items[0].ID {
-				t.Errorf("Read = %v, %v", ce.ID(), err)
-			}
-			_, _ = o.Drop([]string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x", nil)
-			_, _ = add(o, "NEW", "scheduled", "a")
-			after := append(before[1:], "NEW-scheduled")
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			want(t, "pending while it can only be read", pending(o, "a"), after...)
-			if n := loaded.Load(); n != 0 {
-				t.Errorf("it was read again %d times", n)
-			}
-			remount(0)
-			time.Sleep(6 * time.Second)
-			synctest.Wait()
-			if err := o.Durable(); err != nil {
-				t.Errorf("Durable = %v", err)
-			}
-			want(t, "pending then", pending(o, "a"), after...)
-			o.Close()
-			o = open(t, dir, outbox.Options{})
-			want(t, "pending after a restart", pending(o, "a"), after...)
-			o.Close()
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		dir, remount := smallDisk(t)
+		used(t, dir)
+		remount(syscall.MS_RDONLY)
+		var loaded atomic.Int32
+		o := open(t, dir, outbox.Options{Callbacks: outbox.Callbacks{Loaded: func() { loaded.Add(1) }}})
+		if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
+			t.Errorf("Durable = %v, want that it can only be read", err)
+		}
+		before := pending(o, "a")
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		if ce, _, err := q.Read(items[0]); err != nil || ce.ID() != items[0].ID {
+			t.Errorf("Read = %v, %v", ce.ID(), err)
+		}
+		_, _ = o.Drop([]string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x", nil)
+		_, _ = add(o, "NEW", "scheduled", "a")
+		after := append(before[1:], "NEW-scheduled")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want(t, "pending while it can only be read", pending(o, "a"), after...)
+		if n := loaded.Load(); n != 0 {
+			t.Errorf("it was read again %d times", n)
+		}
+		remount(0)
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
+		}
+		want(t, "pending then", pending(o, "a"), after...)
+		o.Close()
+		o = open(t, dir, outbox.Options{})
+		want(t, "pending after a restart", pending(o, "a"), after...)
+		o.Close()
+	})
 }

@@ -192,76 +192,6 @@ func TestLargerCountOfAMarkIsKept(t *testing.T) {
 	})
 }
 
-// A file of the first format that can't be read completely stays as it is, and is migrated once it can.
-func TestUnreadableFileIsNotMigrated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		first := [][]outbox.Write{{
-			{Bucket: "meta", Key: "format", Value: []byte("1")},
-			{Bucket: "open", Key: "A", Value: []byte(`{"latest":946684800000000}`)},
-			{Bucket: "ids", Key: "A-scheduled", Value: []byte(`{"times":2,"event":"A","at":"2000-01-01T00:00:00Z"}`)},
-		}}
-		d := diskOf(first)
-		failing := &halfRead{Storage: d}
-		failing.fails.Store(true)
-		o := open(t, t.TempDir(), outbox.Options{Storage: failing})
-		time.Sleep(10 * time.Second)
-		if n := d.transactions(); n > 1 {
-			t.Errorf("%d transactions are written to a file that can't be read", n-1)
-		}
-		failing.fails.Store(false)
-		time.Sleep(10 * time.Second)
-		if got := o.Mark("A", "A-scheduled").Times; got != 2 || o.Groups()["A"].Latest != 946684800000000 {
-			t.Errorf("it is marked %d times, of %v; want 2, of A", got, o.Groups())
-		}
-		o.Close()
-	})
-}
-
-// A crash of the old program could leave a file in the middle of a change: an id that is used, without the event that it
-// is about; an event with nothing to tell of it; a delivery that is neither pending nor given up. All of it opens, takes
-// back the id, and says what it cannot read.
-func TestHalfAChangeOfTheFirstFormatIsRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf([][]outbox.Write{{
-			{Bucket: "meta", Key: "format", Value: []byte("1")},
-			{Bucket: "ids", Key: "A-scheduled", Value: []byte(`{"times":1,"event":"A","at":"2000-01-01T00:00:00Z"}`)},
-			{Bucket: "open", Key: "B", Value: []byte(`{"latest":946684800000001}`)},
-			{Bucket: "open", Key: "C", Value: []byte(`{"latest":`)},
-			{Bucket: "events", Key: fmt.Sprintf("%016d", 946684800000002), Value: []byte(`{"id":"D-scheduled"}`)},
-			{Bucket: "pending", Key: "hook/9", Value: []byte(`{`)},
-		}})
-		log := &lines{}
-		o := open(t, t.TempDir(), outbox.Options{Storage: d, Log: log.logger()})
-		time.Sleep(time.Second)
-		if got := o.Mark("A", "A-scheduled").Times; got != 0 {
-			t.Errorf("the id of the change that is half there was used %d times, want 0", got)
-		}
-		if groups := o.Groups(); len(groups) != 1 || groups["B"].Latest != 946684800000001 {
-			t.Errorf("open are %v, want B", groups)
-		}
-		if st := o.Totals(); st.Pending+st.Dead != 0 {
-			t.Errorf("%d are pending and %d dead, want none", st.Pending, st.Dead)
-		}
-		if said := log.String(); !strings.Contains(said, "event=C") || !strings.Contains(said, "hook/9") {
-			t.Errorf("the log does not say what cannot be read:\n%s", said)
-		}
-		o.Close()
-	})
-}
-
-// halfRead is a storage in which one bucket can't be read while it fails.
-type halfRead struct {
-	outbox.Storage
-	fails atomic.Bool
-}
-
-func (s *halfRead) Walk(bucket, from string, visit func(key string, value []byte) error) error {
-	if s.fails.Load() && bucket == "ids" {
-		return errors.New("input/output error")
-	}
-	return s.Storage.Walk(bucket, from, visit)
-}
-
 // A reader that asks while a change is still being written is woken again once it is on disk.
 func TestReaderIsWokenOnceAChangeIsOnDisk(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
@@ -499,7 +429,7 @@ func TestDeadLetterHasItsAttempts(t *testing.T) {
 			q.Report(r)
 			for _, when := range []string{"at once", "after a restart"} {
 				l := o.List(outbox.Selection{})[0]
-				if l.State != outbox.StateDead || l.Attempts != tt.attempts || l.Tried.Equal(now) != (tt.attempts > 0) ||
+				if l.State != outbox.StateDead || l.Attempts != tt.attempts || l.LastAttempt.Equal(now) != (tt.attempts > 0) ||
 					!l.DeadSince.Equal(now) || l.Reason != tt.reason || l.Error != "gone away" || !l.Next.IsZero() {
 					t.Errorf("%s, told of by itself %v: %s it is %+v, want %d attempts, the last %v", tt.reason, tt.failed, when, l,
 						tt.attempts, now)

@@ -415,12 +415,12 @@ func TestFileMadeLateKnowsWhatIsOver(t *testing.T) {
 		_, _ = add(o, "OVER", "vanished")
 		c.set(func() { c.works = true })
 		time.Sleep(6 * time.Second)
-		if err := o.Durable(); err != nil || c.count("over") != 1 || c.count("marks") != 2 {
-			t.Errorf("durable: %v; %d groups are over and %d marks kept, want 1 and 2", err, c.count("over"), c.count("marks"))
+		if err := o.Durable(); err != nil || c.count("ended") != 1 || c.count("marks") != 2 {
+			t.Errorf("durable: %v; %d groups have ended and %d marks kept, want 1 and 2", err, c.count("ended"), c.count("marks"))
 		}
 		time.Sleep(31 * 24 * time.Hour)
-		if err := <-o.Maintain(time.Now()); err != nil || c.count("over") != 0 || c.count("marks") != 1 {
-			t.Errorf("after a month: %v; %d groups are over and %d marks kept, want 0 and 1", err, c.count("over"), c.count("marks"))
+		if err := <-o.Maintain(time.Now()); err != nil || c.count("ended") != 0 || c.count("marks") != 1 {
+			t.Errorf("after a month: %v; %d groups have ended and %d marks kept, want 0 and 1", err, c.count("ended"), c.count("marks"))
 		}
 		o.Close()
 	})

@@ -323,9 +323,12 @@ func (f *file) Walk(bucket, from string, do func(key string, value []byte) error
 func (f *file) SetAside(why string, cause error) error {
 	_ = f.Close()
 	aside := fmt.Sprintf("%s.%s-%s", f.path, why, time.Now().UTC().Format("20060102T150405.000000Z"))
+	if err := os.Rename(f.path, aside); err != nil {
+		return fmt.Errorf("cannot use the outbox (%v), and cannot set it aside: %w", cause, err)
+	}
 	f.log.Error("the outbox cannot be used; it is set aside and a new one started", "file", f.path, "kept", aside,
 		"err", cause)
-	return os.Rename(f.path, aside)
+	return nil
 }
 
 func (f *file) Size() int64 { return f.size.Load() }

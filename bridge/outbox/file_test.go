@@ -2,10 +2,8 @@ package outbox_test
 
 import (
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -245,7 +243,7 @@ func TestUnreadableRecordIsSkipped(t *testing.T) {
 	edit(t, o.Path(), func(tx *bolt.Tx) error {
 		var errs []error
 		for bucket, key := range map[string]string{"pending": "a/7", "dead": "odd", "groups": "X", "marks": "X",
-			"over": "X", "routes": "x", "settled": "x/a"} {
+			"ended": "X", "routes": "x", "settled": "x/a"} {
 			b, err := tx.CreateBucketIfNotExists([]byte(bucket))
 			errs = append(errs, err, b.Put([]byte(key), []byte("{")))
 		}
@@ -276,232 +274,32 @@ func TestUnreadableRecordIsSkipped(t *testing.T) {
 	}
 }
 
-// A file of a newer format stays as it is. The outbox works from memory and says what to do.
-func TestNewerFormatIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir, kept := t.TempDir(), filepath.Join(t.TempDir(), "kept")
+// A file of another format, be it older or newer, is set aside with one line that says so. The outbox begins anew.
+func TestAFileOfAnotherFormatIsSetAside(t *testing.T) {
+	for _, format := range []string{"2", "99", ""} {
+		dir, log := t.TempDir(), &lines{}
 		path := filepath.Join(dir, "outbox.db")
 		used(t, dir)
-		edit(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("99")) })
-		copyFile(t, path, kept)
-		o := open(t, dir, outbox.Options{})
-		if err := o.Durable(); err == nil || !strings.Contains(err.Error(), "install the newer version") {
-			t.Errorf("Durable = %v", err)
-		}
-		if _, err := add(o, "N", "scheduled", "a"); err == nil {
-			t.Error("a change is said to be on disk")
-		}
-		want(t, "pending", pending(o, "a"), "N-scheduled")
-		time.Sleep(2 * time.Minute)
-		if err := o.Close(); err == nil {
-			t.Error("Close = nil, and a delivery is lost")
-		}
-		one, _ := os.ReadFile(path)
-		two, _ := os.ReadFile(kept)
-		if !bytes.Equal(one, two) {
-			t.Error("the file isn't as it was")
-		}
-	})
-}
-
-// format1 puts a file of the first format into a new directory. It was made by the program that had it, and holds
-// something of everything.
-func format1(t testing.TB) (dir string) {
-	t.Helper()
-	f, err := os.Open("testdata/format1.db.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir = t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
-// All content of a file of the first format is there after the migration, after the next start, and when the file is
-// only read.
-func TestFirstFormatIsMigrated(t *testing.T) {
-	const a, b = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
-	at := func(second int) time.Time { return time.Date(2000, 1, 1, 0, 0, second, 0, time.UTC) }
-	seq := func(second int) uint64 { return uint64(at(second).UnixMicro()) }
-	check := func(claim string, o *outbox.Outbox) {
-		t.Helper()
-		want(t, claim+": pending for a", pending(o, "a"), "CCCC-scheduled")
-		want(t, claim+": pending for b", pending(o, "b"), a+"-scheduled", "CCCC-scheduled", "DDDD-scheduled")
-		want(t, claim+": pending for gone", pending(o, "gone"), a+"-scheduled", "DDDD-scheduled")
-		want(t, claim+": dead for a", deadLetters(o, "a"), "DEAD-vanished")
-		list := o.List(outbox.Selection{})
-		find := func(route string, seq uint64) outbox.Delivery {
-			i := slices.IndexFunc(list, func(d outbox.Delivery) bool { return d.Route == route && d.Seq() == seq })
-			if i < 0 {
-				t.Fatalf("%s: %s has no %d", claim, route, seq)
-			}
-			return list[i]
-		}
-		if d := find("a", seq(4)); !d.Due.Equal(at(3004)) || !d.Next.Equal(d.Due) || !d.NotBefore.Equal(at(3604)) ||
-			d.AzureType != "Freeze" || d.Change != "scheduled" || d.Bytes != 693 || d.Group != "CCCC" || !d.Held.IsZero() {
-			t.Errorf("%s: what waits for its time is %+v", claim, d)
-		}
-		if d := find("b", seq(4)); !d.Held.Equal(at(7)) || !d.Due.Equal(at(7)) {
-			t.Errorf("%s: what is held is %+v", claim, d)
-		}
-		if d := find("b", seq(2)); d.Attempts != 1 || d.Error != "connection refused" || !d.Tried.Equal(at(2)) ||
-			!d.Next.Equal(at(62)) {
-			t.Errorf("%s: what failed is %+v", claim, d)
-		}
-		if d := find("b", seq(5)); d.Instead == nil || *d.Instead != (delivery.Instead{Sink: "gone",
-			Why: "connection refused"}) {
-			t.Errorf("%s: what came as a fallback is %+v", claim, d)
-		}
-		if d := find("gone", seq(5)); !d.FellBack {
-			t.Errorf("%s: what fell back is %+v", claim, d)
-		}
-		if d := find("a", seq(3)); d.Reason != delivery.ReasonRejected || !d.DeadSince.Equal(at(3)) || d.Error != "rejected" {
-			t.Errorf("%s: what is dead is %+v", claim, d)
-		}
-		if held := o.Held(); len(held) != 1 || len(held[0]) != 1 || held[0][0].Route != "b" || held[0][0].Group != "CCCC" {
-			t.Errorf("%s: held are %v", claim, held)
-		}
-		want(t, claim+": open", slices.Sorted(maps.Keys(o.Groups())), a, "CCCC", "DDDD")
-		if g := o.Groups()["CCCC"]; g.Latest != seq(4) || !strings.Contains(string(g.State), `"undecided":["b"]`) {
-			t.Errorf("%s: the group is %d %s", claim, g.Latest, g.State)
-		}
-		if got := o.Outcome("a", seq(2)); got.State != outbox.StateAccepted || !got.At.Equal(at(2)) {
-			t.Errorf("%s: the outcome is %+v", claim, got)
-		}
-		if m := o.Mark("CCCC", "CCCC"); m.Times != 2 || m.Group != "CCCC" || !m.At.Equal(at(4)) {
-			t.Errorf("%s: the mark is %+v", claim, m)
-		}
-		if got := string(o.Value("observer")); got != `{"name":"vm-0","vmId":"vmid-0"}` {
-			t.Errorf("%s: the observer is %s", claim, got)
-		}
-		if got := string(o.Value("answer")); !strings.Contains(got, `"incarnation":"7"`) {
-			t.Errorf("%s: the answer is %s", claim, got)
-		}
-		if o.Owner() != "vmid-0" {
-			t.Errorf("%s: it belongs to %q", claim, o.Owner())
-		}
-		if s := o.Stats(at(60)); !s["gone"].Gone.Equal(at(6)) || s["a"].Dead != 1 || s["b"].Pending != 3 {
-			t.Errorf("%s: stats are %+v", claim, s)
-		}
-		for _, i := range o.Queue("b").Changes().Pending {
-			ce, receipt, err := o.Queue("b").Read(i)
-			if err != nil || ce.ID() != i.ID {
-				t.Errorf("%s: Read = %s, %v", claim, ce.ID(), err)
-			}
-			if i.Group == a && string(receipt) != "half" {
-				t.Errorf("%s: the receipt is %q", claim, receipt)
-			}
-		}
-		var history []string
-		err := o.Walk(0, func(r outbox.Record) error {
-			for _, d := range r.Deliveries {
-				history = append(history, fmt.Sprint(r.Seq-seq(0), d.Route, d.State, d.Answer))
-			}
-			return nil
+		edit(t, path, func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(format))
 		})
-		if err != nil {
-			t.Error(err)
+		if _, err := outbox.OpenReadOnly(dir); err == nil || !strings.Contains(err.Error(), "another version of forewarn") {
+			t.Errorf("format %q: OpenReadOnly = %v", format, err)
 		}
-		want(t, claim+": history", history, "0aaccepted204 No Content", "0bsuperseded", "1000000aaccepted204 No Content",
-			"1000000baccepted250 OK", "2000000aaccepted200 OK", "2000000bpending", "2000000gonepending", "3000000adead",
-			"4000000apending", "4000000bpending", "5000000bpending", "5000000gonepending")
-		_ = b
-	}
-	dir := format1(t)
-	r, err := outbox.OpenReadOnly(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	check("looked at", r)
-	r.Close()
-	o := open(t, dir, outbox.Options{})
-	check("migrated", o)
-	if err := o.Close(); err != nil {
-		t.Fatal(err)
-	}
-	o = open(t, dir, outbox.Options{})
-	check("opened again", o)
-	if got := o.Reserve(time.Time{}); got <= seq(5) {
-		t.Errorf("the sequence number went back to %d", got)
-	}
-	if _, err := o.Replay([]string{"a/0946684803000000"}, "", "root"); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-o.Maintain(at(6).Add(29 * 24 * time.Hour)); err != nil {
-		t.Fatal(err)
-	}
-	if o.Mark(b, b).Times != 1 {
-		t.Error("an event that is over for 29 days is forgotten")
-	}
-	if err := <-o.Maintain(at(6).Add(31 * 24 * time.Hour)); err != nil {
-		t.Fatal(err)
-	}
-	if o.Mark(b, b).Times != 0 || o.Mark("CCCC", "CCCC").Times != 2 {
-		t.Error("after 31 days marks are wrong")
-	}
-	o.Close()
-	o = open(t, dir, outbox.Options{})
-	if list := o.List(outbox.Selection{Route: "a", Group: "dead"}); len(list) != 1 || list[0].ID != "DEAD-vanished" ||
-		list[0].Bytes != 601 {
-		t.Errorf("the replayed dead letter is %+v", list)
-	}
-}
-
-// The program of the first format wrote a change in parts, the marks of its ids first and its event last. A file in which a
-// crash cut one in two has the change come again, under the id that it has.
-func TestAChangeThatTheFirstFormatCutInTwoComesAgain(t *testing.T) {
-	at := time.Date(2000, 1, 1, 0, 10, 0, 0, time.UTC) // after all that is in the file
-	const there, over, fresh = "CCCC", "BBBBBBBB-0000-4000-8000-000000000002", "EEEE"
-	times := func(o *outbox.Outbox, group string, ids ...string) (n []string) {
-		for _, id := range ids {
-			n = append(n, fmt.Sprint(o.Mark(group, group+id).Times))
+		o := open(t, dir, outbox.Options{Log: log.logger()})
+		want(t, "pending", pending(o, "a"))
+		if _, err := add(o, "N", "scheduled", "a"); err != nil {
+			t.Errorf("format %q: %v", format, err)
 		}
-		return n
-	}
-	for _, tt := range []struct {
-		claim, group string
-		marks        map[string]int // by what follows the group
-		want         []string       // times of "", -scheduled, -started, -vanished, -approved-1
-	}{
-		{"nothing is cut", there, nil, []string{"2", "0", "0", "0", "0"}},
-		{"an event that is over", over, map[string]int{"-scheduled": 1}, []string{"1", "1", "0", "1", "0"}},
-		{"a new event", fresh, map[string]int{"": 1, "-scheduled": 1}, []string{"0", "0", "0", "0", "0"}},
-		{"the mark of a new event", fresh, map[string]int{"": 1}, []string{"0", "0", "0", "0", "0"}},
-		{"that of its change", fresh, map[string]int{"-scheduled": 1}, []string{"0", "0", "0", "0", "0"}},
-		{"an event that came back", over, map[string]int{"": 2, "-scheduled": 2}, []string{"1", "1", "0", "1", "0"}},
-		{"an open event that began", there, map[string]int{"": 2, "-started": 2}, []string{"2", "0", "1", "0", "0"}},
-		{"an open event that ended", there, map[string]int{"": 2, "-vanished": 2}, []string{"2", "0", "0", "1", "0"}},
-		{"an approval of an open event", there, map[string]int{"-approved-1": 1}, []string{"2", "0", "0", "0", "1"}},
-	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			dir := format1(t)
-			file := outbox.File(dir, slog.New(slog.DiscardHandler))
-			if _, err := file.Open(); err != nil {
-				t.Fatal(err)
-			}
-			var writes []outbox.Write
-			for id, n := range tt.marks {
-				value := fmt.Appendf(nil, `{"times":%d,"event":%q,"at":%q}`, n, tt.group, at.Format(time.RFC3339))
-				writes = append(writes, outbox.Write{Bucket: "ids", Key: tt.group + id, Value: value})
-			}
-			if err := errors.Join(file.Write(writes), file.Close()); err != nil {
-				t.Fatal(err)
-			}
-			o := open(t, dir, outbox.Options{})
-			defer o.Close()
-			want(t, "marks", times(o, tt.group, "", "-scheduled", "-started", "-vanished", "-approved-1"), tt.want...)
-		})
+		if err := o.Close(); err != nil {
+			t.Errorf("format %q: Close = %v", format, err)
+		}
+		if n := strings.Count(log.String(), "another version of forewarn"); n != 1 || len(asides(t, dir, "format")) != 1 {
+			t.Errorf("format %q: the log says so %d times, and set aside are %q:\n%s", format, n, asides(t, dir, "*"), log)
+		}
+		o = open(t, dir, outbox.Options{})
+		want(t, "pending after a restart", pending(o, "a"), "N-scheduled")
+		o.Close()
 	}
 }
 

@@ -21,10 +21,10 @@ type Record struct {
 // A Result is the state of one delivery. Its JSON is how the file stores a settled one.
 type Result struct {
 	Route    string    `json:"-"`
-	State    string    `json:"how"` // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
-	At       time.Time `json:"at"`  // when it ended; while it is pending, when it was last attempted
+	State    string    `json:"state"` // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
+	At       time.Time `json:"at"`    // when it ended; while it is pending, when it was last attempted
 	Attempts int       `json:"attempts"`
-	Answer   string    `json:"status,omitempty"` // what the destination said
+	Answer   string    `json:"answer,omitempty"` // what the destination said
 	AnswerID string    `json:"answerId,omitempty"`
 	// ReplayedBy is the user who last made a dead letter pending again; "" for none.
 	ReplayedBy string `json:"replayedBy,omitempty"`
@@ -135,7 +135,7 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	for name, route := range o.routes {
 		if e := cmp.Or(route.pending[seq], route.dead[seq]); e != nil {
 			d := e.record()
-			results[name] = Result{Route: name, State: d.State, At: later(d.Tried, d.DeadSince), Attempts: d.Attempts,
+			results[name] = Result{Route: name, State: d.State, At: later(d.LastAttempt, d.DeadSince), Attempts: d.Attempts,
 				ReplayedBy: d.ReplayedBy, Reason: d.Reason, Error: d.Error}
 		}
 	}

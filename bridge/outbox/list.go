@@ -126,10 +126,10 @@ func (m *memory) mayReplay(letters []*entry, to string) error {
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
 func (c *change) replay(d *entry, to, by string) Delivery {
 	e := &entry{message: d.message, route: c.route(to), Item: delivery.Item{
-		NotBefore: d.NotBefore, Pending: c.now.UTC(), Replayed: true, ReplayedBy: by,
+		NotBefore: d.NotBefore, PendingSince: c.now.UTC(), Replayed: true, ReplayedBy: by,
 	}}
 	if e.route == d.route { // another route starts from the beginning
-		e.Progress, e.Batch, e.Instead, e.FellBack = d.Progress, d.Batch, d.Instead, d.FellBack
+		e.Progress, e.Batch, e.FallbackFor, e.FellBack = d.Progress, d.Batch, d.FallbackFor, d.FellBack
 	}
 	c.addPending(e)
 	c.deleteDead(d)

@@ -6,24 +6,23 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"forewarn/bridge/delivery"
 )
 
-// format is the number of the newest file format. It goes up when an older program could no longer read the file.
-const format = 2
+// format is the file format. It changes with the buckets and the JSON of their records.
+const format = "3"
 
 // open opens the storage, unless it is open, and loads its records; loaded reports whether it did. A file that is
-// damaged, or another VM's, is set aside.
+// damaged, another VM's or of another format is set aside.
 func (o *Outbox) open() (loaded bool, err error) {
 	if o.opened {
 		return false, nil
 	}
 	loaded, err = o.openOnce()
-	for why, cause := range map[string]error{"damaged": ErrDamaged, "foreign": errForeign} {
+	for why, cause := range map[string]error{"damaged": ErrDamaged, "foreign": errForeign, "format": errFormat} {
 		if !o.readOnly && errors.Is(err, cause) {
 			if err = o.storage.SetAside(why, err); err == nil {
 				loaded, err = o.openOnce()
@@ -48,7 +47,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 		return false, unwritable
 	}
 	o.merged = false
-	number, err := o.storage.Read(bucketMeta, metaFormat)
+	has, err := o.storage.Read(bucketMeta, metaFormat)
 	if err != nil {
 		return false, err
 	}
@@ -56,24 +55,20 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	has, err := strconv.Atoi(string(number))
 	o.mu.Lock()
 	foreign := o.checkOwner(owner)
 	o.mu.Unlock()
 	writable := unwritable == nil && !o.readOnly
 	switch {
-	case number == nil: // the storage is new
+	case has == nil: // the storage is new
 		if err := o.removeParts(writable); err != nil {
 			return false, err
 		}
 		o.rewrite()
 		o.merged, o.written = true, 0
 		return false, unwritable
-	case err != nil || has < 1:
-		return false, fmt.Errorf("%w: its format is %q", ErrDamaged, number)
-	case has > format:
-		return false, fmt.Errorf("%w: %s has format %d and this one reads up to %d; install the newer version again, "+
-			"or set another state directory", errNewer, o.path, has, format)
+	case string(has) != format:
+		return false, fmt.Errorf("%w: its format is %q, and this one reads only %q", errFormat, has, format)
 	case foreign != nil:
 		return false, foreign
 	}
@@ -84,17 +79,8 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	var all []Write
-	if has < format {
-		if all, err = migrate(o.storage, o.log); err == nil && writable {
-			err = o.storage.Write(all)
-			all = nil // they are read from the storage now
-		}
-		if err != nil {
-			return false, fmt.Errorf("migrate %s: %w", o.path, err)
-		}
-	}
-	if all, err = o.read(all); err != nil {
+	all, err := o.read()
+	if err != nil {
 		return false, err
 	}
 	if err := o.load(all, owner); err != nil {
@@ -165,13 +151,9 @@ func (m *memory) checkOwner(owner []byte) error {
 	return fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner, m.owner)
 }
 
-// read appends the records of the storage to all, except CloudEvents, and except outcomes of CloudEvents that nothing
-// refers to.
-func (o *Outbox) read(all []Write) ([]Write, error) {
+// read returns the records of the storage, except CloudEvents, and except outcomes of CloudEvents that nothing refers to.
+func (o *Outbox) read() (all []Write, err error) {
 	used := map[string]bool{} // sequence numbers
-	for _, w := range all {
-		used[w.Key] = used[w.Key] || w.Bucket == bucketHeads
-	}
 	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketEnded, bucketMarks,
 		bucketReceipts, bucketRoutes, bucketMutes, bucketPending, bucketDead, bucketSettled} {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
@@ -401,8 +383,8 @@ func (m *memory) loadDelivery(w Write, late bool) error {
 	m.last = max(m.last, seq)
 	e := entryOf(d, m.message(seq), m.route(name), w.Bucket == bucketDead)
 	e.late = late
-	if now := time.Now().UTC(); e.Pending.After(now) { // the clock was set back since
-		e.Pending = now
+	if now := time.Now().UTC(); e.PendingSince.After(now) { // the clock was set back since
+		e.PendingSince = now
 	}
 	m.put(e)
 	return nil
@@ -413,7 +395,7 @@ func (o *Outbox) rewrite() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	c := change{memory: &o.memory, writes: o.waiting}
-	c.write(bucketMeta, metaFormat, []byte(strconv.Itoa(format)))
+	c.write(bucketMeta, metaFormat, []byte(format))
 	c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	c.writeAll()
 }

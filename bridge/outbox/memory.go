@@ -71,7 +71,7 @@ type entry struct {
 	delivery.Item // as its reader sees it
 	message       *message
 	route         *route
-	tried         time.Time
+	lastAttempt   time.Time
 	death         *death // nil while it is pending
 	change        uint64 // number of the change that made it pending, or dead
 	released      uint64 // number of the change that ended its mute
@@ -100,7 +100,7 @@ func (e *entry) state() string {
 
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
-	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change,
+	return &entry{Item: e.Item, message: e.message, route: e.route, lastAttempt: e.lastAttempt, held: e.held, change: e.change,
 		released: e.released, shown: e.shown, late: e.late}
 }
 

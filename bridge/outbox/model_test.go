@@ -107,8 +107,8 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		}
 		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), due: d.Due,
 			held: !d.Held.IsZero(), fellBack: d.FellBack}
-		if d.Instead != nil {
-			p.instead = d.Instead.Sink
+		if d.FallbackFor != nil {
+			p.instead = d.FallbackFor.Sink
 		}
 		m.pending[r] = p
 	}
@@ -592,8 +592,8 @@ func (p *player) byHand() {
 		delete(p.m.dead, r)
 		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts,
 			due: d.Due, held: !d.Held.IsZero()}
-		if d.Instead != nil {
-			m.instead = d.Instead.Sink
+		if d.FallbackFor != nil {
+			m.instead = d.FallbackFor.Sink
 		}
 		if _, ok := p.m.pending[r]; !ok && (m.attempts != 0 || !m.due.IsZero()) {
 			p.t.Errorf("the replayed %s isn't as new: %+v", d.Key, d)

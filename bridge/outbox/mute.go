@@ -35,8 +35,8 @@ func (c *change) setMutes(list []delivery.Mute) {
 		return
 	}
 	for _, m := range list {
-		if !m.Active() && m.Last == 0 {
-			m.Last = c.last
+		if !m.Active() && m.LastSeq == 0 {
+			m.LastSeq = c.last
 		}
 		c.setMute(m)
 		c.newMutes[m.ID] = true

@@ -41,7 +41,7 @@ func TestMuteHoldsBackUntilItEnds(t *testing.T) {
 		qa, qb := o.Queue("a"), o.Queue("b")
 		began := time.Now()
 		mustAdd(t, o, "A", "scheduled", "a", "b")
-		m := delivery.Mute{ID: "m1", Sink: "a", Since: began, Until: began.Add(2 * time.Hour), Why: "repairs", By: "root"}
+		m := delivery.Mute{ID: "m1", Sink: "a", Since: began, Until: began.Add(2 * time.Hour), Reason: "repairs", By: "root"}
 		mute(t, o, m)
 		mustAdd(t, o, "B", "scheduled", "a", "b")
 		mustAdd(t, o, "", "about-the-bridge", "a")
@@ -83,7 +83,7 @@ func TestMuteHoldsBackUntilItEnds(t *testing.T) {
 				t.Errorf("after another restart %s is pending since %v for %+v", i.ID, i.Since(), i.Mute)
 			}
 		}
-		if got := o.Mutes(); len(got) != 1 || got[0].Why != "repairs" || got[0].By != "root" || got[0].Active() {
+		if got := o.Mutes(); len(got) != 1 || got[0].Reason != "repairs" || got[0].By != "root" || got[0].Active() {
 			t.Errorf("the mutes are %+v", got)
 		}
 	})

@@ -122,7 +122,7 @@ func OpenReadOnly(dir string) (*Outbox, error) {
 	o.storage = newFile(o.path, true, o.log)
 	close(o.done)
 	if _, err := o.open(); err != nil && !errors.Is(err, ErrReadOnly) {
-		return nil, err
+		return nil, errors.Join(err, o.storage.Close())
 	}
 	return o, nil
 }

@@ -295,7 +295,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 // recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.
 func (c *change) recordFailure(e *entry, rep delivery.Report) {
 	next := e.copy()
-	next.tried = rep.Now.UTC()
+	next.lastAttempt = rep.Now.UTC()
 	next.Attempts++
 	next.Next = rep.Next.UTC()
 	next.Error = cmp.Or(rep.Error, e.Error)

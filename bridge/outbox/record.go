@@ -15,13 +15,13 @@ type Delivery struct {
 	Key   string `json:"key,omitempty"`  // route/sequence number
 	Route string `json:"sink,omitempty"` // has no slash
 	delivery.Item
-	State     string    `json:"state,omitempty"` // StatePending or StateDead
-	Reason    string    `json:"reason,omitempty"`
-	Bytes     int       `json:"bytes,omitempty"` // of the CloudEvent
-	Tried     time.Time `json:"tried,omitzero"`
-	Held      time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
-	Muted     time.Time `json:"mutedUntil,omitzero"`
-	DeadSince time.Time `json:"deadSince,omitzero"`
+	State       string    `json:"state,omitempty"` // StatePending or StateDead
+	Reason      string    `json:"reason,omitempty"`
+	Bytes       int       `json:"bytes,omitempty"` // of the CloudEvent
+	LastAttempt time.Time `json:"lastAttempt,omitzero"`
+	Held        time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
+	Muted       time.Time `json:"mutedUntil,omitzero"`
+	DeadSince   time.Time `json:"deadSince,omitzero"`
 	// Unreported means that the owner is still to report the dead letter. Only the file has it.
 	Unreported bool `json:"unreported,omitempty"`
 }
@@ -63,7 +63,7 @@ type settlement struct {
 // record returns the delivery as commands print it.
 func (e *entry) record() Delivery {
 	d := Delivery{
-		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.Bytes, Tried: e.tried,
+		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.Bytes, LastAttempt: e.lastAttempt,
 	}
 	switch {
 	case e.death != nil:
@@ -82,7 +82,7 @@ func (e *entry) record() Delivery {
 
 // encode returns the delivery as the file stores it.
 func (e *entry) encode() []byte {
-	d := Delivery{Item: e.Item, Tried: e.tried}
+	d := Delivery{Item: e.Item, LastAttempt: e.lastAttempt}
 	d.Message = nil
 	if e.death != nil {
 		d.Reason, d.DeadSince, d.Unreported = e.death.reason, e.death.at, e.death.unreported
@@ -95,7 +95,7 @@ func (e *entry) encode() []byte {
 
 // entryOf returns the entry of a stored delivery.
 func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
-	e := &entry{Item: d.Item, message: m, route: r, tried: d.Tried, held: !d.Held.IsZero()}
+	e := &entry{Item: d.Item, message: m, route: r, lastAttempt: d.LastAttempt, held: !d.Held.IsZero()}
 	e.Message, e.Due = &m.Message, later(d.Due, d.Held)
 	if d.Attempts == 0 {
 		e.Next = time.Time{}

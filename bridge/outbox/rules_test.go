@@ -203,7 +203,7 @@ func TestReceiptOfALateReplayIsNotKeptForEver(t *testing.T) {
 		for _, left := range []int{1, 0} {
 			o.Close()
 			o = open(t, dir, outbox.Options{Storage: d})
-			if err := <-o.Maintain(time.Now()); err != nil || d.count("receipts") != left || d.count("over") != left {
+			if err := <-o.Maintain(time.Now()); err != nil || d.count("receipts") != left || d.count("ended") != left {
 				t.Errorf("Maintain = %v, %d receipts are kept, want %d", err, d.count("receipts"), left)
 			}
 			time.Sleep(month)
@@ -220,7 +220,7 @@ func TestReopenedGroupKeepsItsMarks(t *testing.T) {
 		time.Sleep(20 * 24 * time.Hour)
 		mustAdd(t, o, "A", "again")
 		time.Sleep(20 * 24 * time.Hour)
-		if err := <-o.Maintain(time.Now()); err != nil || o.Mark("A", "A-scheduled").Times != 1 || d.count("over") != 0 {
+		if err := <-o.Maintain(time.Now()); err != nil || o.Mark("A", "A-scheduled").Times != 1 || d.count("ended") != 0 {
 			t.Errorf("Maintain = %v, the mark is %+v", err, o.Mark("A", "A-scheduled"))
 		}
 	})
@@ -461,11 +461,11 @@ func TestOwnerChangesPendingDeliveries(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := qa.Changes()
-		if len(c.Pending) != 1 || !c.Pending[0].Due.IsZero() || !c.Pending[0].Pending.Equal(now) ||
+		if len(c.Pending) != 1 || !c.Pending[0].Due.IsZero() || !c.Pending[0].PendingSince.Equal(now) ||
 			!c.Pending[0].NotBefore.Equal(now.Add(2*time.Hour)) || !slices.Equal(c.Gone, []uint64{h.Seq}) {
 			t.Errorf("a hears %+v", c)
 		}
-		if i := qb.Changes().Pending[0]; !i.Due.Equal(now.Add(30*time.Minute)) || !i.Pending.Equal(now) {
+		if i := qb.Changes().Pending[0]; !i.Due.Equal(now.Add(30*time.Minute)) || !i.PendingSince.Equal(now) {
 			t.Errorf("b hears %+v", i)
 		}
 		if len(o.Held()) != 0 || bodies(o)[h.Seq] || d.count("heads") != 1 {
@@ -560,8 +560,8 @@ func TestFallbackGetsADeliveryOnce(t *testing.T) {
 		want(t, "pending for b", pending(o, "b"), "E0-scheduled", "E2-scheduled")
 		time.Sleep(time.Second)
 		c := qb.Changes()
-		if len(c.Pending) != 2 || *c.Pending[0].Instead != (delivery.Instead{Sink: "a", Why: "down"}) ||
-			c.Pending[1].Instead.Why != "too old" {
+		if len(c.Pending) != 2 || *c.Pending[0].FallbackFor != (delivery.FallbackFor{Sink: "a", Error: "down"}) ||
+			c.Pending[1].FallbackFor.Error != "too old" {
 			t.Errorf("b has %+v", c.Pending)
 		}
 		fell := qa.Changes().Pending
@@ -671,7 +671,7 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		got, err := o.Replay([]string{dead[0], dead[0]}, "", "root")
-		if err != nil || len(got) != 1 || got[0].Attempts != 0 || got[0].Error != "" || !got[0].Pending.Equal(time.Now()) ||
+		if err != nil || len(got) != 1 || got[0].Attempts != 0 || got[0].Error != "" || !got[0].PendingSince.Equal(time.Now()) ||
 			string(got[0].Progress) != "p" || got[0].Batch != 3 {
 			t.Errorf("Replay = %+v, %v", got, err)
 		}
@@ -1040,7 +1040,7 @@ func TestMarksOfEndedGroupsAreBounded(t *testing.T) {
 		if err := <-o.Maintain(time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if n := d.count("over"); n != 10 {
+		if n := d.count("ended"); n != 10 {
 			t.Errorf("%d groups that are over are remembered, want 10", n)
 		}
 		for id, times := range map[string]int{"OPEN-scheduled": 1, "OVER29-vanished": 1, "OVER20-vanished": 1, "OVER19-vanished": 0} {

@@ -48,7 +48,7 @@ var (
 	// ErrReadOnly means that it can be read and not be written.
 	ErrReadOnly = errors.New("read-only")
 
-	errNewer   = errors.New("written by a newer forewarn")
+	errFormat  = errors.New("written by another version of forewarn")
 	errForeign = errors.New("another VM's")
 )
 
@@ -57,7 +57,7 @@ const (
 	bucketMeta     = "meta"     // name → what the outbox needs for itself
 	bucketValues   = "values"   // name → the owner's value
 	bucketGroups   = "groups"   // group → sequence number of the latest change, space, the owner's state
-	bucketEnded    = "over"     // group → when it ended
+	bucketEnded    = "ended"    // group → when it ended
 	bucketMarks    = "marks"    // id → Mark
 	bucketEvents   = "events"   // seq → CloudEvent
 	bucketHeads    = "heads"    // seq → head, while something refers to the CloudEvent

@@ -21,7 +21,6 @@ const (
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
 	takePatience = 2 * time.Second       // how long the last write waits for Callbacks.Loaded
 	diskRetry    = 5 * time.Second
-	newerRetry   = time.Minute // for a file of a newer forewarn, until somebody acts
 )
 
 var (
@@ -288,12 +287,10 @@ func (o *Outbox) writer() {
 			}
 		}
 		retry.Stop()
-		switch {
-		case last:
+		if last {
 			return
-		case errors.Is(err, errNewer):
-			retry.Reset(newerRetry)
-		case err != nil:
+		}
+		if err != nil {
 			retry.Reset(diskRetry)
 		}
 	}

@@ -28,7 +28,7 @@ func (q *queue) take(r rawMessage) error {
 	}
 	letter := deadLetter{
 		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Reason: delivery.ReasonLate,
-		At: time.Now().UTC(), Pending: m.stored,
+		At: time.Now().UTC(), PendingSince: m.stored,
 	}
 	if err := q.dead.add(q.ctx, letter, &m.ce); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	}
 	selected, outdated := q.selects(g, m)
 	switch {
-	case !selected, m.instead != nil && g.has(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has got itself
+	case !selected, m.fallbackFor != nil && g.has(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has got itself
 	case q.isOver(g, m):
 		q.settleUnsent(g, m, resultSuperseded, delivery.EventOver)
 	case outdated && q.route.Terms.Late == delivery.LateDrop:
@@ -94,7 +94,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 
 // settleUnsent settles a message that was never pending. mu is held.
 func (q *queue) settleUnsent(g *group, m message, how, answer string) {
-	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer}, m.stored)
+	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), State: how, Answer: answer}, m.stored)
 	q.markDirty(g)
 	q.setRead(m.seq, m.stored)
 }
@@ -150,7 +150,7 @@ func (q *queue) endRefused(g *group, m message) {
 // isOver reports whether the event that a message is about is over, by the sink's record or that of the sink whose fallback
 // it is, and that end settles what is still pending. What somebody asked for is never over. mu is held.
 func (q *queue) isOver(g *group, m message) bool {
-	asked := m.onlySink != "" && m.instead == nil
+	asked := m.onlySink != "" && m.fallbackFor == nil
 	if asked || m.eventID == "" || m.change.Kind == imds.Vanished {
 		return false
 	}
@@ -184,11 +184,11 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 		dead := u != nil && u.dead // it has failed for good, and that stays on record
 		switch {
 		case eventOver && !e.item.Ends() && !dead:
-			q.settle(e, result{At: now.UTC(), How: resultSuperseded, Answer: delivery.EventOver})
+			q.settle(e, result{At: now.UTC(), State: resultSuperseded, Answer: delivery.EventOver})
 			q.notifyWorker(seq)
 		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.notBefore()),
 			selected && announces && newWaits:
-			q.settle(e, result{At: now.UTC(), How: resultSuperseded})
+			q.settle(e, result{At: now.UTC(), State: resultSuperseded})
 			q.notifyWorker(seq)
 		case waits:
 			next := *e.item

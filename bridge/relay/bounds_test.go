@@ -59,20 +59,20 @@ func TestRecordsAboutBridgesKeepNoEventOutOfTheHistory(t *testing.T) {
 		const bridges = 8000
 		var body []byte
 		add := func(record string) {
-			if _, err := s.js.PublishAsync("$KV.FOREWARN_marks.mark.hook."+record, body); err != nil {
+			if _, err := s.js.PublishAsync("$KV.FOREWARN_records.record.hook."+record, body); err != nil {
 				t.Fatal(err)
 			}
 		}
 		at := time.Now().UTC().Format(time.RFC3339)
 		for n := range bridges {
-			body = fmt.Appendf(nil, `{"settled":{"started-%d":{"at":%q,"how":"accepted"}}}`, n, at)
+			body = fmt.Appendf(nil, `{"settled":{"started-%d":{"at":%q,"state":"accepted"}}}`, n, at)
 			add(fmt.Sprint("started-", n))
 			if n%500 == 499 {
 				<-s.js.PublishAsyncComplete()
 			}
 		}
 		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
-		body = fmt.Appendf(nil, `{"owed":true,"settled":{%q:{"at":%q,"how":"accepted"}}}`, ce.ID(), at)
+		body = fmt.Appendf(nil, `{"matched":true,"settled":{%q:{"at":%q,"state":"accepted"}}}`, ce.ID(), at)
 		add(eventNo(1).id)
 		<-s.js.PublishAsyncComplete()
 		r, stop := s.run()
@@ -105,7 +105,7 @@ func TestARecordOfManyChangesIsBounded(t *testing.T) {
 		if got := len(sink.all()); got != changes {
 			t.Errorf("the sink heard %d of %d", got, changes)
 		}
-		bucket, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		bucket, err := s.js.KeyValue(t.Context(), "FOREWARN_records")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -122,7 +122,7 @@ func readByConsumer(pending int) func(*testing.B, func() *nats.Conn, func(string
 			b.Error(err)
 			return
 		}
-		kv, err := js.KeyValue(b.Context(), "FOREWARN_marks")
+		kv, err := js.KeyValue(b.Context(), "FOREWARN_records")
 		if err != nil {
 			b.Error(err)
 			return
@@ -148,14 +148,14 @@ func readByConsumer(pending int) func(*testing.B, func() *nats.Conn, func(string
 			}
 			var ce struct{ ID, Subject string }
 			if err = json.Unmarshal(msg.Data(), &ce); err == nil { // the record of the Azure event: was it told before?
-				_, err = kv.Get(b.Context(), "mark.hook."+ce.Subject)
+				_, err = kv.Get(b.Context(), "record.hook."+ce.Subject)
 			}
 			if !errors.Is(err, jetstream.ErrKeyNotFound) {
 				b.Error(err)
 				return
 			}
 			more := heard(ce.ID)
-			if _, err = kv.Put(b.Context(), "mark.hook."+ce.Subject, []byte(ce.ID)); err == nil {
+			if _, err = kv.Put(b.Context(), "record.hook."+ce.Subject, []byte(ce.ID)); err == nil {
 				err = msg.DoubleAck(b.Context())
 			}
 			if err != nil {

@@ -188,7 +188,7 @@ func TestADeadLetterNeedsNoFurtherRight(t *testing.T) {
 			may := []string{"$JS.API.STREAM.NAMES", "$JS.FC.>", "$JS.API.STREAM.MSG.DELETE.FOREWARN_dead", "$KV.>",
 				"forewarn_dead.FOREWARN.>", "forewarn.relay.>", "forewarn.bridge.relay.>"}
 			for _, of := range []string{"INFO", "MSG.GET"} {
-				for _, stream := range []string{"FOREWARN", "FOREWARN_dead", "KV_FOREWARN_marks", "KV_FOREWARN_leases"} {
+				for _, stream := range []string{"FOREWARN", "FOREWARN_dead", "KV_FOREWARN_records", "KV_FOREWARN_leases"} {
 					may = append(may, "$JS.API.STREAM."+of+"."+stream, "$JS.API.CONSUMER.*."+stream+".>",
 						"$JS.API.CONSUMER.MSG.NEXT."+stream+".>")
 				}

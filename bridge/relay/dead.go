@@ -21,18 +21,18 @@ const noSink = "-"
 
 // A deadLetter is a delivery that became a dead letter, as the stream of dead letters keeps it.
 type deadLetter struct {
-	Sink      string    `json:"sink"`
-	Seq       uint64    `json:"seq"`             // of the message in the stream
-	Again     int       `json:"again,omitempty"` // number of earlier ones with this Seq, of messages that are no more
-	ID        string    `json:"id,omitempty"`
-	Type      string    `json:"type,omitempty"`
-	Event     string    `json:"event,omitempty"` // the Azure event's id
-	AzureType string    `json:"azureType,omitempty"`
-	Reason    string    `json:"reason"`
-	Error     string    `json:"error,omitempty"`
-	At        time.Time `json:"at"`
-	Pending   time.Time `json:"pending"` // when it became pending
-	Attempts  int       `json:"attempts"`
+	Sink         string    `json:"sink"`
+	Seq          uint64    `json:"seq"`             // of the message in the stream
+	Again        int       `json:"again,omitempty"` // number of earlier ones with this Seq, of messages that are no more
+	ID           string    `json:"id,omitempty"`
+	Type         string    `json:"type,omitempty"`
+	Event        string    `json:"event,omitempty"` // the Azure event's id
+	AzureType    string    `json:"azureType,omitempty"`
+	Reason       string    `json:"reason"`
+	Error        string    `json:"error,omitempty"`
+	At           time.Time `json:"at"`
+	PendingSince time.Time `json:"pendingSince"` // when it became pending
+	Attempts     int       `json:"attempts"`
 	// ReplayedBy is the user who had replayed the delivery; "" for none.
 	ReplayedBy string `json:"replayedBy,omitempty"`
 	Bytes      int    `json:"bytes"` // of the CloudEvent
@@ -88,7 +88,7 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 		if isConflict(err) {
 			_, was, unread := d.get(ctx, letter.key())
 			switch {
-			case unread == nil && was.ID == letter.ID && was.Pending.Equal(letter.Pending):
+			case unread == nil && was.ID == letter.ID && was.PendingSince.Equal(letter.PendingSince):
 				err = d.put(ctx, letter)
 			case unread == nil, errors.Is(unread, errUnreadable):
 				letter.Again++
@@ -142,7 +142,7 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 func (d *deadLetters) addInvalid(ctx context.Context, r rawMessage, why error) error {
 	return d.add(ctx, deadLetter{
 		Sink: noSink, Seq: r.seq, ID: imds.Printable(r.header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.data),
-		Reason: delivery.ReasonLost, At: time.Now().UTC(), Pending: r.stored,
+		Reason: delivery.ReasonLost, At: time.Now().UTC(), PendingSince: r.stored,
 		Error: "message " + strconv.FormatUint(r.seq, 10) + " on " + imds.Printable(r.subject, 200) +
 			" is no CloudEvent: " +
 			imds.Printable(why.Error(), 500),

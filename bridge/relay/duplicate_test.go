@@ -46,7 +46,7 @@ func TestNoiseHidesNothingFromAFallback(t *testing.T) {
 		spare.Filter.Only.Types = []string{"Preempt"}
 		_, stop := s.run(hook, spare)
 		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
-		s.noise(ce.ID() + "-instead-second")
+		s.noise(ce.ID() + "-fallback-second")
 		s.publish(ce)
 		pause(time.Minute)
 		wantIDs(t, "the fallback", second.all(), ce)
@@ -61,7 +61,7 @@ func TestNoiseHidesNoMute(t *testing.T) {
 		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
 		r, stop := s.run(all, route("hook", newRecorder()))
 		pause(5 * time.Second)
-		m, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour)
+		m, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -128,7 +128,7 @@ func (f *fleet) forgetLost(ctx context.Context, js jetstream.JetStream, stream j
 // followRecords reads the records of all sinks for the history, until ctx is done.
 func (r *Relay) followRecords(ctx context.Context, st *storage) {
 	bucket := recordsBucket(r.Stream)
-	prefix := "$KV." + bucket + ".mark."
+	prefix := "$KV." + bucket + ".record."
 	add := func(m rawMessage) {
 		sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
 		var rec record
@@ -136,7 +136,7 @@ func (r *Relay) followRecords(ctx context.Context, st *storage) {
 			r.fleet.setRecord(fromToken(sink), fromToken(event), rec)
 		}
 	}
-	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf(prefix+">"), "the marks can't be read for the history", add)
+	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf(prefix+">"), "the records can't be read for the history", add)
 }
 
 // followHeartbeats reads the last heartbeat of each VM, and all that come, until ctx is done.
@@ -189,10 +189,10 @@ func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 		m, settled := rec.Settled[token(id)]
 		t, trying := rec.Retries[token(id)]
 		switch {
-		case settled && m.How == resultDead:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Reason: m.Answer})
+		case settled && m.State == resultDead:
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Reason: m.Answer})
 		case settled:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Answer: m.Answer,
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Answer: m.Answer,
 				Attempts: m.Attempts})
 		case trying:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: t.Attempts, Error: t.Error})
@@ -455,7 +455,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 	defer f.mu.Unlock()
 	byName := map[string]*bridge.FleetVM{}
 	for key, v := range f.vms {
-		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.lastHeard,
+		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, LastHeard: v.lastHeard,
 			Stopped: v.stopped()}
 		if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) {
 			byName[key].Silent = true
@@ -481,7 +481,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 	}
 	var sorted []*bridge.FleetVM // pointers: the compiler makes one sort for all of them, and one for each other type
 	for key, v := range byName {
-		if len(v.Events) == 0 && time.Since(v.Heard) > forgetVM {
+		if len(v.Events) == 0 && time.Since(v.LastHeard) > forgetVM {
 			delete(f.vms, key)
 			continue
 		}
@@ -490,7 +490,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 	}
 	slices.SortFunc(sorted, func(a, b *bridge.FleetVM) int {
 		return cmp.Or(
-			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.Heard.Compare(b.Heard),
+			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.LastHeard.Compare(b.LastHeard),
 			strings.Compare(a.Name, b.Name))
 	})
 	all := make([]bridge.FleetVM, len(sorted))

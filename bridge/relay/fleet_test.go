@@ -249,7 +249,7 @@ func (f *fleet) until(what string, so func() bool, news <-chan struct{}) {
 func (f *fleet) settled(sink string) {
 	f.Helper()
 	f.until("the cursor of "+sink+" is at the end", func() bool {
-		kv, err := f.js.KeyValue(f.Context(), "FOREWARN_marks")
+		kv, err := f.js.KeyValue(f.Context(), "FOREWARN_records")
 		if err != nil {
 			return false
 		}

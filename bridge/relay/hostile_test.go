@@ -41,9 +41,9 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		known, blank := eventNo(1), eventNo(2)
 		s.put("FOREWARN_leases", "lease.hook", "{")
-		s.put("FOREWARN_marks", "mutes", "{")
-		s.put("FOREWARN_marks", "mark.hook."+known.id, "[1]")
-		s.put("FOREWARN_marks", "mark.hook."+blank.id, "")
+		s.put("FOREWARN_records", "mutes", "{")
+		s.put("FOREWARN_records", "record.hook."+known.id, "[1]")
+		s.put("FOREWARN_records", "record.hook."+blank.id, "")
 		sink := newRecorder()
 		r, stop := s.run(route("hook", sink))
 		one, two := known.say(t, imds.Scheduled, "vm-1"), blank.say(t, imds.Scheduled, "vm-1")
@@ -51,11 +51,11 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 		pause(5 * time.Second)
 		wantIDs(t, "told", sorted(sink.all()), one, two)
 
-		m, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour)
+		m, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.put("FOREWARN_marks", "mutes", "{")
+		s.put("FOREWARN_records", "mutes", "{")
 		pause(time.Second)
 		three := known.say(t, imds.Started, "vm-1")
 		s.publish(three)
@@ -71,14 +71,14 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 // can't know how far the sink has come. A deleted lease is nobody's.
 func TestAnUnreadableCursorIsSaid(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		s.put("FOREWARN_marks", "cursor.hook", "{")
+		s.put("FOREWARN_records", "cursor.hook", "{")
 		sink := newRecorder()
 		r, stop := s.run(route("hook", sink))
 		st, want := r.Status(), "the sink hook is not served: unreadable: cursor.hook"
 		if st.Ready || len(st.Reasons) != 1 || !strings.HasPrefix(st.Reasons[0], want) {
 			t.Errorf("it is ready %v, because of %q", st.Ready, st.Reasons)
 		}
-		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_records")
 		if err == nil {
 			err = kv.Delete(t.Context(), "cursor.hook")
 		}
@@ -105,7 +105,7 @@ func TestAnUnreadableCursorIsSaid(t *testing.T) {
 // until a relay serves it.
 func TestThatASinkIsNotServedIsSaidOnce(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		s.put("FOREWARN_marks", "cursor.hook", "{")
+		s.put("FOREWARN_records", "cursor.hook", "{")
 		log, routes := &syncedBuffer{}, []bridge.Route{route("hook", newRecorder())}
 		r, stop := s.start(relay.Options{Routes: routes, Log: slog.New(slog.NewTextHandler(log, nil))})
 		pause(2 * time.Second)
@@ -134,7 +134,7 @@ func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {
 	for name, overtake := range map[string]func(*stage){
 		"lease": func(s *stage) { s.put("FOREWARN_leases", "lease.hook", `{"relay":"stranger","id":"x"}`) },
 		"cursor": func(s *stage) {
-			kv, err := s.js.KeyValue(s.Context(), "FOREWARN_marks")
+			kv, err := s.js.KeyValue(s.Context(), "FOREWARN_records")
 			if err != nil {
 				s.Fatal(err)
 			}
@@ -142,9 +142,9 @@ func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {
 			if err != nil {
 				s.Fatal(err)
 			}
-			s.put("FOREWARN_marks", "cursor.hook", string(e.Value())+" ")
+			s.put("FOREWARN_records", "cursor.hook", string(e.Value())+" ")
 		},
-		"record": func(s *stage) { s.put("FOREWARN_marks", "mark.hook."+a.id, `{"owed":true}`) },
+		"record": func(s *stage) { s.put("FOREWARN_records", "record.hook."+a.id, `{"matched":true}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -196,7 +196,7 @@ func TestStrangeMessages(t *testing.T) {
 		publish("forewarn.events.3", long, nil)
 		publish("forewarn.events.4", "with%20space*and.dots", nil)
 		publish("forewarn.relay.hook.5", "instead", map[string]string{
-			"Forewarn-Instead-Of": "pager", "Forewarn-Instead-Why": "%zz",
+			"Forewarn-Fallback-For": "pager", "Forewarn-Fallback-Error": "%zz",
 		})
 		publish("forewarn.relay.=zz.6", "for nobody", nil)
 		for n, bad := range []map[string]string{
@@ -503,7 +503,7 @@ func TestMutesOfTwoRelaysAtATimeBothCount(t *testing.T) {
 		for n := range 5 {
 			for _, r := range []*relay.Relay{one, two} {
 				go func() {
-					_, err := r.Mute(delivery.Mute{VM: fmt.Sprintf("%s-%d", r.Name, n), Why: "repairs", By: "alice"}, time.Hour)
+					_, err := r.Mute(delivery.Mute{VM: fmt.Sprintf("%s-%d", r.Name, n), Reason: "repairs", By: "alice"}, time.Hour)
 					answers <- err
 				}()
 			}
@@ -520,7 +520,7 @@ func TestMutesOfTwoRelaysAtATimeBothCount(t *testing.T) {
 		if _, err := one.Mute(delivery.Mute{Sink: "hook"}, time.Hour); err == nil {
 			t.Error("a mute without a reason is taken")
 		}
-		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_records")
 		if err != nil {
 			t.Fatal(err)
 		}

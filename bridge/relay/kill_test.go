@@ -241,13 +241,13 @@ func TestAnAnnouncementIsNotOutdatedByAClock(t *testing.T) {
 		s.publish(a.say(t, imds.Started, "vm-2"))
 		pause(time.Minute)
 		stop()
-		marks, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		records, err := s.js.KeyValue(t.Context(), "FOREWARN_records")
 		if err != nil {
 			t.Fatal(err)
 		}
 		var record map[string]any
-		key := "mark.hook." + a.id
-		if e, err := marks.Get(t.Context(), key); err != nil || json.Unmarshal(e.Value(), &record) != nil {
+		key := "record.hook." + a.id
+		if e, err := records.Get(t.Context(), key); err != nil || json.Unmarshal(e.Value(), &record) != nil {
 			t.Fatalf("%s: %v", key, err)
 		}
 		stored, err := time.Parse(time.RFC3339Nano, record["stored"].(string))
@@ -257,7 +257,7 @@ func TestAnAnnouncementIsNotOutdatedByAClock(t *testing.T) {
 		record["stored"] = stored.Add(-5 * time.Second) // a bubble's clock can't be set back
 		body, err := json.Marshal(record)
 		if err == nil {
-			_, err = marks.Put(t.Context(), key, body)
+			_, err = records.Put(t.Context(), key, body)
 		}
 		if err != nil {
 			t.Fatal(err)

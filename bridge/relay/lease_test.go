@@ -561,7 +561,7 @@ func TestUnsettledIsBounded(t *testing.T) {
 // When the stream or a bucket is deleted, the relay says so and isn't ready; when it is there again, it goes on.
 func TestDeletedStreamAndBuckets(t *testing.T) {
 	systemtest.Alone(t)
-	for _, name := range []string{"FOREWARN", "KV_FOREWARN_marks", "KV_FOREWARN_leases", "FOREWARN_dead"} {
+	for _, name := range []string{"FOREWARN", "KV_FOREWARN_records", "KV_FOREWARN_leases", "FOREWARN_dead"} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t)
 			sink := newRecorder()
@@ -587,7 +587,7 @@ func TestDeletedStreamAndBuckets(t *testing.T) {
 			}
 			f.publish(second)
 			f.until("the next change is told", func() bool { return slices.Contains(sink.all(), second.ID()) }, sink.news)
-			if got := count(sink.all()); name != "KV_FOREWARN_marks" && (got[first.ID()] != 1 || got[second.ID()] != 1) {
+			if got := count(sink.all()); name != "KV_FOREWARN_records" && (got[first.ID()] != 1 || got[second.ID()] != 1) {
 				t.Errorf("the sink heard %q, want each change once", sink.all())
 			}
 		})

@@ -344,7 +344,7 @@ func TestARelayWithoutAConnectionSaysSo(t *testing.T) {
 	_, again := r.Replay(ctx, one, "", "alice")
 	_, drop := r.Drop(ctx, one, "alice")
 	_, past := r.ReplayPast(ctx, relay.ReplayRequest{Sink: "hook"})
-	_, mute := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour)
+	_, mute := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, time.Hour)
 	_, unmute := r.Unmute(nil, true, "alice")
 	for what, err := range map[string]error{
 		"List": list, "Show": show, "Replay": again, "Drop": drop, "ReplayPast": past, "Mute": mute, "Unmute": unmute,

@@ -257,7 +257,7 @@ func (l deadLetter) entry() Entry {
 				Seq: l.Seq, ID: l.ID, Type: l.Type, Group: l.Event, AzureType: l.AzureType,
 				Change: strings.TrimPrefix(imds.CutText(l.Type, 100), cloudevent.EventPrefix),
 			},
-			Pending: l.Pending, Attempts: l.Attempts, Error: l.Error, ReplayedBy: l.ReplayedBy,
+			PendingSince: l.PendingSince, Attempts: l.Attempts, Error: l.Error, ReplayedBy: l.ReplayedBy,
 		},
 	}
 }

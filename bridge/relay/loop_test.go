@@ -417,10 +417,10 @@ func TestWhatASinkCannotTellItsFallbackDoesOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		first, second, third := newRecorder(), newRecorder(), newRecorder()
 		first.answer = fails(errRefused)
-		var instead []delivery.Instead
+		var instead []delivery.FallbackFor
 		second.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
-			if batch[0].Instead != nil {
-				instead = append(instead, *batch[0].Instead)
+			if batch[0].FallbackFor != nil {
+				instead = append(instead, *batch[0].FallbackFor)
 			}
 			return delivery.Answer{}, fmt.Errorf("%w: 422", delivery.ErrRejected)
 		}
@@ -439,7 +439,7 @@ func TestWhatASinkCannotTellItsFallbackDoesOnARelay(t *testing.T) {
 		wantIDs(t, "before its time", second.attempts())
 		pause(2 * time.Minute)
 		wantIDs(t, "after its time", second.attempts(), ce)
-		if len(instead) != 1 || instead[0].Sink != "first" || instead[0].Why != "connection refused" {
+		if len(instead) != 1 || instead[0].Sink != "first" || instead[0].Error != "connection refused" {
 			t.Errorf("it was told instead of %v", instead)
 		}
 		first.say(fails(fmt.Errorf("%w: 400", delivery.ErrRejected)))
@@ -610,10 +610,10 @@ func TestARelayKnowsItsFleet(t *testing.T) {
 		}
 		for _, v := range st.Relay.VMs {
 			switch {
-			case v.Name == "VM-7" && (v.Set != "web" || len(v.Events) > 0 || v.Heard.IsZero()),
-				v.Name == "vm-1" && (!slices.Equal(v.Events, []string{near.id}) || v.Started || v.Heard.IsZero() ||
+			case v.Name == "VM-7" && (v.Set != "web" || len(v.Events) > 0 || v.LastHeard.IsZero()),
+				v.Name == "vm-1" && (!slices.Equal(v.Events, []string{near.id}) || v.Started || v.LastHeard.IsZero() ||
 					!v.NotBefore.Equal(near.notBefore)),
-				v.Name == "vm-3" && (!v.Started || !v.Heard.IsZero()):
+				v.Name == "vm-3" && (!v.Started || !v.LastHeard.IsZero()):
 				t.Errorf("%s is %+v", v.Name, v)
 			}
 		}

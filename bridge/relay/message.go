@@ -23,23 +23,23 @@ import (
 // Headers of a message that a relay publishes for one sink: of a fallback, and of a replay. The last two are
 // percent-encoded.
 const (
-	headerInstead    = "Forewarn-Instead-Of" // the sink that could not deliver it
-	headerInsteadWhy = "Forewarn-Instead-Why"
-	headerEventOver  = "Forewarn-Event-Over"  // the sink that could not deliver it had seen the end of the event by then
-	headerReplayedBy = "Forewarn-Replayed-By" // the user who asked for it
+	headerFallbackFor   = "Forewarn-Fallback-For" // the sink that could not deliver it
+	headerFallbackError = "Forewarn-Fallback-Error"
+	headerEventOver     = "Forewarn-Event-Over"  // the sink that could not deliver it had seen the end of the event by then
+	headerReplayedBy    = "Forewarn-Replayed-By" // the user who asked for it
 )
 
 // A message is a message of the stream that holds a CloudEvent.
 type message struct {
-	seq        uint64
-	stored     time.Time // when the stream took it
-	ce         event.Event
-	change     imds.Change       // zero when it is about a bridge
-	eventID    string            // of the Azure event; "" when it is about a bridge
-	onlySink   string            // the only sink that it is for; "" for all
-	instead    *delivery.Instead // set if it is for a fallback
-	eventOver  bool              // for a fallback: the event was over when the message was handed to it
-	replayedBy string            // the user who asked for it; "" if nobody did
+	seq         uint64
+	stored      time.Time // when the stream took it
+	ce          event.Event
+	change      imds.Change           // zero when it is about a bridge
+	eventID     string                // of the Azure event; "" when it is about a bridge
+	onlySink    string                // the only sink that it is for; "" for all
+	fallbackFor *delivery.FallbackFor // set if it is for a fallback
+	eventOver   bool                  // for a fallback: the event was over when the message was handed to it
+	replayedBy  string                // the user who asked for it; "" if nobody did
 }
 
 // decode returns the CloudEvent of a message in either mode of the NATS binding. It is structured if the content type
@@ -163,12 +163,12 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 		return m, err
 	}
 	m.onlySink = onlySinkOf(subject)
-	if of := header.Get(headerInstead); m.onlySink != "" && of != "" {
-		why, err := attributeValue(header.Get(headerInsteadWhy))
+	if of := header.Get(headerFallbackFor); m.onlySink != "" && of != "" {
+		why, err := attributeValue(header.Get(headerFallbackError))
 		if err != nil {
 			why = "no answer"
 		}
-		m.instead = &delivery.Instead{Sink: of, Why: why}
+		m.fallbackFor = &delivery.FallbackFor{Sink: of, Error: why}
 		m.eventOver = header.Get(headerEventOver) != ""
 	}
 	if m.onlySink != "" {
@@ -203,14 +203,14 @@ func (m message) checkLengths() error {
 // one, so that the sink gets it once. A message for one sink only, such as a replay, has its own; see result.Stored. The
 // id is in it as a token, so that a record of many stays small.
 func (m message) deliveryID() string {
-	return deliveryID(m.ce.ID(), m.seq, m.onlySink != "", m.instead != nil)
+	return deliveryID(m.ce.ID(), m.seq, m.onlySink != "", m.fallbackFor != nil)
 }
 
-func deliveryID(ce string, seq uint64, onlySink, instead bool) string {
+func deliveryID(ce string, seq uint64, onlySink, fallback bool) string {
 	id := token(ce)
 	switch {
-	case instead:
-		return id + " instead"
+	case fallback:
+		return id + " fallback"
 	case onlySink:
 		return id + " " + strconv.FormatUint(seq, 10)
 	}
@@ -220,7 +220,7 @@ func deliveryID(ce string, seq uint64, onlySink, instead bool) string {
 // numbered reports whether a delivery's id has the number of its message in it.
 func numbered(id string) bool {
 	_, after, found := strings.Cut(id, " ")
-	return found && after != "instead"
+	return found && after != "fallback"
 }
 
 // recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
@@ -237,8 +237,8 @@ func (m message) item(due time.Time) *delivery.Item {
 			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.eventID, Change: string(m.change.Kind), AzureType: azureType,
 			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
 		},
-		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
-		Replayed: m.onlySink != "" && m.instead == nil && m.eventID != "", ReplayedBy: m.replayedBy,
+		PendingSince: m.stored, NotBefore: m.notBefore(), Due: due, FallbackFor: m.fallbackFor,
+		Replayed: m.onlySink != "" && m.fallbackFor == nil && m.eventID != "", ReplayedBy: m.replayedBy,
 	}
 }
 

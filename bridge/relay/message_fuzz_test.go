@@ -35,7 +35,7 @@ func FuzzMessage(f *testing.F) {
 			header = nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"A-scheduled"}, "ce-source": {"urn:x"},
 				"ce-type": {"dev.forewarn.scheduledevent.scheduled.v1"}}
 		}
-		header[headerInstead], header[headerInsteadWhy] = []string{of}, []string{why}
+		header[headerFallbackFor], header[headerFallbackError] = []string{of}, []string{why}
 		header["ce-"+attribute] = []string{value}
 		m, err := newMessage(7, stored, header, subject, data)
 		if err != nil {
@@ -48,8 +48,8 @@ func FuzzMessage(f *testing.F) {
 		switch {
 		case m.ce.ID() == "" || m.recordID() == "" || m.deliveryID() == "" || item.Message.ID != m.ce.ID() || item.Message.Seq != 7:
 			t.Errorf("it has id %q, group %q, mark %q, and is delivered as %+v", m.ce.ID(), m.recordID(), m.deliveryID(), item.Message)
-		case m.instead != nil && (m.onlySink == "" || m.instead.Sink != of):
-			t.Errorf("it stands for what %+v could not deliver, and is for %q", m.instead, m.onlySink)
+		case m.fallbackFor != nil && (m.onlySink == "" || m.fallbackFor.Sink != of):
+			t.Errorf("it stands for what %+v could not deliver, and is for %q", m.fallbackFor, m.onlySink)
 		}
 		whole, err := json.Marshal(m.ce)
 		if err != nil {

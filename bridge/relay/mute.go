@@ -218,7 +218,7 @@ func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*de
 	all = slices.Clone(all)
 	for _, m := range changed {
 		if !m.Active() {
-			m.Last = last
+			m.LastSeq = last
 		}
 		all = append(slices.DeleteFunc(all, func(was *delivery.Mute) bool { return was.ID == m.ID }), &m)
 	}

@@ -32,7 +32,7 @@ func TestAMuteHoldsOnEveryRelay(t *testing.T) {
 		if serves(second, "hook") {
 			first, stop, second, stopSecond = second, stopSecond, first, stop
 		}
-		m, err := second.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 20*time.Minute)
+		m, err := second.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, 20*time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestAMuteOfTheSinksForPeopleHoldsOnEveryRelay(t *testing.T) {
 		first, stop := s.run(routes...)
 		second, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: routes})
 		pause(5 * time.Second)
-		if _, err := second.Mute(delivery.Mute{People: true, Why: "repairs", By: "alice"}, 20*time.Minute); err != nil {
+		if _, err := second.Mute(delivery.Mute{People: true, Reason: "repairs", By: "alice"}, 20*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		pause(2 * time.Second)
@@ -127,13 +127,13 @@ func TestAMuteOfARelayThatWasKilledIsOnRecord(t *testing.T) {
 			}
 		}
 		begun := time.Now().UTC()
-		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: begun, Until: begun.Add(time.Hour), Why: "repairs", By: "alice"}
+		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: begun, Until: begun.Add(time.Hour), Reason: "repairs", By: "alice"}
 		put := func(m delivery.Mute) {
 			text, err := json.Marshal([]delivery.Mute{m})
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.put("FOREWARN_marks", "mutes", string(text))
+			s.put("FOREWARN_records", "mutes", string(text))
 		}
 		_, stop := s.run(all, route("hook", newRecorder()))
 		stop()
@@ -170,7 +170,7 @@ func TestAMuteIsOnRecordOnceTheStreamTakesIt(t *testing.T) {
 			}
 		}
 		allow := s.takesNothingForSinks()
-		if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		pause(10 * time.Minute)
@@ -201,13 +201,13 @@ func TestAMuteOfARelayWhoseClockIsAheadIsToldOnce(t *testing.T) {
 		r, stop := s.run(with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }),
 			route("hook", newRecorder()))
 		since := time.Now().Add(5 * time.Second).UTC()
-		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: since, Until: since.Add(time.Hour), Why: "repairs",
+		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: since, Until: since.Add(time.Hour), Reason: "repairs",
 			By: "alice"}
 		text, err := json.Marshal([]delivery.Mute{mute})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.put("FOREWARN_marks", "mutes", string(text))
+		s.put("FOREWARN_records", "mutes", string(text))
 		pause(time.Minute)
 		if got := strings.Count(strings.Join(record.all(), " "), "-sink-muted-"); got != 1 {
 			t.Errorf("it is told %d times, want once", got)
@@ -239,7 +239,7 @@ func TestTheEndOfAMuteOnARelay(t *testing.T) {
 		instead := route("spare", spare)
 		instead.Filter.Only.Types = []string{"Freeze"} // so that it hears nothing by itself
 		r, stop := s.run(hook, instead)
-		m, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 24*time.Hour)
+		m, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, 24*time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +264,7 @@ func TestTheEndOfAMuteOnARelay(t *testing.T) {
 		if list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10); err != nil || len(list) != 0 {
 			t.Errorf("dead letters are %+v, %v", list, err)
 		}
-		if _, err := r.Mute(delivery.Mute{Sink: "spare", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := r.Mute(delivery.Mute{Sink: "spare", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		r.Reload([]bridge.Route{hook}, bridge.SettingsInfo{})
@@ -285,7 +285,7 @@ func TestAReloadEndsNoMuteOfASinkThatAnotherRelayHas(t *testing.T) {
 		one, stop := s.start(relay.Options{Routes: both, Settings: bridge.SettingsInfo{Hash: "a"}})
 		two, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: both, Settings: bridge.SettingsInfo{Hash: "a"}})
 		pause(time.Minute)
-		if _, err := one.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := one.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		one.Reload(fewer, bridge.SettingsInfo{Hash: "b"})
@@ -312,7 +312,7 @@ func TestAMuteThatIsLostEnds(t *testing.T) {
 		r, stop := s.run(route("hook", sink))
 		mute := func() {
 			t.Helper()
-			if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+			if _, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -323,9 +323,9 @@ func TestAMuteThatIsLostEnds(t *testing.T) {
 			all = append(all, ce)
 			pause(time.Minute)
 		}
-		s.crash("KV_FOREWARN_marks", func() {
+		s.crash("KV_FOREWARN_records", func() {
 			for range 100 { // so that the next mute has a lower number
-				s.put("FOREWARN_marks", "other", "")
+				s.put("FOREWARN_records", "other", "")
 			}
 			mute()
 		})
@@ -348,7 +348,7 @@ func TestAMuteOfSomeVMsOnARelay(t *testing.T) {
 		sink := newRecorder()
 		hook := with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
 		r, stop := s.run(hook)
-		if _, err := r.Mute(delivery.Mute{VM: "vm-[0-4]", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := r.Mute(delivery.Mute{VM: "vm-[0-4]", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		pause(time.Second)

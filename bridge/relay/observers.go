@@ -58,8 +58,8 @@ func (o *observer) silentAt(watchedSince time.Time) time.Time {
 // what is in Unpublished. If it is killed before, the others do. A CloudEvent that is published twice has the same id,
 // so the stream and the sinks recognise it.
 type silenceRecord struct {
-	Silent      map[string]time.Time `json:"silent,omitempty"` // when they were last heard, by the digest of observer.key
-	Unpublished []json.RawMessage    `json:"say,omitempty"`    // CloudEvents that are not known to be in the stream
+	Silent      map[string]time.Time `json:"silent,omitempty"`      // when they were last heard, by the digest of observer.key
+	Unpublished []json.RawMessage    `json:"unpublished,omitempty"` // CloudEvents that are not known to be in the stream
 }
 
 // decide returns the VMs to be announced as silent and as back, by CloudEvent, and the record that remembers them. All
@@ -325,7 +325,7 @@ func (r *Relay) lastHeartbeat(ctx context.Context, st *storage) (seq uint64, err
 // A heartbeat is the data of a heartbeat's CloudEvent.
 type heartbeat struct {
 	Observer imds.Observer `json:"observer"`
-	Every    float64       `json:"every"` // seconds until the next one
+	Interval float64       `json:"interval"` // seconds until the next one
 	Stopping bool          `json:"stopping"`
 }
 
@@ -333,8 +333,8 @@ type heartbeat struct {
 const maxInterval = forgetVM / (missedHeartbeats + 1)
 
 func (b heartbeat) interval() time.Duration {
-	if !(b.Every > 0) { // such as NaN
+	if !(b.Interval > 0) { // such as NaN
 		return 0
 	}
-	return min(maxInterval, time.Duration(min(b.Every, maxInterval.Seconds())*float64(time.Second)))
+	return min(maxInterval, time.Duration(min(b.Interval, maxInterval.Seconds())*float64(time.Second)))
 }

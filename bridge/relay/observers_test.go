@@ -57,7 +57,7 @@ func (b *bridges) beat(vm string, last bool) {
 	if quiet && !last {
 		return
 	}
-	data := map[string]any{"version": "test", "every": 60}
+	data := map[string]any{"version": "test", "interval": 60}
 	if last {
 		data["stopping"] = true
 	}

@@ -36,7 +36,7 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 				}
 				st, stop := s.run(drain)
 				if name == "for the end of mute" {
-					if _, err := st.Mute(delivery.Mute{Sink: "drain", Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+					if _, err := st.Mute(delivery.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 						t.Fatal(err)
 					}
 				}

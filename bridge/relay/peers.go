@@ -19,11 +19,11 @@ const (
 
 // A peer is a relay of the same stream, this one included.
 type peer struct {
-	Name    string    `json:"name"`
-	ID      string    `json:"id"` // new at each start
-	Version string    `json:"version"`
-	Hash    string    `json:"settingsHash"`
-	Seen    time.Time `json:"seen"`
+	Name     string    `json:"name"`
+	ID       string    `json:"id"` // new at each start
+	Version  string    `json:"version"`
+	Hash     string    `json:"settingsHash"`
+	LastSeen time.Time `json:"lastSeen"`
 }
 
 const peerPrefix = "relay."
@@ -64,7 +64,7 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 		return err
 	}
 	r.mu.Lock()
-	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, Seen: time.Now().UTC()}
+	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, LastSeen: time.Now().UTC()}
 	r.mu.Unlock()
 	body, err := json.Marshal(me)
 	if err != nil {
@@ -136,7 +136,7 @@ func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyVal
 		}
 		var p peer
 		if json.Unmarshal(e.Value(), &p) == nil && time.Since(e.Created()) < peerExpiry {
-			p.Seen = e.Created().UTC()
+			p.LastSeen = e.Created().UTC()
 			peers = append(peers, p)
 		}
 	}

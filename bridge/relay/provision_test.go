@@ -52,14 +52,14 @@ func TestAPlanNamesEveryChange(t *testing.T) {
 				t.Errorf("on what is provisioned already: %s %s", name, what)
 			}
 		}
-		s.change("KV_FOREWARN_marks", func(c *jetstream.StreamConfig) { c.AllowDirect, c.MaxAge = true, time.Hour })
+		s.change("KV_FOREWARN_records", func(c *jetstream.StreamConfig) { c.AllowDirect, c.MaxAge = true, time.Hour })
 		p, does := s.plan("FOREWARN", relay.Retention{
 			Subjects: []string{"forewarn.events.>", "more.>"}, MaxAge: time.Hour, MaxBytes: 1 << 30,
 		})
 		for name, want := range map[string]string{
 			"FOREWARN": "update: subject more.> is added, max_age 0s → 1h0m0s, max_bytes -1 → 1073741824, " +
 				"duplicates 24h0m0s → 1h0m0s",
-			"KV_FOREWARN_marks": "update: only its leader answers, max_age 1h0m0s → 960h0m0s",
+			"KV_FOREWARN_records": "update: only its leader answers, max_age 1h0m0s → 960h0m0s",
 		} {
 			if does[name] != want {
 				t.Errorf("%s: %s\nwant %s", name, does[name], want)
@@ -112,10 +112,10 @@ func TestWhatTheServerRefusesToProvisionIsSaid(t *testing.T) {
 func TestWhatIsMissingIsNamed(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		for name, want := range map[string]string{
-			"FOREWARN":           "there is no stream FOREWARN; ",
-			"KV_FOREWARN_marks":  "there is no bucket FOREWARN_marks; ",
-			"KV_FOREWARN_leases": "there is no bucket FOREWARN_leases; ",
-			"FOREWARN_dead":      "there is no stream FOREWARN_dead; ",
+			"FOREWARN":            "there is no stream FOREWARN; ",
+			"KV_FOREWARN_records": "there is no bucket FOREWARN_records; ",
+			"KV_FOREWARN_leases":  "there is no bucket FOREWARN_leases; ",
+			"FOREWARN_dead":       "there is no stream FOREWARN_dead; ",
 		} {
 			if err := s.js.DeleteStream(t.Context(), name); err != nil {
 				t.Fatal(err)

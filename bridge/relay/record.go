@@ -20,13 +20,13 @@ const maxSettled = 1000
 // A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge.
 type record struct {
 	// Matched means that the sink's filter let one of the event's changes pass. The sink gets all later ones.
-	Matched bool `json:"owed,omitempty"`
+	Matched bool `json:"matched,omitempty"`
 	// First is the sequence number of that change, and FirstStored when the stream stored it. A change with a lower
 	// number that was stored later is of another stream, or has the number of a message that was lost.
 	First       uint64            `json:"first,omitempty"`
 	FirstStored time.Time         `json:"firstStored,omitzero"`
 	Settled     map[string]result `json:"settled,omitempty"` // by message.deliveryID
-	Retries     map[string]retry  `json:"trying,omitempty"`  // by message.deliveryID
+	Retries     map[string]retry  `json:"retries,omitempty"` // by message.deliveryID
 	Receipt     []byte            `json:"receipt,omitempty"`
 	stage
 }
@@ -73,7 +73,7 @@ func stageOf(k imds.ChangeKind) int {
 // A result is how a delivery was settled.
 type result struct {
 	At       time.Time `json:"at"`
-	How      string    `json:"how"`                // resultAccepted, resultSuperseded or resultDead
+	State    string    `json:"state"`              // resultAccepted, resultSuperseded or resultDead
 	Answer   string    `json:"answer,omitempty"`   // of the destination, or why it became a dead letter
 	Attempts int       `json:"attempts,omitempty"` // number of attempts
 	// Stored is when the stream stored the message, if the delivery's id is numbered. Another message with its number has
@@ -81,7 +81,7 @@ type result struct {
 	Stored time.Time `json:"stored,omitzero"`
 }
 
-// The values of result.How.
+// The values of result.State.
 const (
 	resultAccepted   = "accepted"
 	resultSuperseded = "superseded"
@@ -151,7 +151,7 @@ func (g *group) has(id string, stored time.Time) bool {
 type bucket struct{ kv jetstream.KeyValue }
 
 func cursorKey(sink string) string        { return "cursor." + token(sink) }
-func recordKey(sink, group string) string { return "mark." + token(sink) + "." + token(group) }
+func recordKey(sink, group string) string { return "record." + token(sink) + "." + token(group) }
 
 // get decodes a value into to, and returns its revision: 0 if there is no value. If the value can't be decoded, the
 // error wraps errUnreadable and the revision is returned all the same.

@@ -42,7 +42,7 @@ func byEvent(ids []string) map[string][]string {
 func (f *fleet) begin(sink string) {
 	f.Helper()
 	f.until(sink+" is served", func() bool {
-		kv, err := f.js.KeyValue(f.Context(), "FOREWARN_marks")
+		kv, err := f.js.KeyValue(f.Context(), "FOREWARN_records")
 		if err != nil {
 			return false
 		}

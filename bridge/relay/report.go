@@ -41,7 +41,7 @@ func (q *queue) keepDeadLetter(u *unkept, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{
 		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, Event: i.Group, AzureType: i.AzureType, Reason: r.Reason,
-		Error: why, At: r.Now.UTC(), Pending: i.Pending, Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
+		Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince, Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
 	}
 	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
 	if ofAttempt && !slices.Contains(r.Untried, i) {
@@ -83,7 +83,7 @@ func (q *queue) hasEnd(i *delivery.Item) bool {
 // fallbackOf returns the sink that gets a delivery instead; "" if there is none. A fallback's delivery doesn't fall back
 // again, and none that is about the fallback falls back to it.
 func (q *queue) fallbackOf(i *delivery.Item) string {
-	if i.Instead != nil || i.Transient || i.About == q.route.Terms.Fallback.Sink {
+	if i.FallbackFor != nil || i.Transient || i.About == q.route.Terms.Fallback.Sink {
 		return ""
 	}
 	return q.route.Terms.Fallback.Sink
@@ -96,12 +96,12 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	if fallback == "" {
 		return nil
 	}
-	header := nats.Header{headerInstead: {q.route.Name},
-		headerInsteadWhy: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
+	header := nats.Header{headerFallbackFor: {q.route.Name},
+		headerFallbackError: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
 	if q.hasEnd(i) {
 		header.Set(headerEventOver, "true")
 	}
-	err := publishForSink(q.ctx, q.js, fallback, ce, header, ce.ID()+"-instead-"+fallback)
+	err := publishForSink(q.ctx, q.js, fallback, ce, header, ce.ID()+"-fallback-"+fallback)
 	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {
 		q.log.Error("a delivery is too large to be handed to the fallback", "id", i.ID, "fallback", fallback, "err", err)
 		return nil
@@ -137,7 +137,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	}
 	settle := func(how, answer string, attempts int) func(*pendingItem) {
 		return func(e *pendingItem) {
-			q.settle(e, result{At: r.Now.UTC(), How: how, Answer: answer, Attempts: e.item.Attempts + attempts})
+			q.settle(e, result{At: r.Now.UTC(), State: how, Answer: answer, Attempts: e.item.Attempts + attempts})
 		}
 	}
 	for _, items := range [][]*delivery.Item{r.Accepted, r.Failed, r.Dead} {
@@ -162,8 +162,8 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 // superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
 func (q *queue) superseded(i *delivery.Item) *pendingItem {
 	g := q.groups[recordKey(q.route.Name, i.Group)]
-	id := deliveryID(i.ID, i.Seq, i.Replayed, i.Instead != nil)
-	if g == nil || g.rec.Settled[id].How != resultSuperseded {
+	id := deliveryID(i.ID, i.Seq, i.Replayed, i.FallbackFor != nil)
+	if g == nil || g.rec.Settled[id].State != resultSuperseded {
 		return nil
 	}
 	return &pendingItem{item: i, id: id, group: g}
@@ -185,14 +185,14 @@ func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	t := retry{Attempts: next.Attempts, Next: next.Next, Error: next.Error, Progress: next.Progress, Batch: next.Batch,
 		FellBack: next.FellBack}
 	if numbered(e.id) {
-		t.Stored = next.Pending
+		t.Stored = next.PendingSince
 	}
 	e.group.rec.setRetry(e.id, t)
 }
 
 // settle records the result of a delivery, which is no longer pending then. mu is held.
 func (q *queue) settle(e *pendingItem, res result) {
-	e.group.rec.settle(e.id, res, e.item.Pending)
+	e.group.rec.settle(e.id, res, e.item.PendingSince)
 	seq := e.item.Seq
 	delete(q.pending, seq)
 	delete(q.unkept, seq)

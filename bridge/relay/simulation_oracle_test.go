@@ -660,7 +660,7 @@ func (o *oracle) deadLetters() {
 		case delivery.ReasonRejected:
 			ok = slices.ContainsFunc(list, func(t given) bool { return t.how == "rejects" }) // maybe of a newer one
 		case delivery.ReasonExpired:
-			ok = r.maxAge > 0 && at-e.Pending.Sub(bubbleEpoch) > r.maxAge && slices.ContainsFunc(list, func(t given) bool { return t.id == e.ID })
+			ok = r.maxAge > 0 && at-e.PendingSince.Sub(bubbleEpoch) > r.maxAge && slices.ContainsFunc(list, func(t given) bool { return t.id == e.ID })
 		case delivery.ReasonLate:
 			ok = r.late == delivery.LateDrop
 		}

@@ -372,7 +372,7 @@ func (w *world) wrong(js jetstream.JetStream) (list []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	kv, err := js.KeyValue(ctx, "FOREWARN_marks")
+	kv, err := js.KeyValue(ctx, "FOREWARN_records")
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -430,7 +430,7 @@ func readStream(t *testing.T, js jetstream.JetStream) (all []said) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := said{seq: seq, subject: msg.Subject, stored: msg.Time.Sub(bubbleEpoch), instead: msg.Header.Get("Forewarn-Instead-Of")}
+		s := said{seq: seq, subject: msg.Subject, stored: msg.Time.Sub(bubbleEpoch), instead: msg.Header.Get("Forewarn-Fallback-For")}
 		fmt.Sscanf(msg.Subject, "forewarn.relay.%s", &s.to)
 		if at := slices.Index([]byte(s.to), '.'); at >= 0 {
 			s.to = s.to[:at]
@@ -463,8 +463,8 @@ type handed struct {
 func handedOf(d delivery.Delivery) handed {
 	h := handed{id: d.Event.ID(), typ: d.Event.Type(), time: d.Event.Time().Sub(bubbleEpoch), attempt: d.Attempt,
 		receipt: string(d.Receipt), progress: string(d.Progress)}
-	if d.Instead != nil {
-		h.instead = d.Instead.Sink
+	if d.FallbackFor != nil {
+		h.instead = d.FallbackFor.Sink
 	}
 	for _, m := range d.Missed {
 		h.missed = append(h.missed, m.Change)

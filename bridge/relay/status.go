@@ -27,7 +27,7 @@ func (r *Relay) Status() bridge.Status {
 	s.Relay.VMs = r.fleet.listVMs()
 	for _, p := range r.peers {
 		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash,
-			Seen: p.Seen})
+			LastSeen: p.LastSeen})
 	}
 	if r.watchErr != nil && r.down == nil {
 		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.Shown(r.watchErr).Error())

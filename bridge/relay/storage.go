@@ -24,7 +24,7 @@ type storage struct {
 }
 
 // The names of what a relay keeps beside its stream.
-func recordsBucket(stream string) string    { return stream + "_marks" }
+func recordsBucket(stream string) string    { return stream + "_records" }
 func leasesBucket(stream string) string     { return stream + "_leases" }
 func deadStream(stream string) string       { return stream + "_dead" }
 func heartbeatsStream(stream string) string { return stream + "_heartbeats" }

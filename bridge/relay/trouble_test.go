@@ -99,7 +99,7 @@ func TestAMutedSinkStillNeedsSomebodyOnARelay(t *testing.T) {
 		wants(false, "after a minute")
 		pause(6 * time.Minute)
 		wants(true, "after 7 minutes")
-		if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		pause(30 * time.Minute)
@@ -220,7 +220,7 @@ func TestASinkThatOnlyWaitsIsNotReportedOnARelay(t *testing.T) {
 		r, stop := s.run(route("hook", hook), o.route())
 		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
 		pause(time.Minute)
-		if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 20*time.Minute); err != nil {
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "repairs", By: "alice"}, 20*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		pause(20 * time.Minute)

@@ -26,7 +26,7 @@ func asked(t *testing.T, r *relay.Relay, key string) map[string]func() error {
 			_, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Since: time.Now().Add(-time.Hour)})
 			return err
 		},
-		"mute":   func() error { _, err := r.Mute(delivery.Mute{Why: "work", By: "alice"}, time.Hour); return err },
+		"mute":   func() error { _, err := r.Mute(delivery.Mute{Reason: "work", By: "alice"}, time.Hour); return err },
 		"unmute": func() error { _, err := r.Unmute(nil, true, "alice"); return err },
 	}
 }
@@ -34,9 +34,9 @@ func asked(t *testing.T, r *relay.Relay, key string) map[string]func() error {
 // A stream that vanishes while a relay runs is an error of what needs it, which names the stream.
 func TestWhatVanishesIsAnErrorOfWhatNeedsIt(t *testing.T) {
 	for name, fails := range map[string][]string{
-		"FOREWARN_dead":     {"list", "show", "replay", "drop"},
-		"FOREWARN":          {"past", "mute"},
-		"KV_FOREWARN_marks": {"mute", "past"},
+		"FOREWARN_dead":       {"list", "show", "replay", "drop"},
+		"FOREWARN":            {"past", "mute"},
+		"KV_FOREWARN_records": {"mute", "past"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t)

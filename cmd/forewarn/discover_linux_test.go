@@ -43,11 +43,11 @@ func TestFixedAddressIsFound(t *testing.T) {
 		t.Skipf("no network namespace can be made here: %v: %s", err, out)
 	}
 	got := strings.Join(strings.Fields(string(out)), " ")
-	const want = `http://169.254.169.254 { "endpoint": "http://169.254.169.254", "how": "fixed" } ` +
+	const want = `http://169.254.169.254 { "endpoint": "http://169.254.169.254", "method": "fixed" } ` +
 		`{"DocumentIncarnation":1,"Events":[]} endpoint answered`
 	log, _ := os.ReadFile(filepath.Join(dir, "log"))
 	if err != nil || !strings.HasPrefix(got, want) || !strings.Contains(string(log),
-		`msg="endpoint found" endpoint=http://169.254.169.254 how=fixed`) {
+		`msg="endpoint found" endpoint=http://169.254.169.254 method=fixed`) {
 		t.Errorf("%v: got %s\nwant %s …\nlog:\n%s", err, got, want, log)
 	}
 }

@@ -48,7 +48,7 @@ func TestEndpointOfARunningBridgeIsTried(t *testing.T) {
 	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = wording.PrintJSON(w, running) }))
 	p := &program{environment: environment{getenv: func(string) string { return "" }, err: io.Discard}}
 	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings.Settings{State: sinks.Path(dir)})
-	if err != nil || found.Endpoint != azure.URL || found.How != bridge.FoundStored {
+	if err != nil || found.Endpoint != azure.URL || found.Method != bridge.FoundStored {
 		t.Errorf("discover = %+v, %v, want %s, stored", found, err, azure.URL)
 	}
 }

@@ -268,8 +268,8 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Locati
 	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
 		words += ", for " + bridge.DueTime(c.NotBefore, c.Time, zone) + " at the earliest"
 	}
-	if c.UnreadTime != "" && c.Change != imds.Vanished {
-		words += fmt.Sprintf(", for a time that can't be read (%q)", c.UnreadTime)
+	if c.RawNotBefore != "" && c.Change != imds.Vanished {
+		words += fmt.Sprintf(", for a time that can't be read (%q)", c.RawNotBefore)
 	}
 	if c.Observer != "" {
 		words += ", seen by " + wording.Printable(c.Observer)

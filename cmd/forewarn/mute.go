@@ -36,8 +36,8 @@ for the sinks they name.
 
 Preempt and Terminate pass unless --type names them, and so do heartbeats. With --vm, an event waits
 if all VMs that it names match; messages of the forewarn of a VM about itself pass.`,
-		Example: "  forewarn mute --sink ops-chat --for 2h --why \"replacing disks\"\n" +
-			"  forewarn mute --all --for 1d --vm 'vm-db-*' --type reboot,redeploy --why \"load test\"\n" +
+		Example: "  forewarn mute --sink ops-chat --for 2h --reason \"replacing disks\"\n" +
+			"  forewarn mute --all --for 1d --vm 'vm-db-*' --type reboot,redeploy --reason \"load test\"\n" +
 			"  forewarn mute list",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -49,8 +49,8 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 				return exit(exitUsage, errors.New("expected how long, such as --for 2h; at most 30d"))
 			case !ok || d <= 0 || d > bridge.LongestMute:
 				return exit(exitUsage, fmt.Errorf("--for %s: expected a duration such as 45m, 2h or 3d, at most 30d", length))
-			case strings.TrimSpace(m.Why) == "":
-				return exit(exitUsage, errors.New(`expected the reason, such as --why "replacing disks"`))
+			case strings.TrimSpace(m.Reason) == "":
+				return exit(exitUsage, errors.New(`expected the reason, such as --reason "replacing disks"`))
 			}
 			if _, err := bridge.NewMute(m, d, nil, time.Now()); err != nil {
 				return exit(exitUsage, err)
@@ -83,7 +83,7 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 	c.Flags().StringVar(&m.VM, "vm", "", "only events of VMs whose names match this pattern, such as 'vm-db-*'")
 	c.Flags().StringSliceVar(&m.Types, "type", nil,
 		"only events of these types: "+strings.ToLower(strings.Join(bridge.TypesValues, ", ")))
-	c.Flags().StringVar(&m.Why, "why", "", "the reason, which stays on record with your name")
+	c.Flags().StringVar(&m.Reason, "reason", "", "the reason, which stays on record with your name")
 	c.AddCommand(p.muteListCommand())
 	return c
 }
@@ -110,12 +110,12 @@ func (p *program) muteListCommand() *cobra.Command {
 				return nil
 			}
 			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(t, "ID\tMUTED\tUNTIL\tLEFT\tBY\tWHY")
+			fmt.Fprintln(t, "ID\tMUTED\tUNTIL\tLEFT\tBY\tREASON")
 			now, zone := time.Now(), st.Settings.Location()
 			for _, m := range st.Mutes {
 				what := wording.Muted(*m, bridge.MutedSinks(*m, st.Sinks))
 				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, what, bridge.DueTime(m.Until, now, zone),
-					wording.Span(m.Until.Sub(now)), wording.Printable(m.By), wording.Printable(m.Why))
+					wording.Span(m.Until.Sub(now)), wording.Printable(m.By), wording.Printable(m.Reason))
 			}
 			return t.Flush()
 		},
@@ -158,7 +158,7 @@ func (p *program) unmuteCommand() *cobra.Command {
 				defer cancel()
 				st, _ := running.Status(ctx) // without an answer there are none
 				for _, m := range st.Mutes {
-					ids = append(ids, m.ID+"\t"+wording.Muted(*m, nil)+": "+wording.Printable(m.Why))
+					ids = append(ids, m.ID+"\t"+wording.Muted(*m, nil)+": "+wording.Printable(m.Reason))
 				}
 			}
 			return ids, cobra.ShellCompDirectiveNoFileComp

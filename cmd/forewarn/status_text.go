@@ -114,8 +114,8 @@ func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
 	shown := wording.First(s.Relay.VMs, wording.ShownRows)
 	for _, v := range shown {
 		last, event, when := "never", "-", "-"
-		if !v.Heard.IsZero() {
-			last = wording.Ago(heard, v.Heard) + " ago"
+		if !v.LastHeard.IsZero() {
+			last = wording.Ago(heard, v.LastHeard) + " ago"
 		}
 		switch {
 		case v.Silent:

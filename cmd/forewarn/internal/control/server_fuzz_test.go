@@ -26,7 +26,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add("GET", path, "limit=1&sink=ops&state=pending&key=ops/1&since=2026-11-23T10:00:00Z", []byte(nil))
 		f.Add("POST", path, "", []byte(`{"event":"A","shown":"x","by":"jo"}`))
 	}
-	f.Add("POST", "/mute", "", []byte(`{"sink":"ops","for":3600000000000,"why":"work","by":"jo"}`))
+	f.Add("POST", "/mute", "", []byte(`{"sink":"ops","for":3600000000000,"reason":"work","by":"jo"}`))
 	f.Add("POST", "/unmute", "", []byte(`{"all":true,"by":"jo"}`))
 	f.Add("POST", "/outbox/replay", "", []byte(`{"keys":["ops/1"],"to":"ops","by":"jo"}`))
 	f.Add("POST", "/outbox/drop", "", []byte(`{"all":true,"sink":"ops","by":"jo"}`))

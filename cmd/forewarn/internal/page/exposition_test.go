@@ -76,8 +76,8 @@ func TestExpositionRoundTrips(t *testing.T) {
 func TestVMsWithOneNameShowTheOneThatNeedsSomebody(t *testing.T) {
 	silent := time.Now().Add(-time.Hour)
 	st := bridge.Status{Relay: &bridge.RelayStatus{VMs: []bridge.FleetVM{
-		{Name: "web_0", Set: "web", Group: "rg-eu", Heard: silent, Silent: true},
-		{Name: "web_0", Set: "web", Group: "rg-us", Heard: time.Now()},
+		{Name: "web_0", Set: "web", Group: "rg-eu", LastHeard: silent, Silent: true},
+		{Name: "web_0", Set: "web", Group: "rg-us", LastHeard: time.Now()},
 	}}}
 	all := parseExposition(t, string(exposition(statusFamilies(st))))
 	series := all["forewarn_fleet_vm_last_heard_timestamp_seconds"].GetMetric()

@@ -51,7 +51,7 @@ func newFakeRelay() *fakeRelay {
 		first := len(r.status.Relay.VMs)
 		for n := range 50 {
 			r.status.Relay.VMs = append(r.status.Relay.VMs, bridge.FleetVM{
-				Name: fmt.Sprintf("%s_%d", name, n), Set: name, Group: "rg-prod", Heard: now.Add(-time.Duration(n) * time.Second),
+				Name: fmt.Sprintf("%s_%d", name, n), Set: name, Group: "rg-prod", LastHeard: now.Add(-time.Duration(n) * time.Second),
 				Silent: set == 3 && n == 7, Stopped: set == 4 && n == 1,
 			})
 		}

@@ -221,7 +221,7 @@ func fleetGauges(gauge func(name, help string, labels ...string) *family, vms []
 			continue
 		}
 		seen[[2]string{v.Set, v.Name}] = true
-		heard.set(seconds(v.Heard), label(v.Set), label(v.Name))
+		heard.set(seconds(v.LastHeard), label(v.Set), label(v.Name))
 		if !v.NotBefore.IsZero() {
 			left.set(seconds(v.NotBefore), label(v.Set), label(v.Name))
 		}

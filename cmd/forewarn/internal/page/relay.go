@@ -72,7 +72,7 @@ func (p pageWriter) fleet(v *pageView, r *bridge.RelayStatus) {
 	v.Answering = "Stream " + wording.Printable(r.Stream) + ", relays " + strings.Join(relays, ", ")
 	for _, vm := range wording.First(r.VMs, shownVMs) {
 		row := fleetVM{Name: wording.Printable(vm.Name), Set: wording.Printable(vm.Set), Group: wording.Printable(vm.Group),
-			Started: vm.Started, When: p.moment(vm.NotBefore), Heard: p.moment(vm.Heard)}
+			Started: vm.Started, When: p.moment(vm.NotBefore), Heard: p.moment(vm.LastHeard)}
 		row.SetURL, row.GroupURL = filterURL(bridge.FleetFilter{Set: vm.Set}), filterURL(bridge.FleetFilter{Group: vm.Group})
 		switch {
 		case vm.Silent:

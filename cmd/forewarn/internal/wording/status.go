@@ -43,7 +43,7 @@ func ReadEvent(raw json.RawMessage) (e shownEvent) {
 // NoTime says why an event, as Azure sent it, has no time: "-" if there is none, else what can't be read.
 func NoTime(raw json.RawMessage) string {
 	e, _ := imds.UnmarshalEvent(raw) // one that can't be decoded has no time
-	if text := e.UnreadTime(); text != "" {
+	if text := e.RawNotBefore(); text != "" {
 		return fmt.Sprintf("can't be read: %q", text)
 	}
 	return "-"
@@ -148,7 +148,7 @@ func listed(names []string) string {
 // MuteNote says all about a mute, but for the command that ends it.
 func MuteNote(m delivery.Mute, sinks []bridge.SinkStatus, now time.Time, zone *time.Location) string {
 	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m, bridge.MutedSinks(m, sinks)),
-		bridge.DueTime(m.Until, now, zone), Printable(m.By), Printable(m.Why))
+		bridge.DueTime(m.Until, now, zone), Printable(m.By), Printable(m.Reason))
 }
 
 // StatusLine summarizes a status in one line, for systemctl status.
