@@ -18,7 +18,7 @@ func (b *Bridge) noteDoubts(doc imds.Document) {
 	known, _ := b.events.all()
 	for _, e := range known {
 		now, there := listed[e.ID]
-		if there && !doc.Partial && !now.Contradicted && string(now.Raw) == string(e.Raw) {
+		if there && !doc.Partial && !now.Contradicted && now.Doubt == "" && string(now.Raw) == string(e.Raw) {
 			continue // the usual case, which costs nothing
 		}
 		one := imds.Document{Partial: doc.Partial}

@@ -128,9 +128,8 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, g
 func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
-	word := e.Odd()
-	if word != "" { // before anything is compared with it, also by when
-		return no("%q has characters that Azure doesn't use", word)
+	if e.Doubt != "" { // before anything is compared with it, also by when
+		return no("%s", e.Doubt)
 	}
 	switch { // first the events that the rule is not for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):

@@ -45,7 +45,8 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		final bool
 	}{
 		{"all is as the rule says", user, event(as), "vm-0", nil, "", false},
-		{"names ignore case and the preview's underscore", user, event(func(e *imds.Event) { e.Resources = []string{"_VM-0"} }), "vm-0", nil, "", false},
+		{"names ignore case, and this VM's may have the preview's underscore", user, event(func(e *imds.Event) { e.Resources = []string{"VM-0"} }), "_vm-0", nil, "", false},
+		{"a name has an underscore more than the preview's", user, event(func(e *imds.Event) { e.Resources = []string{"_vm-0"} }), "vm-0", nil, "does not name this VM", true},
 		{"this VM's name is not known", user, event(as), "", nil, "name of this VM", false},
 		{"nobody knows whom it hits", user, event(func(e *imds.Event) { e.Resources = nil }), "vm-0", nil, "names no VM", true},
 		{"it hits another VM", user, event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not name this VM", true},
@@ -84,17 +85,10 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"its source is not known, and one is excepted", with(func(r *Rule) {
 			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "except: Azure does not say", true},
-		{"its source looks like a user", user, event(func(e *imds.Event) { e.Source = "Uſer" }), "vm-0", nil, `"Uſer" has characters`, true},
-		{"its type looks like a reboot, and when takes it for one", with(func(r *Rule) {
-			r.Filter.When = condition(t, `upper(azeventtype) == "REBOOT"`)
-		}), event(func(e *imds.Event) { e.Type = "Reb\u043e\u043et" }), "vm-0", nil, "has characters", true},
-		{"its source looks like none that is excepted", with(func(r *Rule) {
-			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
-		}), event(func(e *imds.Event) { e.Source = "Pl\u0430tform" }), "vm-0", nil, "has characters", true},
-		{"its VM looks like this one", user, event(func(e *imds.Event) { e.Resources = []string{"\uff56m-0"} }), "vm-0", nil, "has characters", true},
-		{"one of its VMs has an invisible name", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) {
-			e.Resources = []string{"vm-0", "\u200b"}
-		}), "vm-0", nil, "has characters", true},
+		{"it is in doubt", user, event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
+		{"it is in doubt, whatever the rule looks at", with(func(r *Rule) {
+			r.Filter.Only.Sources, r.Filter.When = nil, condition(t, "true")
+		}), event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
 		{"its type is excepted, whichever VM it names first", with(func(r *Rule) {
 			r.Others, r.Filter.Except.Types = true, []string{"Reboot"}
 		}), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "except", true},

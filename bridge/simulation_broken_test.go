@@ -747,11 +747,18 @@ var brokenVariants = []variant{
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
 	{number: 9, claim: "who asked is taken from an older document", promise: "approval", story: inDoubt(asksNobody),
 		transportOf: answers(rewritten(func(body string) string {
+			if strings.Contains(body, `"EventSource"`) {
+				return body
+			}
 			return strings.ReplaceAll(body, `"EventStatus"`, `"EventSource":"User","EventStatus"`)
 		}))},
 	{number: 9, claim: "characters count as the letters that they look like", promise: "approval", story: inDoubt(oddRunes),
 		transportOf: answers(rewritten(func(body string) string {
 			return strings.ReplaceAll(body, oddly("User"), "User")
+		}))},
+	{number: 9, claim: "a field counts as none that looks like another", promise: "approval", story: inDoubt(oddFields),
+		transportOf: answers(rewritten(func(body string) string {
+			return strings.ReplaceAll(body, `"`+alikeField+`":"Platform",`, "")
 		}))},
 	{number: 9, claim: "of what is listed twice only the last is looked at", promise: "approval", story: inDoubt(twice),
 		transportOf: answers(rewritten(func(body string) string {

@@ -24,12 +24,16 @@ func (x doubt) String() string {
 const (
 	asksNobody = "nobody asked"      // EventSource is missing
 	oddRunes   = "odd runes"         // EventSource is spelled with characters that look like letters
+	oddFields  = "odd fields"        // another field is spelled like EventSource with such characters
 	twice      = "twice"             // each event is listed before with other content
 	changing   = "another each time" // or as it is
 )
 
 // unsaid is the source of an event of which Azure's document doesn't say who asked for it.
 const unsaid = "(unsaid)"
+
+// alikeField is a field that some readers of JSON take for EventSource.
+const alikeField = "Eventſource"
 
 // oddly spells a source with characters that Unicode takes for its letters, or that nobody sees.
 func oddly(source string) string {
@@ -42,7 +46,7 @@ func (x doubt) now(at time.Duration, request int) string {
 	case x.end <= at:
 		return ""
 	case x.how == changing:
-		return []string{"", asksNobody, "", oddRunes, "", twice}[request%6]
+		return []string{"", asksNobody, "", oddRunes, oddFields, twice}[request%6]
 	}
 	return x.how
 }
@@ -50,7 +54,7 @@ func (x doubt) now(at time.Duration, request int) string {
 // doubtful returns a document in which each event is in doubt, what a reader of its last entries takes the events for,
 // and a number that tells it from other documents.
 func (a *azure) doubtful(how string) (body []byte, events map[string]azureEvent, version int) {
-	kinds := []string{"", asksNobody, oddRunes, twice}
+	kinds := []string{"", asksNobody, oddRunes, oddFields, twice}
 	version = a.version*len(kinds) + slices.Index(kinds, how)
 	events = maps.Clone(a.events)
 	for id, e := range events {
@@ -59,6 +63,8 @@ func (a *azure) doubtful(how string) (body []byte, events map[string]azureEvent,
 			e.source = unsaid
 		case oddRunes:
 			e.source = oddly(e.source)
+		case oddFields:
+			e.alike = true
 		}
 		events[id] = e
 	}
@@ -117,7 +123,7 @@ func doubtSteps(seed uint64, length time.Duration) (steps []step) {
 	for range 1 + r.IntN(3) {
 		at := during(r, length)
 		lasts := pick(r, 4*time.Second, 12*time.Second, time.Minute, 7*time.Minute)
-		steps = append(steps, step{at, doubt{pick(r, asksNobody, oddRunes, twice, changing), at + lasts}})
+		steps = append(steps, step{at, doubt{pick(r, asksNobody, oddRunes, oddFields, twice, changing), at + lasts}})
 	}
 	return steps
 }

@@ -23,6 +23,7 @@ type azureEvent struct {
 	machines  string        // Resources, joined by commas
 	notBefore time.Duration // below 0 for none
 	seconds   int           // DurationInSeconds
+	alike     bool          // it has a field too that looks like EventSource
 }
 
 func (e azureEvent) notBeforeTime() time.Time {
@@ -48,6 +49,9 @@ func (e azureEvent) fields() map[string]any {
 	}
 	if e.source == unsaid {
 		delete(f, "EventSource")
+	}
+	if e.alike {
+		f[alikeField] = "Platform"
 	}
 	if e.notBefore >= 0 {
 		f["NotBefore"] = e.notBeforeTime().Format("Mon, 02 Jan 2006 15:04:05 GMT")

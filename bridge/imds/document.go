@@ -39,13 +39,16 @@ type Event struct {
 	Status       string // Scheduled, Started, or whatever Azure sent; like Type and Source spelled as Azure documents it
 	Type         string // Freeze, Reboot, Redeploy, Preempt, Terminate, or whatever Azure sent
 	ResourceType string
-	Resources    []string  // Azure VM names, never host names; without the underscore of preview versions
+	Resources    []string  // Azure VM names, never host names; without the one underscore that preview versions put before them
 	NotBefore    time.Time // UTC; zero when there is none or it could not be read
 	Description  string
 	Source       string // Platform, User; "" when Azure did not send it
 	Duration     int    // expected interruption in seconds; -1 if unknown
+	// Doubt is why the event must not be approved, whatever it says: Azure would not write it so, and another reader may
+	// take it for something else. "" for no doubt.
+	Doubt string
 	// Contradicted means that the document says two things about the event: it lists it more than once, with different
-	// content, or the entry has a field twice. The last one counts, but nothing is approved by it.
+	// content or with its EventId written in another way. The last one counts, but nothing is approved by it.
 	Contradicted bool
 	// Raw is the entry as Azure sent it, unknown fields included, as compact JSON in valid UTF-8.
 	Raw json.RawMessage
@@ -73,14 +76,14 @@ func DecodeDocument(body []byte) (Document, error) {
 	if err := json.Unmarshal(body, &envelope); err != nil {
 		return Document{}, fmt.Errorf("%w: %v; it starts with %.60q", errNoDocument, err, bytes.TrimSpace(body))
 	}
-	twice := countFields(body) != differentKeys(envelope)
+	odd := oddFields(body, envelope, documentFields)
 	list, ok := envelope["Events"]
 	if !ok {
 		return Document{}, fmt.Errorf("%w: it has no Events", errNoDocument)
 	}
-	d := Document{Partial: twice}
-	if twice {
-		d.addProblem("the document has a field twice; the last one counts")
+	d := Document{Partial: odd != ""}
+	if odd != "" {
+		d.addProblem("the document %s", odd)
 	}
 	if raw, ok := envelope["DocumentIncarnation"]; ok {
 		if d.Incarnation, ok = scalar(raw); !ok || len(d.Incarnation) > maxIncarnation {
@@ -100,10 +103,11 @@ func DecodeDocument(body []byte) (Document, error) {
 		d.addProblem("it lists more than %d events; the rest is ignored", MaxEvents)
 	}
 
-	index := make(map[string]int, len(entries)) // ID → its index in d.Events
+	index := make(map[string]int, len(entries))  // ID → its index in d.Events
+	others := make(map[string]int, len(entries)) // bare EventId → the index of the first that is written so
 	reported := make(map[string]bool)
 	for i, raw := range entries {
-		e, problems := decodeEvent(raw)
+		e, id, problems := decodeEvent(raw)
 		if e.ID == "" {
 			d.Partial = true
 			d.addProblem("entry %d has no readable EventId: %.80s", i, raw)
@@ -112,15 +116,21 @@ func DecodeDocument(body []byte) (Document, error) {
 		for _, p := range problems {
 			d.addProblem("event %s: %s", e.ID, p)
 		}
-		e.Contradicted = e.Contradicted || twice
+		e.Contradicted = odd != ""
 		if i, duplicate := index[e.ID]; duplicate {
 			was := d.Events[i]
-			e.Contradicted = e.Contradicted || was.Contradicted || was.Digest() != e.Digest()
+			e.Contradicted = e.Contradicted || was.Contradicted || was.Doubt != e.Doubt || was.Digest() != e.Digest()
 			if !reported[e.ID] {
 				d.addProblem("event %s is listed more than once; the last entry counts", e.ID)
 			}
 			reported[e.ID], d.Events[i] = true, e
 			continue
+		}
+		if i, alike := others[bare(id)]; alike {
+			e.Contradicted, d.Events[i].Contradicted = true, true
+			d.addProblem("event %s is listed as %s too, its EventId written in another way", d.Events[i].ID, e.ID)
+		} else {
+			others[bare(id)] = len(d.Events)
 		}
 		index[e.ID] = len(d.Events)
 		d.Events = append(d.Events, e)
@@ -153,27 +163,23 @@ func (d *Document) addProblem(format string, args ...any) {
 	}
 }
 
-// decodeEvent decodes one entry. The ID is empty if the entry has no readable one; problems names every other field of
-// an unexpected type.
-func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
+// decodeEvent decodes one entry. The ID is empty if the entry has no readable one; id is the EventId as Azure wrote it.
+// problems names every other field of an unexpected type, and the doubt.
+func decodeEvent(raw json.RawMessage) (e Event, id string, problems []string) {
 	e = Event{Duration: -1}
 	fields := fieldsOf(raw)
 	if fields == nil {
-		return e, nil
-	}
-	e.Contradicted = countFields(raw) != differentKeys(fields)
-	if e.Contradicted {
-		problems = append(problems, "it has a field twice; the last one counts")
+		return e, "", nil
 	}
 	text := func(key string, into *string) {
 		if v, ok := fields[key]; ok && json.Unmarshal(v, into) != nil {
 			problems = append(problems, fmt.Sprintf("%s is not a string: %.40s", key, v))
 		}
 	}
-	var id, notBefore string
+	var notBefore string
 	text("EventId", &id)
 	if strings.TrimSpace(id) == "" {
-		return e, nil
+		return e, "", nil
 	}
 	e.ID = eventID(id)
 	text("EventStatus", &e.Status)
@@ -187,7 +193,7 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 		e.Resources = nil
 		problems = append(problems, fmt.Sprintf("Resources is not a list of strings: %.40s", v))
 	}
-	for i, vm := range e.Resources { // no VM's own name begins with an underscore
+	for i, vm := range e.Resources { // api-version 2017-03-01 puts one before the name, and no VM's own name has one there
 		e.Resources[i] = strings.TrimPrefix(vm, "_")
 	}
 	if v, ok := fields["DurationInSeconds"]; ok {
@@ -207,10 +213,18 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	var compact bytes.Buffer
 	compact.Grow(len(raw))
 	if err := json.Compact(&compact, raw); err != nil { // cannot happen: raw was decoded above
-		return Event{}, nil
+		return Event{}, "", nil
 	}
 	e.Raw = compact.Bytes()
-	return e, problems
+	e.Doubt = oddWord(id, e)
+	odd := oddFields(raw, fields, eventFields)
+	if odd != "" {
+		e.Doubt = "it " + odd
+	}
+	if e.Doubt != "" {
+		problems = append(problems, e.Doubt+"; it is told, but never approved")
+	}
+	return e, id, problems
 }
 
 // fieldsOf decodes the fields of an entry; nil if it is not an object. Events don't keep them, because of their size.
@@ -219,16 +233,6 @@ func fieldsOf(raw json.RawMessage) (fields map[string]json.RawMessage) {
 		return nil
 	}
 	return fields
-}
-
-// differentKeys returns the number of keys that differ by more than the case of letters or spaces around them: whoever
-// reads JSON may take such keys for the same.
-func differentKeys(fields map[string]json.RawMessage) int {
-	keys := make(map[string]bool, len(fields))
-	for key := range fields {
-		keys[Upper(strings.TrimSpace(key))] = true
-	}
-	return len(keys)
 }
 
 // countFields returns the number of fields of a JSON object, each as often as it stands there: the colons outside of its
@@ -255,7 +259,7 @@ func countFields(object []byte) (n int) {
 
 // UnmarshalEvent decodes an Event from its Raw.
 func UnmarshalEvent(raw json.RawMessage) (Event, error) {
-	e, _ := decodeEvent(raw)
+	e, _, _ := decodeEvent(raw)
 	if e.ID == "" {
 		return Event{}, fmt.Errorf("stored event has no EventId: %.80s", raw)
 	}
@@ -341,10 +345,10 @@ func (e Event) LedBy(vm string) bool {
 	return vm != "" && len(e.Resources) > 0 && SameVM(e.Resources[0], vm)
 }
 
-// SameVM reports whether a resource is the VM vm. It ignores the case of ASCII letters, and the underscore that preview versions of the
-// service put before the names of single VMs.
+// SameVM reports whether one of an event's Resources is the VM vm. It ignores the case of ASCII letters. The underscore of
+// preview versions, which Resources lack, may stand before vm.
 func SameVM(resource, vm string) bool {
-	return SameWord(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
+	return SameWord(resource, strings.TrimPrefix(vm, "_"))
 }
 
 // Hash returns the first 8 hex digits of the Digest.

@@ -1,8 +1,12 @@
 package imds
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
+	"unicode"
 )
 
 // Azure's words, such as types and names of VMs, are compared as ASCII: byte by byte, but for the case of letters. By
@@ -51,16 +55,74 @@ func documented(word string) string {
 	return documentedWords[i]
 }
 
-// Odd returns the first of the words that decide about an event, such as its type and its VMs' names, that has other
-// characters than the printable ones of ASCII; "" if none has. Azure uses no others, and one may look or be compared
-// like a letter.
-func (e Event) Odd() string {
-	odd := func(word string) bool {
-		return slices.ContainsFunc([]byte(word), func(c byte) bool { return c < ' ' || c > '~' })
+// plain reports whether a text has only the printable characters of ASCII. Azure uses no others in what decides about an
+// event, and another may look or be compared like a letter.
+func plain(s string) bool {
+	return !slices.ContainsFunc([]byte(s), func(c byte) bool { return c < ' ' || c > '~' })
+}
+
+// bare returns the ASCII letters and digits of a text, in upper case. What Unicode takes for such a letter counts as that
+// letter, as readers of JSON have it too.
+func bare(s string) string {
+	return strings.Map(func(r rune) rune {
+		r = unicode.ToUpper(unicode.ToLower(r))
+		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return -1
+	}, s)
+}
+
+// The fields of a document and of an event that are read.
+var (
+	documentFields = []string{"DocumentIncarnation", "Events"}
+	eventFields    = []string{
+		"EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore", "Description", "EventSource",
+		"DurationInSeconds",
+	}
+)
+
+// oddFields returns what a JSON object has that another reader may take for a field that is read, or for another value
+// of it; "" for nothing. Azure writes every field once, and always in the same way.
+func oddFields(object []byte, fields map[string]json.RawMessage, read []string) string {
+	if countFields(object) != len(fields) {
+		return "has a field twice"
+	}
+	var others []string
+	for name := range fields {
+		if !slices.Contains(read, name) {
+			others = append(others, name)
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	slices.Sort(others)
+	names := make(map[string]string) // bare → as it is written
+	for _, name := range read {
+		names[bare(name)] = name
+	}
+	for _, name := range others {
+		other, alike := names[bare(name)]
+		switch {
+		case alike:
+			return fmt.Sprintf("has a field %+.60q, which looks like %.60s", name, other)
+		case !plain(name):
+			return fmt.Sprintf("has a field %+.60q with characters that Azure doesn't use", name)
+		}
+		names[bare(name)] = name
+	}
+	return ""
+}
+
+// oddWord returns which of the words that decide about an event Azure would not write so; "" for none.
+func oddWord(id string, e Event) string {
+	if strings.Trim(Upper(id), "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
+		return fmt.Sprintf("its EventId %+.80q has characters that Azure doesn't use", id)
 	}
 	for _, word := range slices.Concat([]string{e.Status, e.Type, e.Source, e.ResourceType}, e.Resources) {
-		if odd(word) {
-			return word
+		if !plain(word) {
+			return fmt.Sprintf("%+.60q has characters that Azure doesn't use", word)
 		}
 	}
 	return ""
@@ -73,8 +135,8 @@ var (
 	ErrChanged      = errors.New("it has changed since it was shown")
 )
 
-// Confirm returns the event with that id if the document lists it with the content of that Digest, and does not
-// contradict itself about it. Otherwise the error says why not.
+// Confirm returns the event with that id if the document lists it with the content of that Digest, without a Doubt, and
+// does not contradict itself about it. Otherwise the error says why not.
 func (d Document) Confirm(id, digest string) (Event, error) {
 	i := slices.IndexFunc(d.Events, func(e Event) bool { return e.ID == id })
 	switch {
@@ -82,6 +144,8 @@ func (d Document) Confirm(id, digest string) (Event, error) {
 		return Event{}, ErrNotListed
 	case d.Events[i].Contradicted:
 		return d.Events[i], ErrContradicted
+	case d.Events[i].Doubt != "":
+		return d.Events[i], errors.New(d.Events[i].Doubt)
 	case d.Events[i].Digest() != digest:
 		return d.Events[i], ErrChanged
 	}

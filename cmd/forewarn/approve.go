@@ -86,7 +86,7 @@ endpoint, 75 no effect in time.`,
 			if err != nil {
 				return err
 			}
-			self, err := p.mayApprove(ctx, s, client, events, anyVM)
+			self, err := p.mayApprove(ctx, s, client, doc, events, anyVM)
 			if err != nil {
 				return err
 			}
@@ -131,10 +131,10 @@ func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err err
 	return events, nil
 }
 
-// mayApprove refuses events that have started and, without anyVM, those that do not name this VM. It returns this VM's
-// name, which may be "" with anyVM.
+// mayApprove refuses events of the document that have started or are in doubt and, without anyVM, those that do not name
+// this VM. It returns this VM's name, which may be "" with anyVM.
 func (p *program) mayApprove(
-	ctx context.Context, s *settings.Settings, client *imds.Client, events []imds.Event, anyVM bool,
+	ctx context.Context, s *settings.Settings, client *imds.Client, doc imds.Document, events []imds.Event, anyVM bool,
 ) (self string, err error) {
 	self = s.IMDS.VMName
 	if self == "" {
@@ -146,9 +146,12 @@ func (p *program) mayApprove(
 		self = o.Name
 	}
 	for _, e := range events {
+		_, doubt := doc.Confirm(e.ID, e.Digest())
 		switch {
 		case e.Status == imds.StatusStarted:
 			return "", fmt.Errorf("%s: refused: it has started already", e.ID)
+		case doubt != nil:
+			return "", fmt.Errorf("%s: refused: %w", e.ID, doubt)
 		case !anyVM && !e.Affects(self):
 			return "", fmt.Errorf("%s: refused: it names %s, not this VM (%s); to approve it all the same, give --any-vm",
 				e.ID, wording.Printable(vmNames(e.Resources)), wording.Printable(self))
