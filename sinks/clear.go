@@ -80,9 +80,9 @@ func isPublicAddress(text string) bool {
 }
 
 // noteProxy returns the note about a proxy that gets its password unencrypted, or "". That is not refused: most proxies
-// are used so, and their operators know it.
-func (c *caller) noteProxy(to *url.URL) string {
-	p, err := c.proxyOf(&http.Request{URL: to}, new(redactor))
+// are used so, and their operators know it. The proxy's credentials are then known to redact.
+func (c *caller) noteProxy(to *url.URL, redact *redactor) string {
+	p, err := c.proxyOf(&http.Request{URL: to}, redact)
 	if err != nil || p == nil || p.User == nil || p.Scheme == "https" || isLocal(p.Hostname()) {
 		return ""
 	}

@@ -21,7 +21,7 @@ type credentials struct {
 	identity bool // a managed identity adds a token
 	secure   bool // the URL must be https, because the settings have tls
 	insecure bool // the URL may be http even if credentials are sent
-	getenv   func(string) string
+	host     Host
 }
 
 // access holds the values of credentials at the time of one read, and the redactor that knows them.
@@ -46,7 +46,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		headers:  mapSources("headers", s.Headers),
 		body:     mapSources("body_secrets", s.BodySecrets),
 		signing:  listSources("signing_secrets", s.Signing),
-		getenv:   h.Getenv,
+		host:     h,
 	}
 	var wrong KeyErrors
 	if b := s.Basic; b != nil {
@@ -64,7 +64,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		_, err := c.read()
 		wrong.add(err)
 	} else if c.url.given() && c.url.check() == nil {
-		wrong.add(c.readURL(&access{redact: new(redactor)}))
+		wrong.add(c.readURL(&access{redact: c.host.redactor()}))
 	}
 	return c, wrong.err()
 }
@@ -114,11 +114,11 @@ func (c credentials) checkNames() error {
 
 // read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
 func (c credentials) read() (access, error) {
-	a := access{header: make(http.Header), body: make(map[string]string), redact: new(redactor)}
+	a := access{header: make(http.Header), body: make(map[string]string), redact: c.host.redactor()}
 	var wrong KeyErrors
 	wrong.add(c.readURL(&a))
 	for _, h := range c.headers {
-		value, err := h.read(c.getenv)
+		value, err := h.read(c.host.Getenv)
 		if err == nil && !validHeaderValue(value) {
 			err = h.wrong(errControl)
 		}
@@ -133,7 +133,7 @@ func (c credentials) read() (access, error) {
 		}
 	}
 	for _, b := range c.body {
-		value, err := b.read(c.getenv)
+		value, err := b.read(c.host.Getenv)
 		wrong.add(err)
 		a.redact.hide(value)
 		a.body[b.name] = value
@@ -144,7 +144,7 @@ func (c credentials) read() (access, error) {
 		a.header.Set("Authorization", authorization)
 	}
 	for _, s := range c.signing {
-		secret, err := s.read(c.getenv)
+		secret, err := s.read(c.host.Getenv)
 		a.redact.hide(secret, strings.TrimPrefix(secret, signingPrefix))
 		key, bad := signingKey(secret)
 		if err == nil && bad != nil {
@@ -176,7 +176,7 @@ func (c credentials) read() (access, error) {
 
 // readURL reads the URL into a.
 func (c credentials) readURL(a *access) error {
-	raw, err := c.url.read(c.getenv)
+	raw, err := c.url.read(c.host.Getenv)
 	if err != nil {
 		return err
 	}
@@ -193,14 +193,14 @@ func (c credentials) readURL(a *access) error {
 func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	switch {
 	case c.bearer.given():
-		token, err := c.bearer.read(c.getenv)
+		token, err := c.bearer.read(c.host.Getenv)
 		redact.hide(token)
 		if err == nil && !validHeaderValue(token) {
 			err = c.bearer.wrong(errControl)
 		}
 		return "Bearer " + token, err
 	case c.password.given():
-		password, err := c.password.read(c.getenv)
+		password, err := c.password.read(c.host.Getenv)
 		redact.hideBasic(c.username, password)
 		return basic(c.username, password), err
 	}

@@ -195,8 +195,9 @@ func (m *email) openLogin(s emailSettings) error {
 	wrong.when(to.mode == "none", "tls.mode",
 		"none would send the password in clear; expected starttls or implicit, or no username")
 	if password && err == nil {
-		_, err := to.password.read(to.Getenv)
+		secret, err := to.password.read(to.Getenv)
 		wrong.add(err)
+		to.redactor().hide(secret)
 	}
 	return wrong.err()
 }
@@ -234,7 +235,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		answer.Status = "250 all have it"
 		return answer, nil
 	}
-	redact := new(redactor)
+	redact := m.redactor()
 	s, err := m.server.connect(ctx, redact)
 	if err != nil {
 		return answer, err

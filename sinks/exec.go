@@ -103,7 +103,7 @@ func openExec(s execSettings, h Host) (Opened, error) {
 
 // refusedVariable returns why the settings cannot set an environment variable, nil if they can.
 func refusedVariable(name string) error {
-	if name == "" || strings.Trim(name, letters+"_0123456789") != "" || strings.Trim(name[:1], letters+"_") != "" {
+	if !isVariable(name) {
 		return errors.New("not the name of a variable; expected letters, digits and underscores")
 	}
 	if upper := strings.ToUpper(name); strings.HasPrefix(upper, "CE_") || strings.HasPrefix(upper, "FOREWARN_") {
@@ -112,12 +112,17 @@ func refusedVariable(name string) error {
 	return nil
 }
 
+// isVariable reports whether a text can be the name of an environment variable.
+func isVariable(name string) bool {
+	return name != "" && strings.Trim(name, letters+"_0123456789") == "" && strings.Trim(name[:1], letters+"_") == ""
+}
+
 type variable struct{ name, value string }
 
 // settingsVariables returns the environment variables of the settings with their current values, and a redactor that
-// knows the values from files and variables, and every other value that may be secret.
+// knows those that may be secret.
 func (c *command) settingsVariables() ([]variable, *redactor, error) {
-	redact := new(redactor)
+	redact := c.redactor()
 	var all []variable
 	for _, s := range c.env {
 		value, secret := s.Text.plain(), s.Text.text == nil
@@ -133,23 +138,14 @@ func (c *command) settingsVariables() ([]variable, *redactor, error) {
 		case len(value) > maxSetting:
 			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxSetting>>10))
 		}
-		if secret || !isWords(value) && !isPath(value) {
+		if secret {
 			redact.hide(value)
+		} else {
+			redact.hideSetting(value)
 		}
 		all = append(all, variable{s.name, value})
 	}
 	return all, redact, nil
-}
-
-// isPath reports whether a value is the absolute path of something in a directory that exists on this machine. Such a
-// value is no secret, and the output of a command often has it.
-func isPath(value string) bool {
-	dir := filepath.Dir(value)
-	if !filepath.IsAbs(value) || filepath.Clean(value) != value || filepath.Dir(dir) == dir {
-		return false
-	}
-	info, err := os.Stat(dir)
-	return err == nil && info.IsDir()
 }
 
 // eventVariables returns the environment variables about a CloudEvent. They are valid UTF-8 without NUL bytes, and cut

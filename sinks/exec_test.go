@@ -656,21 +656,27 @@ func TestCutOutputShowsNoHalfSecret(t *testing.T) {
 	}
 }
 
-// The output of a command stays readable: everyday words and paths of the settings are no secrets. Any other value may
-// be one, however short, and so may everything that is kept apart from the settings.
+// The output of a command stays readable: short words, numbers, paths and hosts of the settings are no secrets. Any other
+// value is one, and so is everything that is kept apart from the settings.
 func TestOrdinaryWordsInOutputStayReadable(t *testing.T) {
 	systemtest.Alone(t)
 	t.Parallel()
 	dir := t.TempDir()
 	path, word := filepath.Join(dir, "kubeconfig"), writeFile(t, "word", "production")
 	for _, tt := range []struct{ value, said, want string }{
-		{"production", "no production here", "no production here"},
+		{"prod", "no prod here", "no prod here"},
 		{"Debug", "level Debug", "level Debug"},
 		{path, "open " + path + ": no such file", "open " + path + ": no such file"},
 		{"1", "1 of 11", "1 of 11"},
-		{"eu-west-1", "nothing in eu-west-1", "nothing in eu-west-1"},
-		{"4711", "the code is 4711", outputNotShown},
-		{"production2", "no production2 here", outputNotShown},
+		{"8080", "port 8080 is taken", "port 8080 is taken"},
+		{"west-1", "nothing in west-1", "nothing in west-1"},
+		{"https://lb.test/api/v2", "lb.test: no such host", "lb.test: no such host"},
+		{"https://lb.test/hooks/correcthorse", "no correcthorse", outputNotShown},
+		{"p4ss", "no p4ss", outputNotShown},
+		{"production", "no production here", outputNotShown},
+		{"eu-west-1", "nothing in eu-west-1", outputNotShown},
+		{"12345678", "the code is 12345678", outputNotShown},
+		{"correct horse battery staple", "no correct horse", outputNotShown},
 		{"hunter2hunter2", "not hunter2hunter2", outputNotShown},
 		{"/aGVsbG8", "not /aGVsbG8", outputNotShown}, // base64 has slashes too
 		{"{file: " + word + "}", "no production here", outputNotShown},

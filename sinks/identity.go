@@ -30,6 +30,7 @@ const renewBefore = 5 * time.Minute
 // redirects. It keeps a token in memory until shortly before it expires.
 type identity struct {
 	settings identitySettings
+	host     Host
 	url      string
 	caller   *caller
 	now      func() time.Time
@@ -57,7 +58,7 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 		query.Set("client_id", s.ClientID)
 	}
 	return &identity{
-		settings: s, now: time.Now, caller: &caller{dial: h.dialer(connectTime)},
+		settings: s, host: h, now: time.Now, caller: &caller{dial: h.dialer(connectTime)},
 		url: h.Endpoint + "/metadata/identity/oauth2/token?" + query.Encode(),
 	}, wrong.err()
 }
@@ -85,7 +86,7 @@ func (i *identity) fetch(ctx context.Context) (token string, life time.Duration,
 		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", delivery.ErrBlocked, err)
 	}
 	req.Header.Set("Metadata", "true")
-	r, err := i.caller.fetch(req, new(redactor))
+	r, err := i.caller.fetch(req, i.host.redactor())
 	if err != nil {
 		return "", 0, fmt.Errorf("token of the managed identity: %w", err)
 	}
@@ -107,7 +108,7 @@ func (i *identity) refusal(status int, body string) error {
 	}
 	json.Unmarshal([]byte(body), &why) // a refusal need not be JSON
 	text := "token of the managed identity: " + statusLine(status)
-	if description := new(redactor).line(why.Description, maxShown); description != "" {
+	if description := i.host.redactor().line(why.Description, maxShown); description != "" {
 		text += ": " + description
 	}
 	if oneOf(status, 404, 408, 410, 429) || status >= 500 {

@@ -112,6 +112,7 @@ type Host struct {
 	Console    Console           // shows CloudEvents to a person, in place of lines on Stdout; nil for lines
 	Dial       Dialer            // nil means the network
 	SlackTurns *SlackTurns       // shared by all sinks that may post to the same channel; nil means one of the sink's own
+	Known      *KnownSecrets     // shared by all sinks; nil means that a sink hides only its own secrets
 }
 
 // A Console returns a sink that shows CloudEvents to a person, with times in a zone; nil means UTC.
@@ -127,6 +128,9 @@ func (h Host) dialer(limit time.Duration) Dialer {
 	}
 	return (&net.Dialer{Timeout: limit}).DialContext
 }
+
+// redactor returns a redactor for the texts of one attempt.
+func (h Host) redactor() *redactor { return &redactor{known: h.Known, sink: h.Name} }
 
 // A KeyError is the error about one key of a sink's settings. Key is its path below the kind, joined by dots, such as
 // tls.ca_file. Items of lists count from 0, as in signing_secrets.0. Neither Key nor Err holds a secret.

@@ -84,7 +84,7 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 	}
 	var list []Value
 	if err := unmarshal(&list); err != nil {
-		return errors.New("expected an address such as nats://nats.example.com:4222, or a list of them")
+		return err
 	}
 	*u = list
 	return nil
@@ -170,7 +170,7 @@ func (n *NATS) Notes() []string {
 // read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
 	a := natsAccess{
-		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
+		redact: n.host.redactor(), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
 		secure: n.tls != natsTLS{}, tlsFirst: n.tls.HandshakeFirst,
 	}
 	var wrong KeyErrors

@@ -1,7 +1,9 @@
 package sinks
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +17,7 @@ type Path string
 // RelativeTo makes a relative path absolute, below dir. "" stays empty, and - stays standard output.
 func (p *Path) RelativeTo(dir string) {
 	text := string(*p)
-	if text == "" || text == "-" || filepath.IsAbs(text) || os.IsPathSeparator(text[0]) {
+	if text == "" || text == "-" || isRooted(text) {
 		return
 	}
 	*p = Path(filepath.Join(dir, text))
@@ -85,3 +87,28 @@ func isProgram(path string) bool {
 }
 
 func isSeparator(r rune) bool { return r < 0x80 && os.IsPathSeparator(uint8(r)) }
+
+// MayBeShown reports whether an error may show the path, which the settings have as text: something is there, or may
+// not be looked at, or its directory is there, or it is an absolute path made of words. Any other text may be what
+// belongs into the file, such as a token.
+func (p Path) MayBeShown(text string) bool {
+	_, err := os.Stat(string(p))
+	return err == nil || errors.Is(err, fs.ErrPermission) || isRooted(text) && isWords(text) ||
+		strings.ContainsFunc(text, isSeparator) && isPath(string(p))
+}
+
+// isRooted reports whether a path does not begin in a directory that it leaves open.
+func isRooted(path string) bool {
+	return filepath.IsAbs(path) || path != "" && os.IsPathSeparator(path[0])
+}
+
+// isPath reports whether a text is the absolute path of something in a directory that exists on this machine. Such a
+// text is no secret.
+func isPath(text string) bool {
+	dir := filepath.Dir(text)
+	if !filepath.IsAbs(text) || filepath.Clean(text) != text || filepath.Dir(dir) == dir {
+		return false
+	}
+	info, err := os.Stat(dir)
+	return err == nil && info.IsDir()
+}

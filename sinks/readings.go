@@ -72,7 +72,7 @@ var escapes = []func(string) string{
 var (
 	// backslashes matches the escapes of JSON, Go, C and JavaScript.
 	backslashes = regexp.MustCompile(`(?s)(\\u[0-9a-fA-F]{4})+|\\u\{[0-9a-fA-F]{1,6}\}|\\U[0-9a-fA-F]{8}|` +
-		`\\x[0-9a-fA-F]{2}|\\[0-7]{3}|\\.`)
+		`\\x[0-9a-fA-F]{2}|\\[0-7]{1,3}|\\.`)
 	// percents matches the escapes of URLs, with those of JavaScript's escape.
 	percents = regexp.MustCompile(`%[0-9a-fA-F]{2}|%u[0-9a-fA-F]{4}`)
 	// quotedPrintable matches the escapes of mail, with the = that continues a line.
@@ -112,7 +112,7 @@ func undoBackslash(escape string) string {
 		return character(rest, 16)
 	case kind == 'x' && rest != "":
 		return undoHex(escape)
-	case rest != "" && '0' <= kind && kind <= '7':
+	case '0' <= kind && kind <= '7':
 		n, _ := strconv.ParseUint(escape[1:], 8, 16)
 		return string([]byte{byte(n)})
 	case strings.IndexByte("abfnrtv", kind) >= 0 && len(escape) == 2:

@@ -13,6 +13,8 @@ import (
 const (
 	maxShown = 512 // bytes of a text from outside that are shown at most
 	maxRow   = 8   // characters of a secret in a row from which a text repeats it
+
+	maxShortEnd = 3 // characters of the end of a path that may be in any text, such as v2 or api
 )
 
 // notShown stands in place of an answer that repeats a secret, and outputNotShown in place of a command's output.
@@ -28,6 +30,8 @@ const (
 type redactor struct {
 	rows  [maxRow + 1]map[string]bool // what a text must not hold, by length
 	hosts []string                    // are shown, so that no part of them is a secret
+	known *KnownSecrets               // of all sinks; nil for only those that this redactor is told
+	sink  string                      // whose secrets it is told
 }
 
 // line returns a text from outside in the form that may be shown: one line of printable characters, at most n bytes
@@ -65,17 +69,19 @@ func (r *redactor) unlessRepeats(text, otherwise string) string {
 // repeats reports whether a text holds maxRow characters of a secret in a row, or all of a shorter one, however they
 // are written; see readings. Case and white space make no difference, and a character beyond ASCII counts as several.
 func (r *redactor) repeats(text string) bool {
-	if !slices.ContainsFunc(r.rows[:], func(rows map[string]bool) bool { return len(rows) > 0 }) {
+	hidden := append(r.rows[:], r.known.all()) // by length, and then those of maxRow characters that all sinks have
+	if !slices.ContainsFunc(hidden, func(rows map[string]bool) bool { return len(rows) > 0 }) {
 		return false
 	}
 	all, complete := readings(text)
-	return !complete || slices.ContainsFunc(all, r.holdsRow)
+	return !complete || slices.ContainsFunc(all, func(reading string) bool { return r.holds(reading, hidden) })
 }
 
-// holdsRow reports whether a text holds one of the rows.
-func (r *redactor) holdsRow(text string) bool {
+// holds reports whether a text holds one of the hidden rows.
+func (r *redactor) holds(text string, hidden []map[string]bool) bool {
 	text = fold(text)
-	for n, rows := range r.rows {
+	for n, rows := range hidden {
+		n = min(n, maxRow)
 		if len(rows) == 0 {
 			continue
 		}
@@ -108,6 +114,7 @@ func fold(text string) string {
 // hide adds secrets. A secret of one or two characters is in nearly every text, so that hardly any is shown.
 func (r *redactor) hide(secrets ...string) {
 	for _, secret := range secrets {
+		word := isWord(secret)
 		secret = fold(secret)
 		n := min(len(secret), maxRow)
 		if n == 0 {
@@ -116,9 +123,17 @@ func (r *redactor) hide(secrets ...string) {
 		if r.rows[n] == nil {
 			r.rows[n] = make(map[string]bool)
 		}
-		for i := range len(secret) - n + 1 {
-			r.rows[n][secret[i:i+n]] = true
+		addRows(r.rows[n], secret, n)
+		if !word {
+			r.known.add(r.sink, secret)
 		}
+	}
+}
+
+// addRows adds what a text must not hold of a secret: all rows of n characters.
+func addRows(rows map[string]bool, secret string, n int) {
+	for i := range len(secret) - n + 1 {
+		rows[secret[i:i+n]] = true
 	}
 }
 
@@ -131,28 +146,80 @@ func (r *redactor) hideParts(parts ...string) {
 	}
 }
 
-// hideURL adds what may be secret in a URL: user, path, query and fragment. Its host is shown.
+// hideValue adds a value that may be a secret, unless it is a short word. Of an address it adds what may be secret
+// there.
+func (r *redactor) hideValue(value string) {
+	u, err := url.Parse(value)
+	switch {
+	case err == nil && u.Host != "":
+		r.hideURL(u)
+	case len(value) >= maxRow || !isWord(value):
+		r.hide(value)
+	}
+}
+
+// hideSetting adds a value that stands in the settings under a key of the operator's choice. It may be a secret,
+// unless it is short and made of words or a number, or the path of something on this machine.
+func (r *redactor) hideSetting(value string) {
+	short := len(value) < maxRow && (isWords(value) || strings.Trim(value, "0123456789") == "")
+	if !short && !isPath(value) {
+		r.hideValue(value)
+	}
+}
+
+// hideURL adds what may be secret in a URL: user, values of the query, fragment, what is no word in the path, and the
+// end of the path even if it is a word. The host is shown.
 func (r *redactor) hideURL(u *url.URL) {
 	r.hosts = append(r.hosts, fold(u.Hostname()))
-	r.hideParts(u.Fragment)
-	separates := func(r rune) bool { return strings.ContainsRune("/?&;=", r) }
-	for part := range strings.FieldsFuncSeq(u.RequestURI(), separates) {
-		if plain, err := url.QueryUnescape(strings.ReplaceAll(part, "+", "%2B")); err == nil {
-			part = plain
-		}
-		r.hideParts(part)
-	}
 	if u.User != nil {
 		password, _ := u.User.Password()
 		r.hideBasic(u.User.Username(), password)
 	}
+	path := strings.TrimRight(u.EscapedPath(), "/")
+	for _, part := range split(path, "/;=") {
+		r.hideParts(unescaped(part)...)
+	}
+	end := path[strings.LastIndexByte(path, '/')+1:]
+	if len(end) > maxShortEnd {
+		r.hide(unescaped(end)...)
+	}
+	for _, pair := range split(u.RawQuery, "&;") {
+		name, value, named := strings.Cut(pair, "=")
+		if named {
+			r.hideParts(unescaped(name)...)
+		} else {
+			value = name
+		}
+		for _, value := range unescaped(value) {
+			r.hideValue(value)
+		}
+	}
+	r.hideValue(u.Fragment)
 }
 
-// hideHeader adds the value of a header and its parts, such as each cookie and the token after Bearer.
+// split returns the parts of a text between separators, without empty ones.
+func split(text, separators string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(separators, r) })
+}
+
+// unescaped returns what a part of a URL stands for: in a path, and in a form, where + is a space.
+func unescaped(part string) []string {
+	plain, err := url.PathUnescape(part)
+	if err != nil {
+		return []string{part}
+	}
+	form, _ := url.QueryUnescape(part) // has the same errors
+	return []string{plain, form}
+}
+
+// hideHeader adds the value of a header and its parts, such as each cookie and the token after Bearer. The scheme
+// before a token is none of it: "Bearer t" is in every answer about a bearer token.
 func (r *redactor) hideHeader(value string) {
-	r.hide(value)
-	r.hideParts(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
+	r.hideParts(split(value, " \t,;=")...)
 	scheme, code, _ := strings.Cut(value, " ")
+	if !oneOf(strings.ToLower(scheme), "basic", "bearer", "token") {
+		r.hide(value)
+	}
 	r.hide(code)
 	if strings.EqualFold(scheme, "basic") {
 		plain, _ := base64.StdEncoding.DecodeString(code)

@@ -43,6 +43,7 @@ var writings = []writing{
 	{"Go", false, func(text string) string { return strconv.QuoteToASCII(text) }},
 	{"a log of nginx", false, func(text string) string { return each([]byte(text), `\x%02X`) }},
 	{"octal", false, func(text string) string { return each([]byte(text), `\%03o`) }},
+	{"octal without zeros", false, func(text string) string { return each([]byte(text), `\%o`) }},
 	{"hex of C", true, func(text string) string { return each([]byte(text), "0x%02x, ") }},
 	{"numbers in JSON", false, func(text string) string { return strings.ReplaceAll(fmt.Sprint([]byte(text)), " ", ",") }},
 	{"a path", false, url.PathEscape},
@@ -202,6 +203,63 @@ func TestOtherAnswersAreShown(t *testing.T) {
 	}
 }
 
+// In a secret URL the user, values of the query, what is no word in the path and the end of the path are secrets.
+// Words in the middle of the path, which services name in their answers, and an end of up to three letters are none.
+func TestTheEndOfAPathIsASecret(t *testing.T) {
+	for _, tt := range []struct{ url, said string }{
+		{"https://ntfy.test/alarms", "no topic alarms"},
+		{"https://ntfy.test/alarms/", "no topic alarms"},
+		{"https://ntfy.test/Alarms-of-Ops", "no topic alarms-of-ops"},
+		{"https://hooks.test/services/T0/B0/correcthorse", "no hook correcthorse"},
+		{"https://hooks.test/a%20long%2Fname", "no hook a long/name"},
+		{"https://hooks.test/a+long+name", "no hook a long name"},
+		{"https://hooks.test/k3v9x2m7qd/run", "no hook k3v9x2m7qd"},
+		{"https://hooks.test/run?key=correcthorse", "no key correcthorse"},
+		{"https://hooks.test/run?correcthorse", "no key correcthorse"},
+		{"https://hooks.test/run?key=correct+horse+battery", "no key correct horse battery"},
+		{"https://hooks.test/run?key=correct%20horse", "no key correct horse"},
+		{"https://hooks.test/run?to=https%3A%2F%2Fa.test%2Fcorrecthorse", "no hook correcthorse"},
+		{"https://hooks.test/run#correcthorse", "no key correcthorse"},
+		{"https://token:pa55@hooks.test/run", "no pa55"},
+	} {
+		if got := shownBeside(t, tt.url, tt.said); got != notShown {
+			t.Errorf("%s: shown is %q", tt.url, got)
+		}
+	}
+	for _, tt := range []struct{ url, said string }{
+		{"https://ntfy.test/ops", "the ops of others stops"},
+		{"https://prod.test/workflows/k3v9x2m7qd/triggers/manual/paths/invoke?sv=1", "no workflows with manual triggers"},
+		{"https://hooks.test/services/T0/B0/k3v9x2m7qd", "no services"},
+		{"https://hooks.test/k3v9x2m7qd?wait=true", `{"ok":true}`},
+		{"https://hooks.test/k3v9x2m7qd?to=https://a.test/secret-path", "see https://help.test or a.test"},
+		{"https://hooks.test/", "any answer"},
+		{"https://hooks.test", "any answer"},
+	} {
+		if got := shownBeside(t, tt.url, tt.said); got != tt.said {
+			t.Errorf("%s: %q is shown as %q", tt.url, tt.said, got)
+		}
+	}
+}
+
+// The scheme of an Authorization header is no secret; what follows it is.
+func TestTheSchemeOfAHeaderIsNoSecret(t *testing.T) {
+	redact := new(redactor)
+	redact.hideHeader("Bearer t0p-secret-token")
+	for text, shown := range map[string]bool{"no such bearer token": true, "Bearer t0p-secr": false} {
+		if got := redact.line(text, maxShown); (got == text) != shown {
+			t.Errorf("%q is shown as %q", text, got)
+		}
+	}
+}
+
+// shownBeside returns what is shown of a text to a sink with a secret URL.
+func shownBeside(t *testing.T, address, text string) string {
+	t.Helper()
+	redact := new(redactor)
+	redact.hideURL(parsed(t, address))
+	return redact.line(text, maxShown)
+}
+
 // An answer is made of nothing but escapes, or of escapes of escapes: it is searched in a moment, and never shown if it
 // has too many readings to search them all.
 func TestAnAnswerOfEscapesIsBounded(t *testing.T) {
@@ -336,8 +394,7 @@ func FuzzNoSecretIsShown(f *testing.F) {
 		if len(secret) > 100 || len(before)+len(after) > 8<<10 || strings.ContainsRune(secret, utf8.RuneError) {
 			return
 		}
-		redact := new(redactor)
-		redact.hide(secret)
+		redact, knows := tellOf(t, secret, before, int(n))
 		write := func(text string) string {
 			digits := 0
 			for _, i := range stack[:min(len(stack), maxLayers)] {
@@ -358,7 +415,7 @@ func FuzzNoSecretIsShown(f *testing.F) {
 			t.Errorf("shown is %q", got)
 		}
 		row, size := []rune(fold(secret)), 8
-		if len(row) == 0 || got == notShown {
+		if len(row) == 0 || got == notShown || !knows {
 			return
 		}
 		shown := limit - len("…") - len(before) - len(" ") // of what was written
@@ -369,6 +426,49 @@ func FuzzNoSecretIsShown(f *testing.F) {
 			t.Errorf("%q, written as %q, is shown: %q", secret, write(secret), got)
 		}
 	})
+}
+
+// tellOf returns a redactor that has met a secret in one of the places where secrets stand, and whether it must know
+// it.
+func tellOf(t *testing.T, secret, other string, way int) (redact *redactor, knows bool) {
+	t.Helper()
+	known := new(KnownSecrets)
+	redact = Host{Name: "a", Known: known}.redactor()
+	long := len(fold(secret)) >= maxRow
+	switch way % 6 {
+	case 0: // in an earlier attempt of another sink
+		Host{Name: "b", Known: known}.redactor().hide(secret)
+		return redact, long && !isWord(secret)
+	case 1:
+		redact.hideURL(parsed(t, "https://hook.test/services/"+url.PathEscape(secret)+"/"))
+		return redact, len(secret) > maxShortEnd && strings.Trim(secret, "/.") != ""
+	case 2:
+		redact.hideURL(parsed(t, "https://hook.test/run?a="+url.QueryEscape(other)+"&key="+url.QueryEscape(secret)))
+		return redact, !isAddress(secret) && (len(secret) >= maxRow || !isWord(secret))
+	case 3:
+		redact.hideURL(parsed(t, "https://"+url.UserPassword("user", secret).String()+"@hook.test/"))
+	case 4:
+		redact.hideSetting(secret)
+		return redact, !isAddress(secret) && !isPath(secret) && long
+	default:
+		redact.hide(secret)
+	}
+	return redact, true
+}
+
+func parsed(t *testing.T, address string) *url.URL {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// isAddress reports whether a text is an address, whose host and words are shown.
+func isAddress(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && u.Host != ""
 }
 
 // byteIndex returns where the character n of a text begins.

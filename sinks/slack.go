@@ -93,7 +93,7 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	}
 	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), sources{k.secret}.files()...)}
 	opened.note(a.inClear, noteInClear(k.secret.from()))
-	opened.note(true, k.caller.noteProxy(a.to))
+	opened.note(true, k.caller.noteProxy(a.to, a.redact))
 	opened.note(true, noteMentions("text", s.Text, s.TextFile))
 	opened.note(true, noteMentions("blocks", s.Blocks, s.BlocksFile))
 	opened.note(k.api == "", "an incoming webhook can neither update a message nor reply in its thread: "+
@@ -171,7 +171,7 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	if fetch == nil && k.caller != nil {
 		fetch = k.caller.fetch
 	}
-	a := &slackAPI{sink: k, redact: new(redactor), fetch: fetch}
+	a := &slackAPI{sink: k, redact: k.redactor(), fetch: fetch}
 	const otherwise = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
 	switch {
 	case k.api == "":

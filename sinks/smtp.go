@@ -118,7 +118,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 
 // check connects and logs in, and returns what it reached, for people.
 func (m *mailServer) check(ctx context.Context) (string, error) {
-	redact := new(redactor)
+	redact := m.redactor()
 	s, err := m.connect(ctx, redact)
 	if err != nil {
 		return "", err

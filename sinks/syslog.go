@@ -181,7 +181,7 @@ func (k *syslogSink) withConn(ctx context.Context, do func(conn net.Conn, rtt ti
 	defer cancel()
 	defer func() {
 		if err != nil {
-			err = failure(ctx, new(redactor), k.to.String(), classOfFailure(err), err)
+			err = failure(ctx, k.redactor(), k.to.String(), classOfFailure(err), err)
 		}
 	}()
 	if err := context.Cause(ctx); err != nil {

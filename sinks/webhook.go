@@ -107,7 +107,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	opened := Opened{Sink: w, People: ready.People, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
 	if a, err := w.secrets.read(); err == nil {
 		opened.note(a.inClear != "", noteInClear(a.inClear))
-		opened.note(true, w.caller.noteProxy(a.url))
+		opened.note(true, w.caller.noteProxy(a.url, a.redact))
 	}
 	return opened, nil
 }
