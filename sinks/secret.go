@@ -113,16 +113,27 @@ func (s source) keys() (all []string) {
 // from returns the key under which the settings have the value, and that of its text if they have none.
 func (s source) from() string { return append(s.keys(), s.key)[0] }
 
-// check returns a *KeyError if the settings have the value in two forms.
+// check returns a *KeyError if the settings have the value in two forms, or what can't be a variable's name in place of
+// one. That may be the secret itself, so it is not shown.
 func (s source) check() error {
-	if keys := s.keys(); len(keys) > 1 {
+	keys := s.keys()
+	if len(keys) > 1 {
 		return &KeyError{keys[1], fmt.Errorf("%s is given too; expected only one of them", keys[0])}
 	}
-	return nil
+	if s.Env == "" || isVariable(s.Env) {
+		return nil
+	}
+	remedy := "name the file in " + s.key + s.sep + "file"
+	if s.sep == "." { // in a list or map, whose names may be secret too
+		remedy = "write {file: PATH}"
+	}
+	return &KeyError{s.from(), errors.New("expected the name of an environment variable, of letters, digits and " +
+		"underscores; a value itself belongs into a file: " + remedy)}
 }
 
 // read returns the current value, without a newline at its end if it comes from a file or variable. An empty value is
-// an error. Errors are *KeyError, and name the file or variable but never show the value.
+// an error. Errors are *KeyError, and never show the value. They name its file, but no variable that isn't set: its
+// name may be a secret in the wrong place.
 func (s source) read(getenv func(string) string) (text string, err error) {
 	switch {
 	case s.File != "":
@@ -130,7 +141,7 @@ func (s source) read(getenv func(string) string) (text string, err error) {
 		raw, err = readText(s.File)
 		text, err = trimNewline(string(raw)), cmp.Or(err, fmt.Errorf("%s is empty", s.File))
 	case s.Env != "":
-		text, err = trimNewline(getenv(s.Env)), fmt.Errorf("the environment variable %s is not set or empty; set it where forewarn is started", s.Env)
+		text, err = trimNewline(getenv(s.Env)), errUnset
 	default:
 		text, err = s.Text.plain(), errors.New("is empty")
 	}
@@ -139,6 +150,8 @@ func (s source) read(getenv func(string) string) (text string, err error) {
 	}
 	return text, nil
 }
+
+var errUnset = errors.New("names an environment variable that is not set, or empty; set it where forewarn is started")
 
 // wrong returns err as a *KeyError at the key of the value. It names the file or variable that holds it.
 func (s source) wrong(err error) error {

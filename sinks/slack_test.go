@@ -487,7 +487,7 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"{token: 'https://hooks.slack.com/x', channel: C1}", "token", "xoxb-"},
 		{"{token: a, token_file: b, channel: C1}", "token_file", "token is given too"},
 		{"{token_file: " + missing + ", channel: C1}", "token_file", missing},
-		{"{token_env: NOT_SET, channel: C1}", "token_env", "NOT_SET"},
+		{"{token_env: NOT_SET, channel: C1}", "token_env", "variable that is not set"},
 		{"{token: a, channel: C1, webhook_url: 'https://a.example'}", "webhook_url", "only one"},
 		{"{webhook_url: 'https://a.example', channel: C1}", "channel", "one channel"},
 		{"{webhook_url: 'https://a.example', api_url: 'https://b.example'}", "api_url", "is for a token"},

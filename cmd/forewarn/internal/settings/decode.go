@@ -18,11 +18,21 @@ func (doc *document) decode(n *node, to any, path string, others ...string) erro
 	return doc.fill(n, reflect.ValueOf(to).Elem(), path, others...)
 }
 
-// fill decodes n into v. What names a file is then relative to the directory of the settings file.
+// fill decodes n into v. What names a file is then relative to the directory of the settings file. It refuses what may
+// be the content of a file in place of its path.
 func (doc *document) fill(n *node, v reflect.Value, path string, others ...string) error {
 	err := doc.fillAsWritten(n, v, path, others...)
 	if named, ok := v.Addr().Interface().(interface{ RelativeTo(dir string) }); ok {
 		named.RelativeTo(doc.dir)
+	}
+	file, ok := v.Addr().Interface().(*sinks.Path)
+	if ok && *file != "" && err == nil && strings.HasSuffix(path, "file") && !file.MayBeShown(n.text) {
+		below := ""
+		if string(*file) != n.text { // it is relative
+			below = " below " + doc.dir
+		}
+		return doc.errorAt(n.pos, "%s: no such file%s; expected the path of a file. It isn't shown, because it may be "+
+			"a secret itself", path, below)
 	}
 	return err
 }

@@ -66,7 +66,7 @@ func TestARelativePathIsRelativeToTheSettingsFile(t *testing.T) {
 	for name, text := range map[string]string{
 		"etc/forewarn.yaml": "state: ../lib\ncontrol: run/control.sock\nsinks:\n" +
 			"- name: hook\n  webhook: {url: 'https://hooks.test/', bearer_file: sec/token, body_text_file: body.txt," +
-			" content_type: text/plain, headers: {X-Key: {file: sec/token}}, tls: {ca_file: missing.pem}}\n",
+			" content_type: text/plain, headers: {X-Key: {file: sec/token}}, tls: {ca_file: sec/missing.pem}}\n",
 		"etc/sec/token": "token", "etc/body.txt": "{{.id}}",
 	} {
 		path := filepath.Join(dir, name)
@@ -81,8 +81,9 @@ func TestARelativePathIsRelativeToTheSettingsFile(t *testing.T) {
 	l := Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: os.Getenv}, Defaults: Defaults{State: "/var/lib/forewarn"}}
 	const file = "etc/forewarn.yaml"
 	_, err := l.Load(file)
-	if got := err.Error(); strings.Count(got, "\n") > 0 || !strings.Contains(got, filepath.Join(etc, "missing.pem")) {
-		t.Errorf("the settings give %q, want nothing but %s missing", got, filepath.Join(etc, "missing.pem"))
+	missing := filepath.Join(etc, "sec", "missing.pem")
+	if got := err.Error(); strings.Count(got, "\n") > 0 || !strings.Contains(got, missing) {
+		t.Errorf("the settings give %q, want nothing but %s missing", got, missing)
 	}
 	s, err := l.Salvage(file, err)
 	if err != nil {
