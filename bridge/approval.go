@@ -435,8 +435,6 @@ func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a clou
 		case hears && slices.Contains(op.Routes, r.Name),
 			isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
 			message.To = append(message.To, outbox.Recipient{Route: r.Name})
-		case hears && slices.Contains(op.Undecided, r.Name): // with what came before it
-			message.To = append(message.To, outbox.Recipient{Route: r.Name, Due: s.heldUntil, Held: true})
 		}
 	}
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,

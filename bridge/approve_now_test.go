@@ -43,50 +43,6 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A sink whose filter waits for the VM's name hears of an approval too, once the name is known; one that acts does not.
-func TestAnApprovalByHandWaitsForTheName(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.beginsLate()
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		mine, drain := &ear{}, &ear{}
-		b := s.start(mine.self("mine"), drain.self("drain").with(func(t *Terms) { t.Acts = true }))
-		pause(5 * time.Second)
-		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}})
-		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Source: "User", Resources: []string{"vm-1"}})
-		pause(3 * time.Second)
-		for _, id := range []string{idA, idB} {
-			if a := b.ApproveNow(t.Context(), id, s.shown(id), "root"); a.Result != cloudevent.ResultApproved {
-				t.Fatalf("ApproveNow = %+v", a)
-			}
-		}
-		pause(2 * time.Minute)
-		wantIDs(t, mine.ids(), idA+"-scheduled", idA+"-approved-1")
-		wantIDs(t, drain.ids(), idA+"-scheduled")
-		b.end()
-	})
-}
-
-// What waits for its lead is not replaced by an approval that came while the name was unknown.
-func TestAnApprovalReplacesNothingThatWaitsForItsLead(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Interval = seldom
-		s.beginsLate()
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
-		drain := &ear{}
-		b := s.start(drain.self("drain").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
-		pause(5 * time.Second)
-		s.redeploy(idA, 2*time.Hour)
-		pause(seldom + time.Second)
-		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
-			t.Fatalf("ApproveNow = %+v, want it refused", a)
-		}
-		pause(2 * time.Hour)
-		wantIDs(t, drain.ids(), idA+"-scheduled", idA+"-approved-1")
-		b.end()
-	})
-}
-
 // What a sink could not be told yet of an approval is told though the event moves then, and the news of that waits for
 // its lead.
 func TestAnApprovalIsToldThoughTheEventMovesAway(t *testing.T) {

@@ -77,8 +77,8 @@ type Bridge struct {
 	mu               sync.Mutex // guards the fields below up to reloading
 	began            time.Time
 	observer         imds.Observer
-	learned          bool // instance metadata has named the observer in this run
-	whyUnnamed       nameless
+	learned          bool       // instance metadata has named the observer in this run
+	whyUnnamed       string     // why the observer's name is unknown
 	answer           lastAnswer // the last valid one, of this run or an earlier one
 	handled          lastAnswer // the last one whose changes are committed; only the poll loop uses it
 	touched          time.Time  // when it was last written to the outbox
@@ -112,7 +112,7 @@ type Bridge struct {
 	routed       chan struct{} // closed when Run has set the routes
 	polled       chan struct{} // closed when the first poll is handled, whether it failed or not
 	watchEnded   chan struct{} // closed when the poll loop has ended
-	identified   chan struct{} // closed when instance metadata answered, or will not soon
+	identified   chan struct{} // closed when instance metadata has said which VM this is, or won't soon
 	identity     chan struct{} // asks for it at once
 	pauses       pauseDetector // notices when this machine stood still
 	running      *tasks        // workers, and approvals by hand
@@ -167,6 +167,7 @@ func New(o Options) (*Bridge, error) {
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
+		whyUnnamed:    "instance metadata has not answered yet",
 		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, lastDead: map[string]time.Time{},
 		workers: map[string]*routeWorker{}, routed: make(chan struct{}),
 		polled: make(chan struct{}), watchEnded: make(chan struct{}),
@@ -187,11 +188,9 @@ func New(o Options) (*Bridge, error) {
 func (b *Bridge) takeUp() {
 	b.awaitName(context.Background())
 	stored, routed := b.remember()
-	now := time.Now()
 	if stored.Groups != nil && routed { // else somebody else took it, or Run is about to set the routes
-		b.offerUnknown(stored.Routes, now)
+		b.offerUnknown(stored.Routes, time.Now())
 	}
-	b.holdAgain(now)
 }
 
 // remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
@@ -290,7 +289,6 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.mu.Unlock()
 	b.setRoutes(routes, now, func() { b.hasRoutes = true })
 	b.endMutes()
-	b.holdAgain(now)
 	close(b.routed)
 
 	var loops sync.WaitGroup

@@ -31,8 +31,6 @@ type changeContext struct {
 	source      string
 	incarnation string
 	routes      []Route
-	unnamed     bool      // filters no longer wait for the observer's name
-	heldUntil   time.Time // until when a delivery without a decision is held
 	booted      time.Time
 	rules       []Rule
 	approver    string                                 // this VM, for rules; "" while that is not confirmed
@@ -51,7 +49,6 @@ func (b *Bridge) changeContext(o observation) changeContext {
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return changeContext{
 		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
-		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
 		rules: b.rules, approver: approver, durable: durable, mark: b.Outbox.Mark, log: b.deciding.log,
 		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
 	}
@@ -204,55 +201,42 @@ func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 	}
 }
 
-// address adds those of the routes whose filter accepts the change as recipients, and records the verdicts in op. ce is
-// the change's CloudEvent; nil if it can't be read.
+// address adds those of the routes whose filter accepts the change as recipients, and records in op which want the event.
+// ce is the change's CloudEvent; nil if it can't be read.
 func (s changeContext) address(a *outbox.Addition, routes []Route, ce *event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range routes {
 		if r.Filter.needsFields() && fields == nil && ce != nil {
 			fields = cloudevent.Fields(*ce)
 		}
-		verdict := s.decide(r, change, fields, op)
+		if !s.decide(r, change, fields, op) {
+			continue
+		}
 		wanted, _ := r.Filter.Change(change, s.observer.Name)
-		switch {
-		case !wanted:
-		case verdict == Accepted:
+		if wanted {
 			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: r.Due(change, s.now)})
-		case verdict == Undecided:
-			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: s.heldUntil, Held: true})
 		}
 	}
 }
 
-// decide evaluates a route's filter, unless it has decided about the event before, and records the verdict in op.
-func (s changeContext) decide(r Route, change imds.Change, fields map[string]any, op *openEvent) Verdict {
-	switch waits := slices.Contains(op.Undecided, r.Name); {
-	case slices.Contains(op.Routes, r.Name):
-		return Accepted
-	case waits && !s.unnamed: // decideHeld decides about it after what came before it
-		return Undecided
-	case waits: // the wait is over
-		op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == r.Name })
-		if s.observer.Name == "" {
-			op.Routes = append(op.Routes, r.Name)
-			return Accepted
-		}
+// decide reports whether a route wants the event: if its filter has decided so before, or does so now, which is recorded
+// in op.
+func (s changeContext) decide(r Route, change imds.Change, fields map[string]any, op *openEvent) bool {
+	if slices.Contains(op.Routes, r.Name) {
+		return true
 	}
-	unnamed := s.unnamed || change.Event.Type == "Preempt"
-	verdict, _, err := r.Filter.Event(change, fields, s.observer.Name, unnamed)
+	wanted, _, err := r.Filter.Event(change, fields, s.observer.Name)
 	if err != nil {
 		s.log.Warn("filter failed; the event passes", "sink", r.Name, "event", change.Event.ID, "err", err)
 	}
-	switch verdict {
-	case Accepted:
-		if s.observer.Name == "" && !imds.SameWord(r.Filter.Only.VMs, "all") {
-			s.log.Warn("VM name unknown; the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
-		}
-		op.Routes = append(op.Routes, r.Name)
-	case Undecided:
-		op.Undecided = append(op.Undecided, r.Name)
+	if !wanted {
+		return false
 	}
-	return verdict
+	if s.observer.Name == "" && !imds.SameWord(r.Filter.Only.VMs, "all") {
+		s.log.Warn("VM name unknown; the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
+	}
+	op.Routes = append(op.Routes, r.Name)
+	return true
 }
 
 // end returns what is known for sure about the end of an event.
@@ -333,7 +317,7 @@ func (b *Bridge) offer(
 	isAdded := func(route string) bool { return slices.Contains(added, route) }
 	for _, e := range events {
 		op := states[e.ID]
-		op.Routes, op.Undecided = slices.DeleteFunc(op.Routes, isAdded), slices.DeleteFunc(op.Undecided, isAdded)
+		op.Routes = slices.DeleteFunc(op.Routes, isAdded)
 		who := routesThat(func(r Route) bool { return missed(r, op.Latest) }, routes)
 		a, change := b.latestChange(e, op, read[op.Latest])
 		switch {
@@ -378,152 +362,6 @@ func (b *Bridge) latestChange(e imds.Event, op openEvent, ce *event.Event) (outb
 		change.Previous = &e // there was one; filters ask no more of it
 	}
 	return a, change
-}
-
-// decideHeld evaluates the filters that waited for the observer's name, once it is known or the wait is over.
-func (b *Bridge) decideHeld(now time.Time) {
-	b.mu.Lock()
-	self, over := b.observer.Name, b.unnamed(now)
-	b.mu.Unlock()
-	if self == "" && !over || len(b.Outbox.Held())+len(b.events.undecided()) == 0 {
-		return
-	}
-	need := func() (seqs []uint64) {
-		for _, held := range b.Outbox.Held() {
-			for _, d := range held {
-				seqs = append(seqs, d.Seq())
-			}
-		}
-		for _, id := range b.events.undecided() {
-			_, op, _ := b.events.get(id)
-			seqs = append(seqs, op.Latest)
-		}
-		return seqs
-	}
-	b.withCloudEvents(need, func(read cloudEvents) {
-		c := commit{open: map[string]*openEvent{}}
-		s := b.changeContext(observation{now: now})
-		for _, held := range b.Outbox.Held() {
-			b.decideHeldGroup(&c, held, read, s.routes, s.observer.Name, now)
-		}
-		for _, id := range b.events.undecided() {
-			if c.open[id] == nil {
-				_, op, _ := b.events.get(id)
-				c.open[id] = &op
-			}
-			s.decideUnheld(c.open[id], read[c.open[id].Latest])
-		}
-		b.commit(c, now)
-	})
-}
-
-// holdAgain lets the deliveries that an earlier run held wait for the observer's name again. The end of their wait may
-// have passed since then.
-func (b *Bridge) holdAgain(now time.Time) {
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
-	b.mu.Lock()
-	until := later(b.began.Add(nameForFilters), now).Add(heldGrace)
-	b.mu.Unlock()
-	var again []outbox.Move
-	for _, held := range b.Outbox.Held() {
-		for _, d := range held {
-			ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
-			again = append(again, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: until, Held: true})
-		}
-	}
-	b.Outbox.Submit(outbox.Batch{Now: now, Move: again})
-}
-
-// decideHeldGroup decides which held changes of one event a route gets: those from the first one that its filter
-// accepts. If it accepts none, decideUnheld decides about the latest change.
-func (b *Bridge) decideHeldGroup(
-	c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time,
-) {
-	route, id := held[0].Route, held[0].Group
-	from := 0
-	var lead time.Duration
-	if i := slices.IndexFunc(routes, func(r Route) bool { return r.Name == route }); i >= 0 {
-		from, lead = firstAccepted(routes[i], held, read, self), routes[i].Terms.Lead
-	}
-	if self == "" {
-		b.deciding.log.Warn("VM name unknown; the event passes", "sink", route, "event", id, "hint", nameHint)
-	}
-	for _, d := range held[:from] {
-		c.Remove = append(c.Remove, outbox.Ref{Route: route, Seq: d.Seq()})
-	}
-	e, state, open := b.events.get(id)
-	decided := slices.Clone(held[from:])
-	last := 0 // the latest change of Azure's
-	for n := range decided {
-		d := &decided[n]
-		kind := imds.ChangeKind(d.Change)
-		if d.Held, d.Due = (time.Time{}), leadTime(lead, kind, d.NotBefore, now); kind.OfAzure() {
-			last = n
-		}
-	}
-	for n, d := range decided {
-		by := successor{kind: presentState(e, open), notBefore: e.NotBefore}
-		if n < last {
-			by = successor{kind: imds.ChangeKind(decided[last].Change), comes: true, due: decided[last].Due}
-		}
-		if !c.overtake(d, by, now) {
-			ref := outbox.Ref{Route: route, Seq: d.Seq()}
-			c.Move = append(c.Move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: d.Due})
-		}
-	}
-	op := c.open[id]
-	switch {
-	case from == len(held), !open:
-		return
-	case op == nil:
-		op = &state
-		c.open[id] = op
-	}
-	op.Routes = append(op.Routes, route)
-}
-
-// decideUnheld decides by the latest change which routes get the rest of an event of which they got no held change: they
-// want none of those, only reminders perhaps, or their filter refused them. ce is that change; if it can't be read, they
-// get the event.
-func (s changeContext) decideUnheld(op *openEvent, ce *event.Event) {
-	waited := op.Undecided
-	op.Undecided = nil
-	for _, r := range s.routes {
-		switch {
-		case !slices.Contains(waited, r.Name):
-		case ce == nil:
-			op.Routes = append(op.Routes, r.Name)
-		default:
-			s.decide(r, ChangeOf(*ce), cloudevent.Fields(*ce), op)
-		}
-	}
-}
-
-// presentState returns the kind of change that an event has come to.
-func presentState(e imds.Event, open bool) imds.ChangeKind {
-	switch {
-	case !open:
-		return imds.Vanished
-	case e.Status == imds.StatusStarted:
-		return imds.Started
-	}
-	return imds.Updated
-}
-
-// firstAccepted returns the index of the first change that the route's filter accepts; len(changes) if there is none. A
-// missing name and an unreadable change count as accepted.
-func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self string) int {
-	for n, d := range changes {
-		ce := read[d.Seq()]
-		if ce == nil {
-			return n
-		}
-		if verdict, _, _ := r.Filter.Event(ChangeOf(*ce), cloudevent.Fields(*ce), self, true); verdict != Refused {
-			return n
-		}
-	}
-	return len(changes)
 }
 
 // Due returns when a change is due for a route with a lead; zero for at once.

@@ -605,118 +605,93 @@ func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
 	})
 }
 
-// While nobody knows this VM's name, filters that need it wait, in order, for a minute; a Preempt cannot.
-func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
+// later has Azure announce a reboot of these VMs in an hour.
+func (s *stage) later(id string, vms ...string) {
+	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: vms, NotBefore: time.Now().Add(time.Hour)})
+}
+
+// While nobody knows this VM's name, the first document of an installation waits for it, for a minute at most. Nobody is
+// told anything before, and all decide by the name then.
+func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 	unknown := imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true}
 	const passes = "VM name unknown; the event passes"
-	t.Run("and let pass when it does not come, and say so", func(t *testing.T) {
+	t.Run("and passes when it doesn't come, which is said", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(unknown)
 			self, all := &ear{}, &ear{}
 			began := time.Now()
 			b := s.start(self.self("self"), all.all("all"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-			pause(10 * time.Second)
-			s.azure.Start(idA)
-			pause(5 * time.Second)
-			wantIDs(t, all.ids(), idA+"-scheduled", idA+"-started")
+			pause(10 * time.Second) // an empty document is no reason to decide about the next
+			s.later(idA, "vm-1")
+			pause(45 * time.Second)
+			wantIDs(t, all.ids())
 			wantIDs(t, self.ids())
+			s.wantLogged("waiting for the VM name; until then sinks are told only of what begins within 15 minutes")
 			if strings.Contains(s.log.String(), passes) {
 				t.Error("it passed at once")
 			}
-			pause(time.Minute)
-			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started")
-			if d := self.accepted()[0].at.Sub(began); d < nameForFilters || d > nameForFilters+2*time.Second {
-				t.Errorf("waited for %v, want a minute", d)
+			pause(10 * time.Second)
+			wantIDs(t, all.ids(), idA+"-scheduled")
+			wantIDs(t, self.ids(), idA+"-scheduled")
+			for _, h := range self.accepted() {
+				if d := h.at.Sub(began); d < nameForFilters || d > nameForFilters+2*time.Second {
+					t.Errorf("waited for %v, want a minute", d)
+				}
 			}
 			s.wantLogged(passes)
 			s.azure.End(idA)
 			pause(2 * time.Second)
-			s.reboot(idB)
+			s.later(idB, "vm-1")
 			pause(2 * time.Second)
-			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished", idB+"-scheduled")
+			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-vanished", idB+"-scheduled")
 			b.end()
 		})
 	})
-	t.Run("and decide when it comes", func(t *testing.T) {
+	t.Run("and is decided about as soon as it comes", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			unknown.For = 30 * time.Second
-			s.azure.SetFault(unknown)
+			s.opts.Random = func() float64 { return 0 } // it is asked for after 0, 0.5, 1.5, 3.5 and 7.5 seconds
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 7100 * time.Millisecond})
+			s.later(idA, "vm-1", "vm-0")
+			s.later(idB, "vm-1")
 			self, leader := &ear{}, &ear{}
 			lead := leader.self("leader")
 			lead.Filter.Only.VMs = "leader"
+			began := time.Now()
 			b := s.start(self.self("self"), lead)
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1", "vm-0"}})
-			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}})
-			pause(10 * time.Second)
-			s.azure.Start(idA)
-			pause(2 * time.Second)
-			s.azure.End(idB)
-			pause(2 * time.Second)
-			wantIDs(t, self.ids())
-			pause(50 * time.Second)
-			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started")
-			wantIDs(t, leader.ids())
-			s.azure.End(idA)
-			pause(2 * time.Second)
-			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
-			wantIDs(t, leader.ids())
-			if list := b.Outbox.List(outbox.Selection{}); len(list) != 0 {
-				t.Errorf("what the filters refused is still pending: %v", list)
-			}
-			b.end()
-		})
-	})
-	t.Run("and decide as soon as it comes", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.opts.Random = func() float64 { return 0 } // it is asked for after 0, 0.5, 1.5 and 3.5 seconds
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 3100 * time.Millisecond})
-			s.reboot(idA)
-			self, began := &ear{}, time.Now()
-			b := s.start(self.self("self"))
-			pause(10 * time.Second)
+			pause(20 * time.Second)
 			wantIDs(t, self.ids(), idA+"-scheduled")
+			wantIDs(t, leader.ids())
 			for _, h := range self.accepted() {
-				if d := h.at.Sub(began).Round(100 * time.Millisecond); d != 3500*time.Millisecond {
-					t.Errorf("it was told after %v, want 3.5 s", d)
+				if d := h.at.Sub(began); d > 7500*time.Millisecond+defaultInterval {
+					t.Errorf("it was told after %v, want it at the next poll", d)
 				}
+			}
+			if strings.Contains(s.log.String(), passes) {
+				t.Error("the log says that it passed")
 			}
 			b.end()
 		})
 	})
-	t.Run("and decide about a change that comes while it is put on disk", func(t *testing.T) {
+	t.Run("and an event that ends meanwhile was nobody's", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 20 * time.Second})
-			s.opts.Interval = 100 * time.Millisecond // so that a poll comes before the housekeeping, which decides too
-			self := &ear{}
-			blocked := make(chan func(), 1)
-			s.logged = func(words string) {
-				if words == "this VM" {
-					blocked <- s.disk.block()
-					s.azure.Start(idA)
-					s.azure.Start(idB)
-				}
-			}
-			b := s.start(self.self("self"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
-			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-0"}})
-			release := <-blocked
-			pause(3 * time.Second)
-			release()
+			s.azure.SetFault(unknown)
+			all := &ear{}
+			b := s.start(all.all("all"))
+			s.later(idA, "vm-0")
 			pause(10 * time.Second)
-			wantIDs(t, self.ids(), idB+"-scheduled", idB+"-started")
-			if list := b.Outbox.List(outbox.Selection{}); len(list) != 0 {
-				t.Errorf("what the filter refused is still pending: %v", list)
-			}
+			s.azure.End(idA)
+			pause(2 * time.Minute)
+			wantIDs(t, all.ids())
 			b.end()
 		})
 	})
-	t.Run("across a restart", func(t *testing.T) {
+	t.Run("across a crash", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			s.azure.SetFault(unknown)
 			self := &ear{}
 			b := s.start(self.self("self"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+			s.later(idA, "vm-0")
+			s.later(idB, "vm-1")
 			pause(10 * time.Second)
 			b.crash()
 			wantIDs(t, self.ids())
@@ -727,46 +702,62 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			b.end()
 		})
 	})
-	t.Run("but not with a Preempt", func(t *testing.T) {
+	t.Run("once", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			s.azure.SetFault(unknown)
+			b := s.start((&ear{}).self("self"))
+			pause(2 * time.Minute)
+			b.end()
+			s.later(idA, "vm-1")
 			self := &ear{}
-			b := s.start(self.self("self"))
-			pause(10 * time.Second)
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Preempt", Resources: []string{"vm-1"}})
-			pause(1500 * time.Millisecond)
+			b = s.start(self.self("self"))
+			pause(5 * time.Second)
 			wantIDs(t, self.ids(), idA+"-scheduled")
 			b.end()
 		})
 	})
-	t.Run("of which the first one that is accepted counts", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 30 * time.Second})
-			self := &ear{}
-			b := s.start(self.self("self"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-			pause(5 * time.Second)
-			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0"} })
-			pause(time.Minute)
-			if got := strings.Join(self.types(), " "); got != "updated" {
-				t.Errorf("heard %q, want the change since which this VM is named", got)
-			}
-			b.end()
+}
+
+// What is urgent doesn't wait for the name of this VM, nor does what the same document lists beside it.
+func TestWhatIsUrgentDoesNotWaitForTheName(t *testing.T) {
+	for claim, makeUrgent := range map[string]func(e *imdstest.Event){
+		"a Preempt":                     func(e *imdstest.Event) { e.Type = "Preempt" },
+		"what begins within 15 minutes": func(e *imdstest.Event) { e.NotBefore = time.Now().Add(14 * time.Minute) },
+		"what Azure gives no time for":  func(e *imdstest.Event) { e.NotBefore = time.Time{} },
+		"what has begun":                func(e *imdstest.Event) { e.Status = imdstest.Started },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+				self := &ear{}
+				b := s.start(self.self("self"))
+				s.later(idA, "vm-1")
+				s.later(idB, "vm-1")
+				pause(10 * time.Second)
+				wantIDs(t, self.ids())
+				s.azure.Update(idB, makeUrgent)
+				pause(1500 * time.Millisecond)
+				if got := self.ids(); len(got) != 2 {
+					t.Errorf("heard %v, want both events", got)
+				}
+				s.wantLogged("VM name unknown; the event passes")
+				b.end()
+			})
 		})
-	})
-	t.Run("and from the first one that is accepted, all later ones are told", func(t *testing.T) {
+	}
+	t.Run("what comes near while it waits", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 30 * time.Second})
-			self := &ear{}
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			self, began := &ear{}, time.Now()
 			b := s.start(self.self("self"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
-			pause(5 * time.Second)
-			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
-			pause(time.Minute)
-			wantIDs(t, self.types(), "scheduled", "updated")
-			s.azure.Start(idA) // it still names the other VM alone
-			pause(2 * time.Second)
-			wantIDs(t, self.types(), "scheduled", "updated", "started")
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}, NotBefore: began.Add(15*time.Minute + 20*time.Second)})
+			pause(30 * time.Second)
+			wantIDs(t, self.ids(), idA+"-scheduled")
+			for _, h := range self.accepted() {
+				if d := h.at.Sub(began).Round(time.Second); d < 20*time.Second || d > 21*time.Second {
+					t.Errorf("it was told after %v, want it 15 minutes ahead", d)
+				}
+			}
 			b.end()
 		})
 	})
@@ -774,7 +765,7 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 
 // An answer that will stay the same ends the wait for this VM's name: a refusal at once, one that a host gives for a
 // moment after some seconds. Until then the status says what it waits for, then what that means, and what helps.
-func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
+func TestNobodyWaitsForANameThatWillNotCome(t *testing.T) {
 	systemtest.Alone(t)
 	for _, tt := range []struct {
 		claim       string
@@ -783,9 +774,9 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 	}{
 		{"a refusal", imdstest.Fault{Status: 403}, 0, 2 * time.Second},
 		{"a malformed request", imdstest.Fault{Status: 400}, 0, 2 * time.Second},
-		{"not found", imdstest.Fault{Status: 404}, 3 * time.Second, 3600 * time.Millisecond},
-		{"gone", imdstest.Fault{Status: 410}, 3 * time.Second, 3600 * time.Millisecond},
-		{"something else", imdstest.Fault{HTML: true}, 3 * time.Second, 3600 * time.Millisecond},
+		{"not found", imdstest.Fault{Status: 404}, 3 * time.Second, 4600 * time.Millisecond},
+		{"gone", imdstest.Fault{Status: 410}, 3 * time.Second, 4600 * time.Millisecond},
+		{"something else", imdstest.Fault{HTML: true}, 3 * time.Second, 4600 * time.Millisecond},
 		{"too many requests", imdstest.Fault{Status: 429}, time.Minute, 62 * time.Second},
 		{"an error of the service", imdstest.Fault{Status: 500}, time.Minute, 62 * time.Second},
 		{"no answer", imdstest.Fault{Hang: true}, time.Minute, 62 * time.Second},
@@ -798,7 +789,7 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 				self := &ear{}
 				began := time.Now()
 				b := s.start(self.self("self"))
-				s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+				s.later(idA, "vm-1")
 				if tt.least == time.Minute {
 					pause(30 * time.Second)
 					warned := strings.Join(b.Status().Warnings, " ")
@@ -828,15 +819,15 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 }
 
 // A host that says for a moment that there is nothing, as after it moved a VM, is waited for.
-func TestFiltersWaitForANameThatComesSoon(t *testing.T) {
+func TestANameThatComesSoonIsWaitedFor(t *testing.T) {
 	for _, fault := range []imdstest.Fault{{Status: 404}, {Status: 410}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			fault.Path, fault.Times = imdstest.InstanceFacts, 2
 			s.azure.SetFault(fault)
 			self := &ear{}
 			b := s.start(self.self("self"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-			s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+			s.later(idA, "vm-1")
+			s.later(idB, "vm-0")
 			pause(70 * time.Second)
 			wantIDs(t, self.ids(), idB+"-scheduled")
 			b.end()
@@ -853,34 +844,14 @@ func TestAHostThatSaysAgainThatThereIsNothingIsWaitedFor(t *testing.T) {
 		instance(404)
 		self := &ear{}
 		b := s.start(self.self("self"))
-		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+		s.later(idA, "vm-1")
+		s.later(idB, "vm-0")
 		pause(time.Second)
 		instance(503)
 		pause(10 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 404, Times: 1})
 		pause(time.Minute)
 		wantIDs(t, self.ids(), idB+"-scheduled")
-		b.end()
-	})
-}
-
-// A filter that refused an event when the name was known decides about its next change at once.
-func TestFiltersWaitOnceForTheName(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 10 * time.Second})
-		self := &ear{}
-		b := s.start(self.self("self"))
-		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-		pause(30 * time.Second)
-		wantIDs(t, self.ids())
-		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0"} })
-		pause(3 * time.Second)
-		heard := self.accepted()
-		if len(heard) != 1 || heard[0].at.Sub(heard[0].Event.Time()) > 100*time.Millisecond {
-			t.Errorf("heard %v, want the change as soon as it was seen", self.ids())
-		}
-		s.wantLogged("to=self")
 		b.end()
 	})
 }
@@ -966,23 +937,6 @@ func TestAChangeNamesItsDocument(t *testing.T) {
 	})
 }
 
-// A name that was refused is not waited for again, whatever instance metadata answers afterwards.
-func TestARefusedNameIsNotWaitedForAgain(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403})
-		self := &ear{}
-		b := s.start(self.self("self"))
-		pause(5 * time.Second)
-		s.azure.ClearFaults()
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503})
-		pause(35 * time.Second)
-		s.notSelf(idA)
-		pause(5 * time.Second)
-		wantIDs(t, self.ids(), idA+"-scheduled")
-		b.end()
-	})
-}
-
 // Until instance metadata has had time to answer, the status warns of nothing.
 func TestTheFirstMomentWarnsOfNoName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -1012,8 +966,8 @@ func TestThatTheNameIsUnknownIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// The first document waits 3 s for the name of this VM, and no longer, because it may be what matters.
-func TestTheFirstDocumentWaitsThreeSecondsForTheName(t *testing.T) {
+// What is urgent waits 3 s for the name of this VM after the first answer, and no longer.
+func TestWhatIsUrgentWaitsThreeSecondsForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 		s.reboot(idA)
@@ -1039,9 +993,10 @@ func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
 		route.Filter.Only.Changes = []string{"started", "vanished"}
 		b := s.start(route)
 		pause(5 * time.Second)
-		s.notSelf(idA)
-		pause(nameForFilters - 5*time.Second + 100*time.Millisecond)
-		s.azure.Start(idA) // before anything else notices that the wait is over
+		s.later(idA, "vm-1")
+		pause(nameForFilters)
+		wantIDs(t, e.types())
+		s.azure.Start(idA)
 		pause(500 * time.Millisecond)
 		wantIDs(t, e.types(), "started")
 		s.azure.ClearFaults()
@@ -1049,52 +1004,6 @@ func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
 		s.azure.End(idA)
 		pause(5 * time.Second)
 		wantIDs(t, e.types(), "started", "vanished")
-		b.end()
-	})
-}
-
-// What waits for the name of this VM stays owed to a sink that a reload takes from the settings meanwhile.
-func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		self, other := &ear{}, &ear{}
-		routes := []Route{self.self("self"), other.all("other")}
-		b := s.start(routes...)
-		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}, NotBefore: time.Now().Add(time.Hour)})
-		pause(20 * time.Second)
-		s.azure.End(idA)
-		pause(5 * time.Second)
-		b.Reload(routes[1:], nil, b.Settings)
-		pause(5 * time.Second)
-		s.azure.ClearFaults()
-		pause(30 * time.Second)
-		wantIDs(t, self.ids())
-		b.Reload(routes, nil, b.Settings)
-		pause(30 * time.Second)
-		wantIDs(t, self.ids(), idA+"-scheduled", idA+"-vanished")
-		b.end()
-	})
-}
-
-// What waited for the name of this VM is told when that comes, also if the disk can't be read then: a message too many
-// is better than one too few. So are the reminders that a sink waits for that takes nothing else.
-func TestWhatWaitedForTheNameIsToldThoughTheDiskCannotBeRead(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 30 * time.Second})
-		self, drain := &ear{}, &ear{}
-		reminded := drain.self("drain").with(func(x *Terms) { x.Remind = []time.Duration{5 * time.Minute} })
-		reminded.Filter.Only.Changes = []string{"reminder"}
-		b := s.start(self.self("self"), reminded)
-		pause(5 * time.Second)
-		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}, NotBefore: time.Now().Add(15 * time.Minute)})
-		pause(10 * time.Second)
-		s.disk.misread(errors.New("input/output error"))
-		pause(time.Minute)
-		s.disk.misread(nil)
-		pause(13 * time.Minute)
-		wantIDs(t, self.ids(), idA+"-scheduled")
-		wantIDs(t, drain.types(), "reminder")
-		s.wantLogged("cannot read a CloudEvent from the outbox")
 		b.end()
 	})
 }

@@ -80,7 +80,7 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		for _, d := range b.Outbox.Pending(a.Group) {
 			by := successor{kind: imds.ChangeKind(a.Change), notBefore: a.NotBefore}
 			for _, to := range a.To {
-				if to.Route == d.Route && !to.Held {
+				if to.Route == d.Route {
 					by.comes, by.due = true, to.Due
 				}
 			}
@@ -110,13 +110,11 @@ func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
 	return b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
 }
 
-// recipients names the routes that get a message now or when it is due, without undecided ones.
+// recipients names the routes that get a message.
 func recipients(a outbox.Addition) string {
 	var names []string
 	for _, to := range a.To {
-		if !to.Held {
-			names = append(names, to.Route)
-		}
+		names = append(names, to.Route)
 	}
 	return strings.Join(names, ",")
 }
@@ -135,7 +133,7 @@ type successor struct {
 // time of what waits moves with NotBefore. A scheduled or updated that is being retried is superseded if the newer change
 // waits for a lead, because its NotBefore is no longer true.
 func (c *commit) overtake(d outbox.Delivery, by successor, now time.Time) bool {
-	waits := d.Due.After(now) && d.Held.IsZero()
+	waits := d.Due.After(now)
 	ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
 	over := by.comes || by.kind == imds.Started || by.kind == imds.Vanished
 	reminder := d.Change == string(imds.Reminder)

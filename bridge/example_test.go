@@ -89,8 +89,8 @@ func ExampleFilter() {
 	filter := bridge.Filter{Only: bridge.Match{VMs: "self", Types: []string{"Reboot", "Freeze"}}, When: urgent}
 	for _, name := range []string{"reboot", "redeploy", "freeze"} {
 		change, ce := cloudEventOf(name, 0)
-		verdict, key, err := filter.Event(change, cloudevent.Fields(ce), "vm-0", false)
-		fmt.Printf("%s: %v %s %v\n", name, verdict == bridge.Accepted, key, err)
+		passes, key, err := filter.Event(change, cloudevent.Fields(ce), "vm-0")
+		fmt.Printf("%s: %v %s %v\n", name, passes, key, err)
 	}
 	// Output:
 	// reboot: true  <nil>

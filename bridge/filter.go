@@ -93,56 +93,39 @@ func (w *When) holds(fields map[string]any) (bool, error) {
 	return v.(bool), nil
 }
 
-// A Verdict is the decision of a Filter.
-type Verdict int
-
-// The verdicts. Undecided means that the decision depends on the observer's name, which is not known yet.
-const (
-	Refused Verdict = iota
-	Accepted
-	Undecided
-)
-
 // Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent, nil if it
-// can't be read. self is the observer's name or "". unnamed means that the wait for the name is over, and a missing name
-// counts as a match. For Refused, key names the key of the settings that refuses, such as only.types. err is the error of
-// a When that failed; the event passes then, because a message too many is better than one too few.
-func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (
-	v Verdict, key string, err error) {
+// can't be read. self is the observer's name; without one, "", every vms passes. If the route doesn't want the event, key
+// names the key of the settings that refuses, such as only.types. err is the error of a When that failed; the event passes
+// then. In both cases a message too many is better than one too few.
+func (f Filter) Event(c imds.Change, fields map[string]any, self string) (ok bool, key string, err error) {
 	e := c.Event
 	vms := f.Only.VMs
 	if vms == "" {
 		vms = "self"
 	}
-	v = hits(vms, e, self, unnamed)
 	switch {
-	case v == Refused:
-		return Refused, "only.vms", nil
+	case self != "" && !hits(vms, e, self):
+		return false, "only.vms", nil
 	case !passes(f.Only.Types, e.Type, TypesValues):
-		return Refused, "only.types", nil
+		return false, "only.types", nil
 	case !passes(f.Only.Sources, e.Source, SourcesValues):
-		return Refused, "only.sources", nil
+		return false, "only.sources", nil
 	case len(f.Only.Names) > 0 && len(e.Resources) > 0 && !fits(f.Only.Names, e.Resources...):
-		return Refused, "only.names", nil
+		return false, "only.names", nil
 	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !fits(f.Only.Groups, groupOf(fields)):
-		return Refused, "only.groups", nil
+		return false, "only.groups", nil
 	}
 	if f.When != nil {
-		ok, failed := f.When.holds(fields)
-		if failed == nil && !ok {
-			return Refused, "when", nil
+		holds, failed := f.When.holds(fields)
+		if failed == nil && !holds {
+			return false, "when", nil
 		}
 		err = failed
 	}
-	if len(f.Except.Changes) == 0 {
-		switch f.Except.matches(e, self, unnamed) {
-		case Accepted:
-			return Refused, "except", err
-		case Undecided:
-			v = Undecided
-		}
+	if len(f.Except.Changes) == 0 && f.Except.matches(e, self) {
+		return false, "except", err
 	}
-	return v, "", err
+	return true, "", err
 }
 
 // Change decides whether the route wants this change of an event that it wants. If not, key names the key of the
@@ -153,25 +136,23 @@ func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
 	case len(f.Only.Changes) > 0 && !wants(f.Only.Changes, c):
 		return false, "only.changes"
 	case len(x.Changes) > 0 && wants(x.Changes, c) && (x.VMs+strings.Join(slices.Concat(x.Types, x.Sources), "") == "" ||
-		x.matches(c.Event, self, true) == Accepted):
+		x.matches(c.Event, self)):
 		return false, "except.changes"
 	}
 	return true, ""
 }
 
-// matches decides whether all conditions of m but Changes are known to hold.
-func (m Match) matches(e imds.Event, self string, unnamed bool) Verdict {
+// matches reports whether all conditions of m but Changes are known to hold.
+func (m Match) matches(e imds.Event, self string) bool {
 	switch {
 	case m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0,
 		len(m.Types) > 0 && !has(m.Types, e.Type),
 		len(m.Sources) > 0 && !has(m.Sources, e.Source):
-		return Refused
+		return false
 	case m.VMs == "", imds.SameWord(m.VMs, "all"):
-		return Accepted
-	case len(e.Resources) == 0, self == "" && unnamed:
-		return Refused
+		return true
 	}
-	return hits(m.VMs, e, self, unnamed)
+	return self != "" && len(e.Resources) > 0 && hits(m.VMs, e, self)
 }
 
 // passes reports whether values allow v. Missing and unknown values pass.
@@ -202,21 +183,10 @@ func fits(patterns []string, texts ...string) bool {
 	return false
 }
 
-// hits decides whether the event matches the condition vms.
-func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
-	switch {
-	case imds.SameWord(vms, "all"):
-		return Accepted
-	case len(e.Resources) == 0: // Azure names no VM
-		return Accepted
-	case self == "" && unnamed:
-		return Accepted
-	case self == "":
-		return Undecided
-	case imds.SameWord(vms, "leader") && e.LedBy(self), imds.SameWord(vms, "self") && e.Affects(self):
-		return Accepted
-	}
-	return Refused
+// hits reports whether the event matches the condition vms. One of which Azure names no VM matches all of them.
+func hits(vms string, e imds.Event, self string) bool {
+	return imds.SameWord(vms, "all") || len(e.Resources) == 0 ||
+		imds.SameWord(vms, "leader") && e.LedBy(self) || imds.SameWord(vms, "self") && e.Affects(self)
 }
 
 // wants reports whether changes names the change.

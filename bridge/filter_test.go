@@ -29,7 +29,7 @@ func condition(t *testing.T, src string) *When {
 // Each key of only, except and when decides as the settings say. What Azure did not send, and what nobody knows yet,
 // passes: better twice than never.
 func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
-	const named, unnamed, over = "vm-0", "", "-" // over: no name, and the wait for one is over
+	const named, unnamed = "vm-0", ""
 	only := func(m Match) Filter { return Filter{Only: m} }
 	except := func(m Match) Filter { return Filter{Only: Match{VMs: "all"}, Except: m} }
 	when := func(src string) Filter { return Filter{Only: Match{VMs: "all"}, When: condition(t, src)} }
@@ -40,94 +40,88 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		filter Filter
 		event  string
 		self   string
-		want   Verdict
-		key    string
+		key    string // that refuses; "" if the event passes
 	}{
-		{"without a key an event of this VM passes", Filter{}, follows, named, Accepted, ""},
-		{"without a key an event of others does not", Filter{}, others, named, Refused, "only.vms"},
-		{"without a key an event of nobody passes", Filter{}, nobody, named, Accepted, ""},
-		{"without a key it depends on the name", Filter{}, leads, unnamed, Undecided, ""},
-		{"without a key it passes when there is no name to wait for", Filter{}, others, over, Accepted, ""},
-		{"of nobody it does not depend on the name", Filter{}, nobody, unnamed, Accepted, ""},
+		{"without a key an event of this VM passes", Filter{}, follows, named, ""},
+		{"without a key an event of others does not", Filter{}, others, named, "only.vms"},
+		{"without a key an event of nobody passes", Filter{}, nobody, named, ""},
+		{"without a key it passes when nobody knows the name", Filter{}, others, unnamed, ""},
+		{"of nobody it does not depend on the name", Filter{}, nobody, unnamed, ""},
 
-		{"self takes this VM", only(Match{VMs: "self"}), follows, named, Accepted, ""},
-		{"self takes it in any case", only(Match{VMs: "SELF"}), shouted, named, Accepted, ""},
-		{"self leaves others", only(Match{VMs: "self"}), others, named, Refused, "only.vms"},
-		{"self leaves a VM whose name only looks like this one", only(Match{VMs: "self"}), entry("Resources", `["\u1d65m-0"]`), named, Refused, "only.vms"},
+		{"self takes this VM", only(Match{VMs: "self"}), follows, named, ""},
+		{"self takes it in any case", only(Match{VMs: "SELF"}), shouted, named, ""},
+		{"self leaves others", only(Match{VMs: "self"}), others, named, "only.vms"},
+		{"self leaves a VM whose name only looks like this one", only(Match{VMs: "self"}), entry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
 		{"a source that only looks like another passes, as nobody knows it", only(Match{Sources: []string{"Platform"}}),
-			entry("EventSource", `"U\u017fer"`), named, Accepted, ""},
-		{"and none that is excepted", except(Match{Sources: []string{"User"}}), entry("EventSource", `"U\u017fer"`), named, Accepted, ""},
+			entry("EventSource", `"U\u017fer"`), named, ""},
+		{"and none that is excepted", except(Match{Sources: []string{"User"}}), entry("EventSource", `"U\u017fer"`), named, ""},
 		{"a type that only looks like another is none that is excepted", except(Match{Types: []string{"Preempt"}}),
-			entry("EventType", `"\u0420reempt"`), named, Accepted, ""},
-		{"leader takes the first", only(Match{VMs: "leader"}), leads, named, Accepted, ""},
-		{"leader leaves the second", only(Match{VMs: "Leader"}), follows, named, Refused, "only.vms"},
-		{"leader takes an event of nobody", only(Match{VMs: "leader"}), nobody, named, Accepted, ""},
-		{"leader depends on the name", only(Match{VMs: "leader"}), follows, unnamed, Undecided, ""},
-		{"leader passes when there is no name to wait for", only(Match{VMs: "leader"}), follows, over, Accepted, ""},
-		{"all takes others", only(Match{VMs: "all"}), others, named, Accepted, ""},
+			entry("EventType", `"\u0420reempt"`), named, ""},
+		{"leader takes the first", only(Match{VMs: "leader"}), leads, named, ""},
+		{"leader leaves the second", only(Match{VMs: "Leader"}), follows, named, "only.vms"},
+		{"leader takes an event of nobody", only(Match{VMs: "leader"}), nobody, named, ""},
+		{"leader passes when nobody knows the name", only(Match{VMs: "leader"}), follows, unnamed, ""},
+		{"all takes others", only(Match{VMs: "all"}), others, named, ""},
 		{"names takes a VM by its pattern, in any case", only(Match{VMs: "all", Names: []string{"DB-*", "xVM-*"}}), others, named,
-			Accepted, ""},
-		{"names leaves the others", only(Match{VMs: "all", Names: []string{"db-*"}}), others, named, Refused, "only.names"},
-		{"names takes an event of nobody", only(Match{VMs: "all", Names: []string{"db-*"}}), nobody, named, Accepted, ""},
+			""},
+		{"names leaves the others", only(Match{VMs: "all", Names: []string{"db-*"}}), others, named, "only.names"},
+		{"names takes an event of nobody", only(Match{VMs: "all", Names: []string{"db-*"}}), nobody, named, ""},
 		{"groups takes a group by its pattern, in any case", only(Match{VMs: "all", Groups: []string{"RG-*"}}), others, named,
-			Accepted, ""},
-		{"groups leaves the others", only(Match{VMs: "all", Groups: []string{"web"}}), others, named, Refused, "only.groups"},
-		{"all in capitals takes others", only(Match{VMs: "ALL"}), others, named, Accepted, ""},
-		{"all does not depend on the name", only(Match{VMs: "all"}), others, unnamed, Accepted, ""},
+			""},
+		{"groups leaves the others", only(Match{VMs: "all", Groups: []string{"web"}}), others, named, "only.groups"},
+		{"all in capitals takes others", only(Match{VMs: "ALL"}), others, named, ""},
+		{"all does not depend on the name", only(Match{VMs: "all"}), others, unnamed, ""},
 
-		{"types take what they name", only(Match{Types: []string{"Freeze", "reboot"}}), leads, named, Accepted, ""},
-		{"types take it in any case", only(Match{Types: []string{"Reboot"}}), shouted, named, Accepted, ""},
-		{"types leave the rest", only(Match{Types: []string{"Freeze"}}), leads, named, Refused, "only.types"},
-		{"types let an unknown type pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", `"New"`), named, Accepted, ""},
-		{"types let an event without one pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", ""), named, Accepted, ""},
-		{"types let one that cannot be read pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", "7"), named, Accepted, ""},
-		{"sources take what they name", only(Match{Sources: []string{"user", "PLATFORM"}}), leads, named, Accepted, ""},
-		{"sources leave the rest", only(Match{Sources: []string{"User"}}), leads, named, Refused, "only.sources"},
-		{"sources let an event without one pass", only(Match{Sources: []string{"User"}}), entry("EventSource", ""), named, Accepted, ""},
-		{"sources let an unknown one pass", only(Match{Sources: []string{"User"}}), entry("EventSource", `"Tenant"`), named, Accepted, ""},
-		{"all keys must hold, the first that does not is named", only(Match{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, Refused, "only.types"},
-		{"a key that refuses needs no name", only(Match{Types: []string{"Freeze"}}), leads, unnamed, Refused, "only.types"},
-		{"changes say nothing about the event", only(Match{Changes: []string{"vanished"}}), leads, named, Accepted, ""},
+		{"types take what they name", only(Match{Types: []string{"Freeze", "reboot"}}), leads, named, ""},
+		{"types take it in any case", only(Match{Types: []string{"Reboot"}}), shouted, named, ""},
+		{"types leave the rest", only(Match{Types: []string{"Freeze"}}), leads, named, "only.types"},
+		{"types let an unknown type pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", `"New"`), named, ""},
+		{"types let an event without one pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", ""), named, ""},
+		{"types let one that cannot be read pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", "7"), named, ""},
+		{"sources take what they name", only(Match{Sources: []string{"user", "PLATFORM"}}), leads, named, ""},
+		{"sources leave the rest", only(Match{Sources: []string{"User"}}), leads, named, "only.sources"},
+		{"sources let an event without one pass", only(Match{Sources: []string{"User"}}), entry("EventSource", ""), named, ""},
+		{"sources let an unknown one pass", only(Match{Sources: []string{"User"}}), entry("EventSource", `"Tenant"`), named, ""},
+		{"all keys must hold, the first that does not is named", only(Match{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, "only.types"},
+		{"a key that refuses needs no name", only(Match{Types: []string{"Freeze"}}), leads, unnamed, "only.types"},
+		{"changes say nothing about the event", only(Match{Changes: []string{"vanished"}}), leads, named, ""},
 
-		{"an empty except takes nothing away", except(Match{}), leads, named, Accepted, ""},
-		{"except types takes away what they name", except(Match{Types: []string{"reboot"}}), leads, named, Refused, "except"},
-		{"except types leaves the rest", except(Match{Types: []string{"Freeze"}}), leads, named, Accepted, ""},
-		{"except types leaves what Azure did not send", except(Match{Types: []string{"Reboot"}}), entry("EventType", ""), named, Accepted, ""},
-		{"except types leaves an unknown one", except(Match{Types: []string{"Reboot"}}), entry("EventType", `"New"`), named, Accepted, ""},
-		{"except sources takes away what they name", except(Match{Sources: []string{"PLATFORM"}}), leads, named, Refused, "except"},
-		{"except sources leaves what Azure did not send", except(Match{Sources: []string{"Platform"}}), entry("EventSource", ""), named, Accepted, ""},
-		{"except takes away only what all its keys name", except(Match{Types: []string{"Reboot"}, Sources: []string{"User"}}), leads, named, Accepted, ""},
-		{"except takes away what all its keys name", except(Match{Types: []string{"Reboot"}, Sources: []string{"Platform"}}), leads, named, Refused, "except"},
-		{"except self takes away this VM's", except(Match{VMs: "self"}), follows, named, Refused, "except"},
-		{"except self leaves those of others", except(Match{VMs: "self"}), others, named, Accepted, ""},
-		{"except self leaves those of nobody", except(Match{VMs: "self"}), nobody, named, Accepted, ""},
-		{"except self depends on the name", except(Match{VMs: "self"}), leads, unnamed, Undecided, ""},
-		{"except self leaves what nobody can decide", except(Match{VMs: "self"}), leads, over, Accepted, ""},
-		{"except leader takes away what this VM leads", except(Match{VMs: "leader"}), leads, named, Refused, "except"},
-		{"except leader leaves what another leads", except(Match{VMs: "leader"}), follows, named, Accepted, ""},
-		{"except all with types takes them away from everyone", except(Match{VMs: "all", Types: []string{"Reboot"}}), others, named, Refused, "except"},
-		{"except all with types takes them away from nobody too", except(Match{VMs: "all", Types: []string{"Reboot"}}), nobody, unnamed, Refused, "except"},
-		{"except self with types depends on the name only for these", except(Match{VMs: "self", Types: []string{"Freeze"}}), leads, unnamed, Accepted, ""},
-		{"except with changes is asked of each change", except(Match{Types: []string{"Reboot"}, Changes: []string{"started"}}), leads, named, Accepted, ""},
+		{"an empty except takes nothing away", except(Match{}), leads, named, ""},
+		{"except types takes away what they name", except(Match{Types: []string{"reboot"}}), leads, named, "except"},
+		{"except types leaves the rest", except(Match{Types: []string{"Freeze"}}), leads, named, ""},
+		{"except types leaves what Azure did not send", except(Match{Types: []string{"Reboot"}}), entry("EventType", ""), named, ""},
+		{"except types leaves an unknown one", except(Match{Types: []string{"Reboot"}}), entry("EventType", `"New"`), named, ""},
+		{"except sources takes away what they name", except(Match{Sources: []string{"PLATFORM"}}), leads, named, "except"},
+		{"except sources leaves what Azure did not send", except(Match{Sources: []string{"Platform"}}), entry("EventSource", ""), named, ""},
+		{"except takes away only what all its keys name", except(Match{Types: []string{"Reboot"}, Sources: []string{"User"}}), leads, named, ""},
+		{"except takes away what all its keys name", except(Match{Types: []string{"Reboot"}, Sources: []string{"Platform"}}), leads, named, "except"},
+		{"except self takes away this VM's", except(Match{VMs: "self"}), follows, named, "except"},
+		{"except self leaves those of others", except(Match{VMs: "self"}), others, named, ""},
+		{"except self leaves those of nobody", except(Match{VMs: "self"}), nobody, named, ""},
+		{"except self leaves what nobody can decide", except(Match{VMs: "self"}), leads, unnamed, ""},
+		{"except leader takes away what this VM leads", except(Match{VMs: "leader"}), leads, named, "except"},
+		{"except leader leaves what another leads", except(Match{VMs: "leader"}), follows, named, ""},
+		{"except all with types takes them away from everyone", except(Match{VMs: "all", Types: []string{"Reboot"}}), others, named, "except"},
+		{"except all with types takes them away from nobody too", except(Match{VMs: "all", Types: []string{"Reboot"}}), nobody, unnamed, "except"},
+		{"except self with types depends on the name only for these", except(Match{VMs: "self", Types: []string{"Freeze"}}), leads, unnamed, ""},
+		{"except with changes is asked of each change", except(Match{Types: []string{"Reboot"}, Changes: []string{"started"}}), leads, named, ""},
 
-		{"when takes what it accepts", when(`azeventtype == "Reboot" and severity >= 17`), leads, named, Accepted, ""},
-		{"when leaves what it refuses", when(`notice < 60`), leads, named, Refused, "when"},
-		{"when sees into data", when(`data.event.Description contains "maintenance"`), leads, named, Accepted, ""},
-		{"when sees the list of names", when(`len(resources) == 2 and "vm-1" in resources`), leads, named, Accepted, ""},
-		{"when sees names that the language has functions for", when(`first and duration == -1 and type endsWith ".scheduled"`), leads, named, Accepted, ""},
-		{"when leaves what it asks for in vain", when(`data.test`), leads, named, Refused, "when"},
-		{"when needs no name to refuse", Filter{When: condition(t, `false`)}, leads, unnamed, Refused, "when"},
-		{"when does not replace a name", Filter{When: condition(t, `true`)}, leads, unnamed, Undecided, ""},
-		{"when comes after the keys of only", Filter{Only: Match{Types: []string{"Freeze"}}, When: condition(t, `false`)}, leads, named, Refused, "only.types"},
-		{"except takes away what when accepts", Filter{Except: Match{Types: []string{"Reboot"}}, When: condition(t, `true`)}, leads, named, Refused, "except"},
+		{"when takes what it accepts", when(`azeventtype == "Reboot" and severity >= 17`), leads, named, ""},
+		{"when leaves what it refuses", when(`notice < 60`), leads, named, "when"},
+		{"when sees into data", when(`data.event.Description contains "maintenance"`), leads, named, ""},
+		{"when sees the list of names", when(`len(resources) == 2 and "vm-1" in resources`), leads, named, ""},
+		{"when sees names that the language has functions for", when(`first and duration == -1 and type endsWith ".scheduled"`), leads, named, ""},
+		{"when leaves what it asks for in vain", when(`data.test`), leads, named, "when"},
+		{"when needs no name to refuse", Filter{When: condition(t, `false`)}, leads, unnamed, "when"},
+		{"when comes after the keys of only", Filter{Only: Match{Types: []string{"Freeze"}}, When: condition(t, `false`)}, leads, named, "only.types"},
+		{"except takes away what when accepts", Filter{Except: Match{Types: []string{"Reboot"}}, When: condition(t, `true`)}, leads, named, "except"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, tt.event)}
-			self := strings.TrimPrefix(tt.self, over)
-			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: self, ResourceGroup: "rg-prod"}}))
-			v, key, err := tt.filter.Event(c, fields, self, tt.self == over)
-			if v != tt.want || key != tt.key || err != nil {
-				t.Errorf("verdict %v by %q, %v, want %v by %q", v, key, err, tt.want, tt.key)
+			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: tt.self, ResourceGroup: "rg-prod"}}))
+			passes, key, err := tt.filter.Event(c, fields, tt.self)
+			if passes != (tt.key == "") || key != tt.key || err != nil {
+				t.Errorf("it passes: %t, refused by %q, %v, want that %q refuses", passes, key, err, tt.key)
 			}
 		})
 	}
@@ -141,19 +135,21 @@ func TestWhenThatFailsLetsTheEventPass(t *testing.T) {
 		`data.event.Impact.level > 3`, `data.event.Resources[7] == "vm-0"`, `data.event.Description > 3`, `data.event.EventType`,
 		`data.event`, `data.event.DurationInSeconds`, `int(data.event.Description) > 0`, `resources[9] == "x"`,
 	} {
-		v, key, err := Filter{When: condition(t, src)}.Event(c, fields, "vm-0", false)
-		if v != Accepted || key != "" || err == nil {
-			t.Errorf("%s: verdict %v by %q, %v, want that it passes with an error", src, v, key, err)
+		passes, key, err := Filter{When: condition(t, src)}.Event(c, fields, "vm-0")
+		if !passes || key != "" || err == nil {
+			t.Errorf("%s: it passes: %t, refused by %q, %v, want that it passes with an error", src, passes, key, err)
 		}
 	}
 	freezes := Filter{When: condition(t, `azeventtype == "Freeze"`)}
 	const unread = "the CloudEvent can't be read"
-	if v, _, err := freezes.Event(c, nil, "vm-0", false); v != Accepted || fmt.Sprint(err) != unread {
-		t.Errorf("without the fields: verdict %v, %v, want that it passes, and %s", v, err, unread)
+	passes, _, err := freezes.Event(c, nil, "vm-0")
+	if !passes || fmt.Sprint(err) != unread {
+		t.Errorf("without the fields it passes: %t, %v, want that it does, and %s", passes, err, unread)
 	}
 	f := Filter{When: condition(t, `data.event`), Except: Match{Types: []string{"Reboot"}}}
-	if v, key, err := f.Event(c, fields, "vm-0", false); v != Refused || key != "except" || err == nil {
-		t.Errorf("with an except that fits: verdict %v by %q, %v", v, key, err)
+	passes, key, err := f.Event(c, fields, "vm-0")
+	if passes || key != "except" || err == nil {
+		t.Errorf("with an except that fits it passes: %t, refused by %q, %v", passes, key, err)
 	}
 }
 

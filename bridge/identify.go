@@ -15,8 +15,7 @@ const (
 	nameForFirst   = 3 * time.Second  // before the first document is handled
 	nameForBacklog = 10 * time.Second // the same, if the outbox may belong to another VM
 	nameForFilters = time.Minute      // before filters decide without a name
-	nameRefused    = 3 * time.Second  // after this long of lasting refusals, filters stop waiting
-	heldGrace      = 10 * time.Second // for deciding held deliveries, before they are sent undecided
+	nameRefused    = 3 * time.Second  // after this long of lasting refusals, nobody waits any longer
 )
 
 // setObserver sets the observer; VMName overrides its name. The caller holds mu, or b is not shared yet.
@@ -43,25 +42,27 @@ func (b *Bridge) self() imds.Observer {
 
 // identify asks instance metadata for the identity of this VM until it answers or ctx is done.
 func (b *Bridge) identify(ctx context.Context) {
-	answered := sync.OnceFunc(func() { close(b.identified) })
+	settle := sync.OnceFunc(b.settleIdentity)
 	var refused time.Time // start of the current run of lasting refusals; zero if there is none
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		o, err := b.askInstance(ctx)
 		if err == nil {
 			b.learn(o)
-			answered()
+			settle()
 			return
 		}
+		b.mu.Lock()
+		b.whyUnnamed = err.Error()
+		b.mu.Unlock()
 		var answer *imds.AnswerError
-		if errors.As(err, &answer) && (answer.Final() || answer.Lasting()) {
-			answered() // after a passing failure the start keeps waiting, because the backlog may be another VM's
-		}
-		if answer == nil || !answer.Lasting() {
+		if !errors.As(err, &answer) || !answer.Lasting() {
 			refused = time.Time{}
 		} else if refused.IsZero() {
 			refused = time.Now()
 		}
-		b.unidentified(err, answer != nil && answer.Final() || !refused.IsZero() && time.Since(refused) >= nameRefused)
+		if answer != nil && answer.Final() || !refused.IsZero() && time.Since(refused) >= nameRefused {
+			settle()
+		}
 		b.Log.Debug("instance metadata gave no identity", "err", err)
 		select {
 		case <-time.After(b.jitter(wait)):
@@ -73,43 +74,49 @@ func (b *Bridge) identify(ctx context.Context) {
 	}
 }
 
-// unidentified records why the identity is unknown, and whether waiting for it is useless.
-func (b *Bridge) unidentified(err error, useless bool) {
+// settleIdentity ends all waiting for the identity of this VM: it is known, or won't be soon.
+func (b *Bridge) settleIdentity() {
+	close(b.identified)
 	b.mu.Lock()
-	news := useless && !b.whyUnnamed.useless
-	b.whyUnnamed = nameless{err.Error(), b.whyUnnamed.useless || useless}
-	unnamed := b.observer.Name == ""
+	name, why := b.observer.Name, b.whyUnnamed
 	b.mu.Unlock()
-	if news && unnamed {
-		b.Log.Warn("VM name unknown; sinks get the events of every VM", "err", err, "hint", nameHint)
-		b.decideHeld(time.Now())
+	if name == "" {
+		b.Log.Warn("VM name unknown; sinks get the events of every VM", "err", why, "hint", nameHint)
 	}
 }
 
-// nameHint is the remedy for an unknown VM name.
-const nameHint = "set imds.vm_name"
+const (
+	nameHint   = "set imds.vm_name" // the remedy for an unknown VM name
+	onlyUrgent = "sinks are told only of what begins within 15 minutes"
+)
 
-// nameless is the reason why this VM's name is unknown.
-type nameless struct {
-	err     string // "" before the first answer
-	useless bool   // waiting for it is useless
+// awaitsName reports whether it is too early to decide about the first document of an installation, because this VM's
+// name is unknown and may come soon. Later starts have the name that was stored.
+func (b *Bridge) awaitsName(now time.Time) bool {
+	select {
+	case <-b.identified:
+		return false
+	default:
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.observer.Name == "" && b.answer.At.IsZero() && now.Sub(b.began) <= nameForFilters
 }
 
-// unnamed reports whether filters no longer wait for this VM's name. The caller holds mu.
-func (b *Bridge) unnamed(now time.Time) bool {
-	return b.whyUnnamed.useless || now.Sub(b.began) > nameForFilters
-}
-
-// nameWarning describes the consequences of an unknown VM name, for the status; "" for none. The caller holds mu.
+// nameWarning describes the consequences of an unknown VM name, for the status; "" for none.
 func (b *Bridge) nameWarning(now time.Time) string {
+	waits := b.awaitsName(now)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	why := nameHint + ": " + b.whyUnnamed
 	switch {
-	case b.observer.Name != "" || b.whyUnnamed.err == "":
+	case b.observer.Name != "" || now.Sub(b.began) < nameForFirst:
 		return ""
-	case b.unnamed(now):
-		return "VM name unknown; sinks get the events of every VM; " + nameHint + ": " + b.whyUnnamed.err
+	case waits:
+		return "waiting for the VM name until " + ClockTime(b.began.Add(nameForFilters), now, b.Settings.Location()) +
+			"; until then " + onlyUrgent + "; " + why
 	}
-	return "waiting for the VM name until " + ClockTime(b.began.Add(nameForFilters), now, b.Settings.Location()) +
-		"; until then sinks with vms self or leader get nothing; " + nameHint + ": " + b.whyUnnamed.err
+	return "VM name unknown; sinks get the events of every VM; " + why
 }
 
 // approverName returns this VM's name for rules of approval: the configured one, or the one that instance metadata
@@ -148,9 +155,22 @@ func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	case <-ctx.Done():
 	case <-b.watchEnded:
 	case <-time.After(limit):
-		b.Log.Warn("instance metadata does not answer; continuing without a confirmed VM name")
+		b.logUnconfirmed()
 	}
 	return time.Since(began)
+}
+
+// logUnconfirmed logs that the start continues though instance metadata has not confirmed the name of this VM.
+func (b *Bridge) logUnconfirmed() {
+	waits := b.awaitsName(time.Now())
+	b.mu.Lock()
+	until, why := b.began.Add(nameForFilters).UTC(), b.whyUnnamed
+	b.mu.Unlock()
+	if waits {
+		b.Log.Warn("waiting for the VM name; until then "+onlyUrgent, "until", until, "err", why, "hint", nameHint)
+		return
+	}
+	b.Log.Warn("instance metadata does not answer; continuing without a confirmed VM name")
 }
 
 // learn sets the identity that instance metadata gave. If the outbox belongs to another VM, it starts with an empty
@@ -180,5 +200,4 @@ func (b *Bridge) learn(o imds.Observer) {
 		wait := b.keepValue(valueObserver, imds.CompactJSON(now))
 		_ = wait() // the outbox logs its errors
 	}
-	b.decideHeld(time.Now())
 }

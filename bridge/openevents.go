@@ -48,12 +48,11 @@ type openEvent struct {
 	LongestPause time.Duration   `json:"longestPause,omitempty"` // the longest pause
 	Latest       uint64          `json:"latest"`                 // sequence number of the latest change
 	Routes       []string        `json:"routes,omitempty"`       // the routes whose filter accepted it
-	Undecided    []string        `json:"undecided,omitempty"`
-	Said         time.Time       `json:"said,omitzero"`      // when its latest change was seen
-	Anew         bool            `json:"anew,omitempty"`     // that counted as its first, because the file could not be read
-	Approval     *decision       `json:"approval,omitempty"` // replaced, never changed
-	Approved     bool            `json:"approved,omitempty"` // an approval was or may have been sent
-	Waited       *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
+	Said         time.Time       `json:"said,omitzero"`          // when its latest change was seen
+	Anew         bool            `json:"anew,omitempty"`         // that counted as its first, because the file could not be read
+	Approval     *decision       `json:"approval,omitempty"`     // replaced, never changed
+	Approved     bool            `json:"approved,omitempty"`     // an approval was or may have been sent
+	Waited       *waited         `json:"waited,omitempty"`       // time that rules have waited; replaced, never changed
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
 	// never changed.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
@@ -81,7 +80,7 @@ func (op *openEvent) notBegun(e imds.Event, now time.Time) bool {
 // clone returns an independent copy.
 func (op *openEvent) clone() openEvent {
 	c := *op
-	c.Routes, c.Undecided = slices.Clone(op.Routes), slices.Clone(op.Undecided)
+	c.Routes = slices.Clone(op.Routes)
 	return c
 }
 
@@ -234,18 +233,6 @@ func (o *openEvents) open(id string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.byID[id] != nil
-}
-
-// undecided returns the ids of the events with a route whose filter waits for the observer's name.
-func (o *openEvents) undecided() (ids []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for id, op := range o.byID {
-		if len(op.Undecided) > 0 {
-			ids = append(ids, id)
-		}
-	}
-	return ids
 }
 
 // toApprove returns the ids of the events for the approval loop in the order in which they were first seen: all of

@@ -33,7 +33,7 @@ func (s changeContext) promises(c imds.Change, ce event.Event, to []outbox.Recip
 		return nil
 	}
 	gets := func(sink string) bool {
-		return slices.ContainsFunc(to, func(r outbox.Recipient) bool { return r.Route == sink && !r.Held })
+		return slices.ContainsFunc(to, func(r outbox.Recipient) bool { return r.Route == sink })
 	}
 	for _, f := range Forecasts(s.rules, e, cloudevent.Fields(ce), s.approver, gets) {
 		if f.Approves {

@@ -461,99 +461,30 @@ func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
 	}
 }
 
-// A lead counts as well for what waited for the VM's name: what became of the event meanwhile is known by then.
-func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
-	systemtest.LeftToGate(t)
-	const lead = 10 * time.Minute
-	for _, tt := range []struct {
-		claim  string
-		change func(s *stage)
-		want   []string
-		due    time.Duration // of the first, after the event was scheduled
-	}{
-		{"nothing happens", func(*stage) {}, []string{"scheduled"}, time.Hour},
-		{"it ends", func(s *stage) { s.azure.End(idA) }, nil, 0},
-		{"it begins", func(s *stage) { s.azure.Start(idA) }, nil, 0},
-		{"it moves away", func(s *stage) {
-			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
-		}, []string{"scheduled"}, 90 * time.Minute},
-	} {
-		for _, changes := range []string{"scheduled", "scheduled updated started vanished"} {
-			t.Run(tt.claim+", heard "+changes, func(t *testing.T) {
-				bubble(t, func(t *testing.T, s *stage) {
-					s.opts.Interval = seldom
-					s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 45 * time.Second})
-					drain, want := &ear{}, tt.want
-					route := drain.leads("drain", lead, strings.Fields(changes)...).
-						with(func(t *Terms) { t.Late = delivery.LateSend }) // so that nothing is left out but for the lead
-					route.Filter.Only.VMs = "self"
-					b := s.start(route)
-					pause(15 * time.Second)
-					began := time.Now()
-					s.redeploy(idA, time.Hour+lead)
-					pause(seldom)
-					tt.change(s)
-					pause(seldom)
-					wantIDs(t, drain.ids())
-					if changes != "scheduled" {
-						want = map[string][]string{"it ends": {"vanished"}, "it begins": {"started"}, "it moves away": {"updated"}}[tt.claim]
-						if want == nil {
-							want = tt.want
-						}
-					}
-					pause(2 * time.Hour)
-					wantIDs(t, drain.types(), want...)
-					if tt.due > 0 && len(drain.accepted()) > 0 {
-						if got := drain.accepted()[0].at.Sub(began); got < tt.due-2*time.Second || got > tt.due+seldom+3*time.Second {
-							t.Errorf("told after %v, want %v", got, tt.due)
-						}
-					}
-					b.end()
-				})
-			})
-		}
-	}
-}
-
-// Who takes nothing but reminders gets them also of an event that was announced before the VM's name was known, unless
-// it is another VM's.
+// Who takes nothing but reminders gets them also of an event that was listed before the VM's name was known, unless it is
+// another VM's.
 func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		drain, gone := &ear{}, &ear{}
+		drain := &ear{}
 		route := drain.reminds("drain", 10*time.Minute)
 		route.Filter.Only = Match{VMs: "self", Changes: []string{"reminder"}}
-		other := gone.reminds("gone", 10*time.Minute)
-		other.Filter.Only = route.Filter.Only
-		b := s.start(route, other)
+		b := s.start(route)
 		s.redeploy(idA, 40*time.Minute)
 		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
-		pause(5 * time.Second)
-		b.Reload([]Route{route}, nil, SettingsInfo{})
 		pause(39 * time.Minute)
 		if ids := drain.ids(); len(ids) != 1 || !strings.HasPrefix(ids[0], idA+"-reminder-10m-") {
 			t.Errorf("told %v, want the reminder of this VM's event", ids)
-		}
-		for _, id := range []string{idA, idB} {
-			if _, op, _ := b.events.get(id); len(op.Undecided) > 0 {
-				t.Errorf("about %s nobody has decided for %v", id, op.Undecided)
-			}
 		}
 		b.end()
 	})
 }
 
-// An event that this VM is added to reminds who is told of this VM's events, whenever the VM's name is known: also if it
-// was not known at the change that added it, and what was told before was about another VM, or when the time of the
-// reminder has passed by then.
+// An event that this VM is added to reminds who is told of this VM's events, also when the time of the reminder has passed
+// by then.
 func TestAnEventThatComesToThisVMReminds(t *testing.T) {
-	for added, unknown := range map[time.Duration]time.Duration{
-		5 * time.Second: 0, 6 * time.Second: 20 * time.Second, 34 * time.Minute: 0,
-	} {
+	for _, added := range []time.Duration{5 * time.Second, 34 * time.Minute} {
 		bubble(t, func(t *testing.T, s *stage) {
-			if unknown > 0 {
-				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: unknown})
-			}
 			drain := &ear{}
 			route := drain.reminds("drain", 10*time.Minute)
 			route.Filter.Only = Match{VMs: "self", Changes: []string{"scheduled", "reminder"}}
@@ -569,8 +500,7 @@ func TestAnEventThatComesToThisVMReminds(t *testing.T) {
 	}
 }
 
-// What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a
-// sink was told of other VMs' events, and a lead was over, because the wait of the first start was.
+// What waits for the VM's name at a stop waits for it again after the next start, however long that took.
 func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {

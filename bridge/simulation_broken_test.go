@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,6 +174,19 @@ func instance(change func(resp *http.Response, body string)) func(http.RoundTrip
 	}
 }
 
+// untilNamed changes the answers of the endpoint until instance metadata has said which VM this is.
+func untilNamed(change func(*http.Response)) func(http.RoundTripper) http.RoundTripper {
+	return func(t http.RoundTripper) http.RoundTripper {
+		var named atomic.Bool
+		known := instance(func(resp *http.Response, _ string) { named.Store(resp.StatusCode == http.StatusOK) })
+		return answers(func(resp *http.Response) {
+			if !named.Load() {
+				change(resp)
+			}
+		})(known(t))
+	}
+}
+
 func setBody(resp *http.Response, body string) {
 	resp.StatusCode, resp.ContentLength, resp.Body = 200, int64(len(body)), io.NopCloser(bytes.NewReader([]byte(body)))
 }
@@ -194,6 +208,17 @@ var reboot = azureEvent{
 }
 
 var moved = func() azureEvent { e := reboot; e.notBefore = 50 * time.Minute; return e }()
+
+// Instance metadata has no answer at the first start. An event of another VM is far ahead when it is listed, and begins
+// within the minute in which the program waits for its VM's name.
+var namelessStory = []step{
+	{0, instanceTrouble{"503", 20 * time.Minute}},
+	{at(time.Second), reload{changes: map[string]routeChange{"webhook": {"vms: self", func(r *routePlan) { r.vms = "self" }}}}},
+	{at(10 * time.Second), list{event: func() azureEvent { e := reboot; e.machines = "vm-1"; return e }()}},
+	{at(30 * time.Second), list{event: func() azureEvent { e := reboot; e.machines, e.notBefore = "vm-1", 5*time.Minute; return e }()}},
+	{at(10 * time.Minute), unlist{reboot.id}},
+	{at(30 * time.Minute), restyle{}},
+}
 
 // at returns a time at which no poll is made.
 func at(d time.Duration) time.Duration { return d + 137*time.Millisecond }
@@ -551,6 +576,20 @@ var brokenVariants = []variant{
 		routesOf: each(func(r *bridge.Route) { r.Filter.Except = bridge.Match{} })},
 	{claim: "nobody waits for the name of the VM", promise: "filters", seed: 1,
 		transportOf: instance(func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
+	{claim: "nobody waits for a name that may come", promise: "filters", story: namelessStory,
+		transportOf: instance(func(resp *http.Response, _ string) {
+			if resp.StatusCode == http.StatusServiceUnavailable {
+				resp.StatusCode = http.StatusForbidden
+			}
+		})},
+	{claim: "what is urgent waits for the name too", promise: "urgency", story: namelessStory,
+		transportOf: untilNamed(func(resp *http.Response) { resp.StatusCode = http.StatusServiceUnavailable })},
+	{claim: "without a name, the events of other VMs are refused", promise: "nothing is lost", story: namelessStory,
+		transportOf: instance(func(resp *http.Response, _ string) {
+			if resp.StatusCode == http.StatusServiceUnavailable {
+				setBody(resp, `{"compute":{"name":"vm-9"}}`)
+			}
+		})},
 	{claim: "a reload leaves filters as they were", promise: "filters", seed: 42,
 		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Filter = first.filter() })},
 	{claim: "a reload leaves reminders as they were", promise: "reminders", seed: 186,

@@ -244,6 +244,12 @@ func instanceSteps(r *rand.Rand) []step {
 	return []step{{0, instanceTrouble{pick(r, "400", "404", "503", "503", "hangs", "names nobody"), lasts}}}
 }
 
+// earlySteps make up an event that most often is listed while nobody knows the VM's name.
+func earlySteps(seed uint64, length time.Duration) []step {
+	r := rand.New(rand.NewPCG(seed, 12))
+	return life(r, "A0000000-0000-4000-8000-000000000EEE", during(r, 80*time.Second), length, "", false)
+}
+
 // added puts an entry into a document, at its beginning or its end.
 func added(document []byte, entry string, last bool) []byte {
 	const empty = `"Events":[]`

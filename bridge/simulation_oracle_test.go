@@ -196,15 +196,16 @@ func (o *oracle) blurs(id string, b belief) bool {
 
 func azures(kind string) bool { return kind != "reminder" && kind != "approved" }
 
-// nothingMore: a sink is told only what it is owed, under the id of the change, and nothing that a crash made forget.
+// nothingMore: a sink is told only what it is owed, under the id of the change, nothing before the program was to decide
+// about it, and nothing that a crash made forget.
 func (o *oracle) nothingMore(b belief, route string, told []taken) {
 	for _, t := range told {
-		owed, lost, known := false, true, false
+		owed, lost, known, decided := false, true, false, false
 		for _, c := range b.changes {
 			if c.id != t.id {
 				continue
 			}
-			known = true
+			known, decided = true, decided || c.at <= t.start || o.boots[c.boot].late > 0
 			_, is := c.routes[route]
 			owed = owed || is
 			lost = lost && c.lost && !o.ill(c.at, t.at)
@@ -212,6 +213,8 @@ func (o *oracle) nothingMore(b belief, route string, told []taken) {
 		switch {
 		case !known:
 			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", route, t.id, ids(b))
+		case !decided:
+			o.add("filters", "%s was told %s at %v, when the VM's name could still come", route, t.id, short(t.start))
 		case !owed && t.instead == "" && !o.hand("replay", route, t.id) && !o.blurs(t.event, b):
 			o.add("filters", "%s was told %s, which it is not owed", route, t.id)
 		case lost:

@@ -182,7 +182,7 @@ func (o *oracle) surelyApproves(r rulePlan, s setup, p *post, c change) bool {
 		}
 		from = max(from, o.took(sink, p, c))
 	}
-	return !c.held && p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, p, c) == ""
+	return p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, p, c) == ""
 }
 
 // outcome: how an event ended is never said wrongly.

@@ -95,7 +95,7 @@ func (o *oracle) polls() {
 func (o *oracle) urgent(id string, b belief, route string) {
 	for i, c := range b.changes {
 		r := o.as(route, c.at)
-		if !c.owed(r.name) || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.above > 0 || r.lead > 0 ||
+		if !c.owed(r.name) || c.gone() || o.gaveUp(r.name, c.id) || r.above > 0 || r.lead > 0 ||
 			o.ill(c.at-time.Minute, c.at+time.Minute) {
 			continue
 		}
@@ -144,7 +144,7 @@ func (o *oracle) firsts(id string, b belief, route string) {
 	}
 	c := b.changes[0] // later ones may wait for it
 	r := o.as(route, c.at)
-	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !c.owed(r.name) || c.held || c.gone() ||
+	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !c.owed(r.name) || c.gone() ||
 		o.gaveUp(r.name, c.id) {
 		return
 	}

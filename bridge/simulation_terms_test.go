@@ -27,7 +27,7 @@ func (o *oracle) late(id string, b belief, route string) {
 			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
 		}
 		for _, newer := range b.changes[place+1:] {
-			if !newer.owed(r.name) || newer.gone() || newer.held || t.progress != "" ||
+			if !newer.owed(r.name) || newer.gone() || t.progress != "" ||
 				newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
 				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) ||
 				o.mayBeMuted(r.name, id, t.start-time.Second, t.start) {
@@ -114,7 +114,7 @@ func (o *oracle) lead(id string, b belief, route string) {
 		}
 		for _, newer := range b.changes[i+1:] {
 			waited := due.After(newer.clock.Add(time.Second)) && newer.boot == t.in && !o.ill(newer.at, t.start)
-			if waited && newer.owed(r.name) && !newer.gone() && !newer.held && newer.at+time.Second < t.start &&
+			if waited && newer.owed(r.name) && !newer.gone() && newer.at+time.Second < t.start &&
 				t.attempt.began.boot == t.in && t.handed.attempt == 1 && t.instead == "" && !o.hand("", r.name, t.id) {
 				o.add("lead", "%s was told %s at %v, which waited when %s came", r.name, t.id, short(t.start), newer.id)
 			}
@@ -138,7 +138,7 @@ func (o *oracle) leadIsKept(id string, b belief, route string) {
 		limit := due + r.timeout + 10*time.Second
 		waits := r.lead > 0 && (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due >= c.at
 		calm := o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) && !o.ill(c.at, limit)
-		if !waits || !calm || o.everTroubled(r.name) || !c.owed(r.name) || c.gone() || c.held ||
+		if !waits || !calm || o.everTroubled(r.name) || !c.owed(r.name) || c.gone() ||
 			o.mayBeMuted(r.name, id, c.at, limit) {
 			continue
 		}
@@ -161,7 +161,7 @@ func (o *oracle) everTroubled(sink string) bool {
 // reminded: nobody who wants to be is not.
 func (o *oracle) reminded(id string, b belief, route string) {
 	for i, c := range b.changes {
-		if c.gone() || c.held || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 {
+		if c.gone() || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 {
 			continue
 		}
 		r := o.as(route, c.at)
@@ -248,7 +248,7 @@ func (o *oracle) reminders(id string, b belief, route string) {
 			replaced := o.as(route, c.at).lead > 0 && slices.ContainsFunc(o.taken[id][route], func(x taken) bool {
 				return x.change == "updated" && c.seq < x.seq && x.seq < t.seq
 			})
-			if owed && !c.held && !replaced && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
+			if owed && !replaced && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
 				o.add("in order", "%s was reminded of %s before it was told of it", route, name(id))
 			}
 		}
@@ -309,7 +309,7 @@ func (o *oracle) fallback(id string, b belief, route string) {
 	for _, c := range b.changes {
 		r := o.as(route, c.at)
 		limit := c.at + r.after + 10*time.Second
-		if r.fallback == "" || !c.owed(r.name) || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.lead > 0 ||
+		if r.fallback == "" || !c.owed(r.name) || c.gone() || o.gaveUp(r.name, c.id) || r.lead > 0 ||
 			o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
 			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" ||
 			o.mayBeMuted(r.name, id, c.at, limit) || o.mayBeMuted(r.fallback, id, c.at, limit) {

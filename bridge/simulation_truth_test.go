@@ -28,7 +28,6 @@ type change struct {
 	later  []string        // routes that came, or returned, after it
 	lost   bool            // a crash made the program forget it
 	theirs bool            // it was forgotten, because it was another machine's
-	held   bool            // the name of the VM was not known for sure, so that some routes may have waited for it
 	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
 
@@ -93,6 +92,8 @@ type truth struct {
 	boot   *boot  // this run of the program
 	named  known  // its VM's name
 	stored known  // that it is on the disk
+	any    known  // whether it has decided about a document
+	kept   known  // that this is on the disk
 	owner  int    // the machine whose the outbox is; -1 for nobody's
 	owned  known  // that this is on the disk
 	before func() // takes that back to what it was when this run of the program began
@@ -128,16 +129,18 @@ func truthOf(w *world) map[string][]belief {
 	for _, s := range w.setups {
 		note(s.fact, func() { t.setup(s) })
 	}
-	first := map[int]bool{} // runs of the program that had a valid answer
+	had := map[int]bool{} // runs of the program that had a valid answer
 	for i, a := range w.answers {
 		f := a.fact
 		valid := a.what == "document" || a.what == "empty" && i > 0 && w.answers[i-1].what == "empty"
-		if learned := w.boots[a.boot].learned; valid && a.polled && !first[a.boot] {
-			if first[a.boot] = true; learned.seq > a.seq && learned.at <= a.turned {
+		first := valid && a.polled && !had[a.boot]
+		if first {
+			had[a.boot] = true
+			if learned := w.boots[a.boot].learned; learned.seq > a.seq && learned.at <= a.turned {
 				f = learned // it waited for the name
 			}
 		}
-		note(f, func() { t.answer(a) })
+		note(f, func() { t.answer(a, first) })
 	}
 	slices.SortStableFunc(moments, func(a, b moment) int { return a.seq - b.seq })
 	for _, m := range moments {
@@ -166,13 +169,13 @@ func (w *world) takenUp(b *boot) fact {
 
 // begin takes in how a run of the program begins. One whose file comes late knows nothing yet.
 func (t *truth) begin(b *boot) {
-	stored, owner, owned := t.stored, t.owner, t.owned
-	t.before = func() { t.stored, t.owner, t.owned = stored, owner, owned }
-	t.boot, t.named = b, t.stored
+	stored, kept, owner, owned := t.stored, t.kept, t.owner, t.owned
+	t.before = func() { t.stored, t.kept, t.owner, t.owned = stored, kept, owner, owned }
+	t.boot, t.named, t.any = b, t.stored, t.kept
 	if b.late == 0 {
 		return
 	}
-	t.named = no
+	t.named, t.any = no, no
 	t.each(func(b belief) belief {
 		return belief{times: map[string]int{}, accepted: map[string]bool{}, changes: b.changes, kept: &b}
 	})
@@ -181,13 +184,8 @@ func (t *truth) begin(b *boot) {
 // learn takes in that the program was told which VM it runs on. If that is not the one whose the outbox is, all in it
 // counts no more; but what it saw while the file had not come stays.
 func (t *truth) learn(b *boot) {
-	t.named, t.stored = yes, yes
 	was, sure := t.owner, t.owned
-	t.owner, t.owned = b.vm, yes
-	end := b.ended
-	if end.seq > 0 && (b.how.crash && end.at-b.learned.at < 10*time.Second || t.w.ill(b.learned.at, end.at)) {
-		t.stored, t.owned = maybe, maybe
-	}
+	t.named, t.stored, t.owner, t.owned = yes, t.writes(b.learned), b.vm, t.writes(b.learned)
 	if was == b.vm || was < 0 || b.late > 0 && b.loaded.seq == 0 {
 		return
 	}
@@ -219,9 +217,18 @@ func (t *truth) learn(b *boot) {
 	}
 }
 
+// writes says whether what this run of the program wrote was on the disk when it ended.
+func (t *truth) writes(f fact) known {
+	end := t.boot.ended
+	if end.seq > 0 && (t.boot.how.crash && end.at-f.at < 10*time.Second || t.w.ill(f.at, end.at)) {
+		return maybe
+	}
+	return yes
+}
+
 // load takes in that the file came. What the program has seen of an event since it began counts more.
 func (t *truth) load() {
-	t.version, t.named = -1, max(t.named, t.stored)
+	t.version, t.named, t.any = -1, max(t.named, t.stored), max(t.any, t.kept)
 	t.each(func(b belief) belief {
 		if b.kept == nil {
 			return b
@@ -259,8 +266,8 @@ func (t *truth) each(by func(belief) belief) {
 	}
 }
 
-// answer takes in what the endpoint served.
-func (t *truth) answer(a *answer) {
+// answer takes in what the endpoint served; first is the first valid answer of this run of the program.
+func (t *truth) answer(a *answer, first bool) {
 	if !a.polled {
 		return
 	}
@@ -275,6 +282,19 @@ func (t *truth) answer(a *answer) {
 			return // waiting for the name took long, so it is asked again
 		}
 		unsure = true
+	}
+	if named := t.named; !first && t.learns(a) {
+		t.named = maybe
+		defer func() { t.named = named }()
+	}
+	if counts {
+		switch t.waits(a) {
+		case yes:
+			return
+		case maybe:
+			unsure = true
+		}
+		t.decides(a, unsure)
 	}
 	if valid := a.what == "document" || a.what == "unchanged" || a.what == "empty" && empty; valid {
 		away := t.valid < 0 || a.at-t.valid > time.Minute
@@ -325,6 +345,63 @@ func (t *truth) answer(a *answer) {
 		}
 		t.beliefs[id] = after
 	}
+}
+
+// learns reports whether the program may have learned its VM's name just when it decided about an answer, or take up a
+// file that has it.
+func (t *truth) learns(a *answer) bool {
+	const just = 10 * time.Millisecond
+	from, until := t.boot.learned.at-just, t.boot.learned.at+just
+	if t.w.ill(from, a.at) {
+		until += 11 * time.Second
+	}
+	if t.boot.learned.seq > 0 && from <= a.at && a.at <= until {
+		return true
+	}
+	taken := t.w.takenUp(t.boot) // at the latest
+	return t.boot.loaded.seq > 0 && t.boot.loaded.at-just <= a.at && (taken.seq == 0 || a.at <= taken.at+just)
+}
+
+// waits says whether the program decides about nothing in an answer, because it waits for its VM's name.
+func (t *truth) waits(a *answer) known {
+	since, urgent := a.at-t.boot.began.at, no
+	for _, e := range a.events {
+		urgent = max(urgent, e.urgent(a.clock))
+	}
+	useless := slices.ContainsFunc(t.w.plan.steps, func(s step) bool { // the program may know early that it won't come
+		x, ok := s.act.(instanceTrouble)
+		return ok && slices.Contains([]string{"400", "404", "names nobody"}, x.how)
+	})
+	switch {
+	case t.named == yes, t.any == yes, urgent == yes, since > 61*time.Second:
+		return no
+	case t.named == no && t.any == no && urgent == no && since < 59*time.Second && !useless && !a.partial && !a.doubtful:
+		return yes
+	}
+	return maybe
+}
+
+// decides takes in that the program decides about an answer.
+func (t *truth) decides(a *answer, unsure bool) {
+	sure := yes
+	if unsure {
+		sure = maybe
+	}
+	if t.any < sure {
+		t.any, t.kept = sure, max(t.kept, min(sure, t.writes(a.fact)))
+	}
+}
+
+// urgent says whether an event is a Preempt, has begun, or begins within 15 minutes by the machine's clock.
+func (e azureEvent) urgent(clock time.Time) known {
+	left := e.notBeforeTime().Sub(clock) - 15*time.Minute
+	switch {
+	case e.kind == "Preempt", e.status == "Started", e.notBefore < 0, left < -time.Second:
+		return yes
+	case left < time.Second:
+		return maybe
+	}
+	return no
 }
 
 func distinct(list []belief) (kept []belief) {
@@ -386,7 +463,6 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	if n := after.times[base]; n > 1 {
 		c.id = fmt.Sprintf("%s-r%d", base, n)
 	}
-	c.held = t.named != yes
 	for _, r := range t.routes {
 		t.address(r, &c, after.accepted)
 	}
@@ -399,9 +475,9 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 func (t *truth) address(r routePlan, c *change, accepted map[string]bool) {
 	sure, before := accepted[r.name]
 	switch {
-	case sure || r.accepts(*c, true):
+	case sure || r.accepts(*c, true) || t.named == no && r.accepts(*c, false):
 		accepted[r.name] = true
-	case before || t.named != yes && (t.unnamed() || c.event.kind == "Preempt") && r.accepts(*c, false):
+	case before || t.named == maybe && r.accepts(*c, false):
 		accepted[r.name] = false
 	default:
 		return
@@ -409,15 +485,6 @@ func (t *truth) address(r routePlan, c *change, accepted map[string]bool) {
 	if r.hears(*c) {
 		c.routes[r.name] = accepted[r.name]
 	}
-}
-
-// unnamed reports whether filters may stop waiting for the VM's name before it is known.
-func (t *truth) unnamed() bool {
-	soon := t.boot.learned.seq > 0 && t.boot.learned.at-t.boot.began.at < 59*time.Second
-	return !soon || slices.ContainsFunc(t.w.plan.steps, func(s step) bool {
-		x, ok := s.act.(instanceTrouble)
-		return ok && slices.Contains([]string{"400", "404", "names nobody"}, x.how)
-	})
 }
 
 // hash returns that of an event's content, as the contract has it.
@@ -522,10 +589,10 @@ func (b belief) perhapsWithout(route string, at time.Duration) belief {
 }
 
 // perhapsOtherwise returns the belief after a route was set up in another way at a time: what was seen at that very
-// moment, or waits for the VM's name, the program may judge by either.
+// moment the program may judge by either.
 func (t *truth) perhapsOtherwise(b belief, r routePlan, at time.Duration) belief {
 	for n, c := range b.changes {
-		if c.at != at && (t.named == yes || !c.held || c.boot != t.boot.began.boot) {
+		if c.at != at {
 			continue
 		}
 		b = b.copy()

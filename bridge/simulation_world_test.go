@@ -71,6 +71,7 @@ func planOf(seed uint64) plan {
 	sometimes(endpointSteps(r, p.length))
 	if r.IntN(4) == 0 {
 		p.steps = append(p.steps, instanceSteps(r)...)
+		p.steps = append(p.steps, earlySteps(seed, p.length)...)
 	}
 	sometimes(sinkSteps(r, p.routes, p.length))
 	sometimes(operatorSteps(r, p.routes, p.steps, p.length))

@@ -150,6 +150,7 @@ func (b *Bridge) Status() Status {
 	sinks := b.sinks(events, now)
 	durable := b.Outbox.Durable()
 	bytes, mutes := b.Outbox.Size(), b.Mutes()
+	nameless := b.nameWarning(now)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -166,8 +167,8 @@ func (b *Bridge) Status() Status {
 		s.IMDS.Problems = append(s.IMDS.Problems, leftOut)
 	}
 	s.Reasons = b.imds.reasons(b.Settings.Location())
-	if w := b.nameWarning(now); w != "" {
-		s.Warnings = append(s.Warnings, w)
+	if nameless != "" {
+		s.Warnings = append(s.Warnings, nameless)
 	}
 	if durable != nil {
 		s.Outbox.Error = durable.Error()

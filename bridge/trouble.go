@@ -220,7 +220,6 @@ func (b *Bridge) housekeep() {
 	b.recordTurn(&b.lastHousekeeping)
 	now := time.Now()
 	b.endMutes()
-	b.decideHeld(now)
 	b.reportSilent(now)
 	b.logNeeds(now)
 	b.remind(now)

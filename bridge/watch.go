@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -116,8 +117,17 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 			return 0 // the answer is too old by now: ask again
 		}
 	}
+	w.reached(now)
+	if w.awaitsName(now) && mayWait(p.Document.Events, now) {
+		return w.Interval // this answer doesn't count; the next one brings all of it again
+	}
 	w.answered(ctx, p, now)
 	return w.Interval
+}
+
+// mayWait reports whether none of the events is a Preempt, has begun, or may begin soon.
+func mayWait(events []imds.Event, now time.Time) bool {
+	return !slices.ContainsFunc(events, func(e imds.Event) bool { return e.Type == "Preempt" || isUrgent(e, now) })
 }
 
 // noAnswer is the error of a poll that timed out after this duration.
@@ -156,10 +166,8 @@ func EndpointHint(endpoint string) string {
 		": is imds.endpoint right, and is that server running?"
 }
 
-// answered handles a valid answer.
-func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
-	first := w.last.IsZero()
-	w.last = now
+// reached records that the endpoint has given a valid answer.
+func (w *watcher) reached(now time.Time) {
 	w.mu.Lock()
 	w.imds = imdsState{lastAnswer: now, lastTurn: w.imds.lastTurn, problems: w.imds.problems, full: w.imds.full}
 	w.mu.Unlock()
@@ -167,7 +175,12 @@ func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 		w.Log.Info("endpoint answers again", "after", w.failures)
 		w.failures = 0
 	}
+}
 
+// answered handles a valid answer.
+func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
+	first := w.last.IsZero()
+	w.last = now
 	before := w.lastAnswer()
 	next := lastAnswer{At: now, Incarnation: before.Incarnation}
 	if p.Class == imds.PollDocument {

@@ -416,7 +416,8 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 		{"metadata answers", imdstest.Fault{}, 0},
 		{"metadata answers late", imdstest.Fault{Delay: 2 * time.Second}, 2 * time.Second},
 		{"metadata hangs", imdstest.Fault{Hang: true}, 3 * time.Second},
-		{"metadata has no answer", imdstest.Fault{Status: 404}, 0},
+		{"metadata refuses to answer", imdstest.Fault{Status: 403}, 0},
+		{"metadata has no answer", imdstest.Fault{Status: 404}, 3 * time.Second},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -430,9 +431,9 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 				if h := e.accepted(); len(h) != 1 || h[0].at.Sub(began).Round(100*time.Millisecond) != tt.wait {
 					t.Errorf("heard %v, want it after %v", h, tt.wait)
 				}
-				said := strings.Contains(s.log.String(), "continuing without a confirmed VM name")
-				if said != tt.fault.Hang {
-					t.Errorf("the log says that it goes on without the name: %t, want %t", said, tt.fault.Hang)
+				said := strings.Contains(s.log.String(), "waiting for the VM name; until then sinks are told only of what begins within 15 minutes")
+				if want := tt.wait == 3*time.Second; said != want {
+					t.Errorf("the log says that it waits for the name: %t, want %t", said, want)
 				}
 				b.end()
 			})

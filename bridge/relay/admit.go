@@ -3,7 +3,6 @@ package relay
 import (
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -108,11 +107,11 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	}
 	first := !g.rec.Matched
 	if first {
-		verdict, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true)
+		wanted, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "")
 		if err != nil {
 			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
 		}
-		if verdict == bridge.Refused {
+		if !wanted {
 			q.endRefused(g, m)
 			return false, false
 		}

@@ -159,8 +159,7 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 		x.matched[m.eventID] = rec
 	}
 	if !rec.Matched {
-		verdict, _, _ := x.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true) // if it fails, the event passes
-		rec.Matched = verdict != bridge.Refused
+		rec.Matched, _, _ = x.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
 	}
 	if !rec.Matched || rec.refused(m) {
 		return false, nil

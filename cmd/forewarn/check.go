@@ -225,9 +225,9 @@ func filterResult(f bridge.Filter, s cloudevent.Sample, o imds.Observer, now tim
 	if err != nil {
 		return "", err
 	}
-	verdict, key, err := f.Event(first.Change, cloudevent.Fields(ce), o.Name, true)
+	wanted, key, err := f.Event(first.Change, cloudevent.Fields(ce), o.Name)
 	switch {
-	case verdict == bridge.Refused:
+	case !wanted:
 		return "no: " + key, nil
 	case err != nil:
 		return "told (when fails: " + err.Error() + ")", nil
