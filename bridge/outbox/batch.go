@@ -54,8 +54,6 @@ type Addition struct {
 type Recipient struct {
 	Route string
 	Due   time.Time // zero: at once
-	// Held means that it waits for a decision of the owner, until Due at the latest. See Outbox.Held.
-	Held bool
 }
 
 // A Ref names a delivery.
@@ -69,7 +67,6 @@ type Move struct {
 	Ref
 	Due       time.Time
 	NotBefore time.Time
-	Held      bool
 }
 
 // Apply makes the change, and returns when it is on disk. After an error the change is in memory only, until a later
@@ -160,7 +157,7 @@ func (c *change) add(a Addition) {
 	}
 	c.ref(m) // so that it stays until all its recipients have it
 	for _, to := range a.To {
-		c.addPending(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
+		c.addPending(&entry{message: m, route: c.route(to.Route), Item: delivery.Item{
 			NotBefore: a.NotBefore, PendingSince: c.now.UTC(), Due: to.Due.UTC(),
 		}})
 	}
@@ -173,7 +170,7 @@ func (c *change) move(m Move) {
 		return
 	}
 	next := e.copy()
-	next.Due, next.NotBefore, next.held = m.Due.UTC(), m.NotBefore, m.Held
+	next.Due, next.NotBefore = m.Due.UTC(), m.NotBefore
 	c.replace(e, next)
 }
 
@@ -301,7 +298,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 		d.Attempts++
 		d.lastAttempt = c.now.UTC()
 	}
-	d.Next, d.held, d.change, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC(), e.Group != ""}
+	d.Next, d.change, d.death = time.Time{}, c.number, &death{reason, c.now.UTC(), e.Group != ""}
 	if cause != "" {
 		d.Error = cause
 	}

@@ -26,7 +26,6 @@ type memory struct {
 	routes    map[string]*route
 	settings  []Route // the last Batch.Routes; nil: none yet
 
-	held    map[*entry]bool
 	recent  []*entry // includes all deliveries that are not on disk
 	letters ages     // dead
 	pending tally
@@ -76,10 +75,9 @@ type entry struct {
 	change        uint64 // number of the change that made it pending, or dead
 	released      uint64 // number of the change that ended its mute
 	heapIndex     int32  // in its heap
-	held          bool
-	shown         bool // a reader has it, perhaps from before it was on disk
-	late          bool // loaded from a file that was read late; its reader must not see it yet
-	stale         bool // removed from memory, or replaced
+	shown         bool   // a reader has it, perhaps from before it was on disk
+	late          bool   // loaded from a file that was read late; its reader must not see it yet
+	stale         bool   // removed from memory, or replaced
 }
 
 // A death is why and when a delivery became a dead letter.
@@ -100,7 +98,7 @@ func (e *entry) state() string {
 
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
-	return &entry{Item: e.Item, message: e.message, route: e.route, lastAttempt: e.lastAttempt, held: e.held, change: e.change,
+	return &entry{Item: e.Item, message: e.message, route: e.route, lastAttempt: e.lastAttempt, change: e.change,
 		released: e.released, shown: e.shown, late: e.late}
 }
 
@@ -197,7 +195,7 @@ type receipt struct {
 func newMemory() memory {
 	return memory{
 		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
-		messages: map[uint64]*message{}, routes: map[string]*route{}, held: map[*entry]bool{},
+		messages: map[uint64]*message{}, routes: map[string]*route{},
 	}
 }
 
@@ -297,9 +295,6 @@ func (m *memory) put(e *entry) {
 	if e.Transient {
 		e.route.transient = e
 	}
-	if e.held {
-		m.held[e] = true
-	}
 	g := m.group(e.Group)
 	if g.pending == nil {
 		g.pending = map[*entry]bool{}
@@ -321,7 +316,6 @@ func (m *memory) take(e *entry) {
 	if e.route.transient == e {
 		e.route.transient = nil
 	}
-	delete(m.held, e)
 	g := m.groups[e.Group]
 	if delete(g.pending, e); len(g.pending) == 0 {
 		g.pending = nil

@@ -43,7 +43,6 @@ type pendingModel struct {
 	attempts int
 	progress string
 	due      time.Time
-	held     bool
 	instead  string
 	fellBack bool
 }
@@ -62,8 +61,8 @@ func (m *model) String() string {
 	byRef := func(x, y ref) int { return cmp.Or(cmp.Compare(x.seq, y.seq), cmp.Compare(x.route, y.route)) }
 	for _, r := range slices.SortedFunc(maps.Keys(m.pending), byRef) {
 		p := m.pending[r]
-		fmt.Fprintf(&b, "pending %s/%d %s attempts=%d progress=%q due=%d held=%v instead=%q fellBack=%v\n",
-			r.route, r.seq, p.group, p.attempts, p.progress, p.due.UnixMicro(), p.held, p.instead, p.fellBack)
+		fmt.Fprintf(&b, "pending %s/%d %s attempts=%d progress=%q due=%d instead=%q fellBack=%v\n",
+			r.route, r.seq, p.group, p.attempts, p.progress, p.due.UnixMicro(), p.instead, p.fellBack)
 	}
 	for _, r := range slices.SortedFunc(maps.Keys(m.dead), byRef) {
 		fmt.Fprintf(&b, "dead %s/%d %s\n", r.route, r.seq, m.dead[r])
@@ -106,7 +105,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 			continue
 		}
 		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), due: d.Due,
-			held: !d.Held.IsZero(), fellBack: d.FellBack}
+			fellBack: d.FellBack}
 		if d.FallbackFor != nil {
 			p.instead = d.FallbackFor.Sink
 		}
@@ -159,7 +158,7 @@ func agree(t *testing.T, o *outbox.Outbox) {
 	t.Helper()
 	var want, got outbox.Totals
 	stats := map[string][3]int{} // pending, muted, dead
-	var held, ofGroups, heldGot, ofGroupsGot []string
+	var ofGroups, ofGroupsGot []string
 	groups := map[string]bool{}
 	for _, d := range o.List(outbox.Selection{}) {
 		s := stats[d.Route]
@@ -172,9 +171,6 @@ func agree(t *testing.T, o *outbox.Outbox) {
 			s[0]++
 			groups[d.Group] = true
 			ofGroups = append(ofGroups, d.Key)
-			if !d.Held.IsZero() {
-				held = append(held, d.Key)
-			}
 			if !d.Muted.IsZero() {
 				s[1]++
 			}
@@ -192,19 +188,10 @@ func agree(t *testing.T, o *outbox.Outbox) {
 	for route := range stats {
 		want.Unreported += len(o.Unreported(route))
 	}
-	for _, list := range o.Held() {
-		for _, d := range list {
-			if d.Route != list[0].Route || d.Group != list[0].Group {
-				t.Errorf("%s and %s are held together", d.Key, list[0].Key)
-			}
-			heldGot = append(heldGot, d.Key)
-		}
-	}
-	for _, list := range [][]string{held, heldGot, ofGroups, ofGroupsGot} {
-		slices.Sort(list)
-	}
-	if !slices.Equal(held, heldGot) || !slices.Equal(ofGroups, ofGroupsGot) {
-		t.Errorf("held are %v, want %v; pending of groups are %v, want %v", heldGot, held, ofGroupsGot, ofGroups)
+	slices.Sort(ofGroups)
+	slices.Sort(ofGroupsGot)
+	if !slices.Equal(ofGroups, ofGroupsGot) {
+		t.Errorf("pending of groups are %v, want %v", ofGroupsGot, ofGroups)
 	}
 	if got = o.Totals(); got != want {
 		t.Errorf("the totals are %+v, want %+v", got, want)
@@ -481,10 +468,10 @@ func (p *player) change(now time.Time) {
 		}
 		r := outbox.Recipient{Route: name}
 		if x > 3 {
-			r.Due, r.Held = now.Add(time.Hour), x == 5
+			r.Due = now.Add(time.Hour)
 		}
 		a.To = append(a.To, r)
-		p.m.pending[ref{name, a.Seq}] = pendingModel{group: group, due: r.Due, held: r.Held}
+		p.m.pending[ref{name, a.Seq}] = pendingModel{group: group, due: r.Due}
 	}
 	p.last[a.Seq] = a
 	p.m.groups[group] = a.Seq
@@ -591,7 +578,7 @@ func (p *player) byHand() {
 		r := ref{d.Route, d.Seq()}
 		delete(p.m.dead, r)
 		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts,
-			due: d.Due, held: !d.Held.IsZero()}
+			due: d.Due}
 		if d.FallbackFor != nil {
 			m.instead = d.FallbackFor.Sink
 		}
@@ -624,7 +611,7 @@ func (p *player) rearrange(now time.Time) {
 			due := now.Add(2 * time.Hour)
 			b.Move = append(b.Move, outbox.Move{Ref: at, Due: due})
 			m := p.m.pending[r]
-			m.due, m.held = due, false
+			m.due = due
 			p.m.pending[r] = m
 		}
 	}

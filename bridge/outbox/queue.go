@@ -184,23 +184,6 @@ func (o *Outbox) Pending(group string) []Delivery {
 	return nil
 }
 
-// Held returns the pending deliveries that wait for a decision of the owner, in order, by route and group.
-func (o *Outbox) Held() (list [][]Delivery) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	place := map[[2]string]int{}
-	for _, e := range slices.SortedFunc(maps.Keys(o.held), bySeq) {
-		of := [2]string{e.route.name, e.Group}
-		at, known := place[of]
-		if !known {
-			at = len(list)
-			place[of], list = at, append(list, nil)
-		}
-		list[at] = append(list[at], e.record())
-	}
-	return list
-}
-
 // Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
 // never reported. There are none until it is known whose a file is that was read late.
 func (o *Outbox) Unreported(route string) []Delivery {

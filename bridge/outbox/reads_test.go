@@ -232,7 +232,7 @@ func TestOnlyPendingDeliveriesChange(t *testing.T) {
 		ref := outbox.Ref{Route: "c", Seq: a.Seq}
 		other := outbox.Ref{Route: "a", Seq: a.Seq + 1}
 		again := a
-		again.Body, again.To = nil, []outbox.Recipient{{Route: "a", Due: time.Now().Add(time.Hour), Held: true}}
+		again.Body, again.To = nil, []outbox.Recipient{{Route: "a", Due: time.Now().Add(time.Hour)}}
 		for _, b := range []outbox.Batch{
 			{Remove: []outbox.Ref{ref, other}}, {Supersede: []outbox.Ref{ref, other}}, {Add: []outbox.Addition{again}},
 			{Move: []outbox.Move{{Ref: ref, Due: time.Now().Add(time.Hour)}, {Ref: other, Due: time.Now().Add(time.Hour)}}},

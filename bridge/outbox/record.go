@@ -19,7 +19,6 @@ type Delivery struct {
 	Reason      string    `json:"reason,omitempty"`
 	Bytes       int       `json:"bytes,omitempty"` // of the CloudEvent
 	LastAttempt time.Time `json:"lastAttempt,omitzero"`
-	Held        time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
 	Muted       time.Time `json:"mutedUntil,omitzero"`
 	DeadSince   time.Time `json:"deadSince,omitzero"`
 	// Unreported means that the owner is still to report the dead letter. Only the file has it.
@@ -71,9 +70,6 @@ func (e *entry) record() Delivery {
 	case e.Next.IsZero():
 		d.Next = e.Due
 	}
-	if e.held {
-		d.Held = e.Due
-	}
 	if e.death == nil && e.Mute.Active() {
 		d.Muted = e.Mute.Until
 	}
@@ -87,16 +83,13 @@ func (e *entry) encode() []byte {
 	if e.death != nil {
 		d.Reason, d.DeadSince, d.Unreported = e.death.reason, e.death.at, e.death.unreported
 	}
-	if e.held {
-		d.Held = e.Due
-	}
 	return encode(d)
 }
 
 // entryOf returns the entry of a stored delivery.
 func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
-	e := &entry{Item: d.Item, message: m, route: r, lastAttempt: d.LastAttempt, held: !d.Held.IsZero()}
-	e.Message, e.Due = &m.Message, later(d.Due, d.Held)
+	e := &entry{Item: d.Item, message: m, route: r, lastAttempt: d.LastAttempt}
+	e.Message = &m.Message
 	if d.Attempts == 0 {
 		e.Next = time.Time{}
 	}
