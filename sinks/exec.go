@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -395,9 +394,7 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	for _, v := range env {
 		cmd.Env = append(cmd.Env, v.name+"="+v.value)
 	}
-	mark := "FOREWARN_RUN=" + rand.Text()
-	cmd.Env = append(cmd.Env, mark)
-	left, err := runGroup(ctx, cmd, runTerms{mark, c.grace, c.moment})
+	left, err := runGroup(ctx, cmd, runTerms{true, c.grace, c.moment})
 	if errors.Is(err, exec.ErrWaitDelay) && len(left) == 0 {
 		left = append(left, unfound)
 	}

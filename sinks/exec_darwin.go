@@ -46,7 +46,7 @@ func (g *processGroup) rest() []leftover {
 	var all []leftover
 	for _, p := range group {
 		if pid := int(p.Proc.P_pid); pid != g.pid && p.Proc.P_stat != zombie {
-			all = append(all, leftover{pid, unix.ByteSliceToString(p.Proc.P_comm[:])})
+			all = append(all, leftover{pid: pid, name: unix.ByteSliceToString(p.Proc.P_comm[:])})
 		}
 	}
 	return all

@@ -22,15 +22,16 @@ var unfound leftover
 
 // runTerms are the terms of one run of a program.
 type runTerms struct {
-	mark   string        // a variable that only this run has in its environment, for finding what it leaves; or ""
+	marked bool          // find what it leaves wherever that is, if this system can
 	grace  time.Duration // from SIGTERM to SIGKILL
 	moment time.Duration // for what is about to end by itself when the program has ended
 }
 
 // A leftover is a process that a program has left running.
 type leftover struct {
-	pid  int
-	name string // of what it runs, as the system knows it
+	pid   int
+	name  string // of what it runs, as the system knows it
+	lives bool   // it could not be ended
 }
 
 // runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after the
@@ -40,10 +41,11 @@ type leftover struct {
 func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := cmd.Start(); err != nil {
+	mark, err := startMarked(cmd, terms.marked)
+	if err != nil {
 		return nil, err
 	}
-	group := newProcessGroup(cmd.Process, terms.mark)
+	group := newProcessGroup(cmd.Process, mark)
 	running, ended := context.WithCancel(context.Background())
 	defer ended()
 	stop := context.AfterFunc(ctx, func() {
@@ -92,7 +94,11 @@ func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []left
 		left = append(left, rest...)
 	}
 	slices.SortFunc(left, func(a, b leftover) int { return cmp.Compare(a.pid, b.pid) })
-	return slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
+	left = slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
+	for i := range left {
+		left[i].lives = slices.ContainsFunc(rest, func(l leftover) bool { return l.pid == left[i].pid })
+	}
+	return left
 }
 
 // describeLeft returns what people read of what a program has left running, "" if that is nothing.
@@ -105,16 +111,22 @@ func describeLeft(left []leftover, redact *redactor) string {
 	if more := len(left) - most; more > 0 {
 		names = append(names, fmt.Sprintf("and %d more", more))
 	}
-	which := strings.Join(names, ", ")
+	lives := slices.ContainsFunc(left, func(l leftover) bool { return l.lives })
+	what, end, it := "1 process", "which was ended", "it"
 	switch {
 	case len(left) == 0:
 		return ""
 	case left[0] == unfound:
 		return "left something running that has its output open and can't be found to end it; wait for it, or start it " +
 			startApart
-	case len(left) == 1:
-		return fmt.Sprintf("left 1 process running (%s), which was ended; wait for it, or start it %s", which, startApart)
+	case len(left) == 1 && lives:
+		end = "which can't be ended"
+	case len(left) > 1:
+		what, end, it = fmt.Sprintf("%d processes", len(left)), "which were ended", "them"
+		if lives {
+			end = "which can't all be ended"
+		}
 	}
-	return fmt.Sprintf("left %d processes running (%s), which were ended; wait for them, or start them %s", len(left),
-		which, startApart)
+	return fmt.Sprintf("left %s running (%s), %s; wait for %s, or start %s %s", what, strings.Join(names, ", "), end, it, it,
+		startApart)
 }

@@ -150,13 +150,20 @@ func TestARunbookMayCloseItsOutput(t *testing.T) {
 func TestWhatIsLeftIsSaidInFewWords(t *testing.T) {
 	redact := new(redactor)
 	redact.hide("s3cret-token")
-	many := []leftover{{1, "a\x1b[2J\nb"}, {2, "s3cret-token"}, {3, strings.Repeat("x", 1000)}}
+	many := []leftover{
+		{pid: 1, name: "a\x1b[2J\nb"}, {pid: 2, name: "s3cret-token"}, {pid: 3, name: strings.Repeat("x", 1000)},
+	}
 	for range 500 {
-		many = append(many, leftover{4, "y"})
+		many = append(many, leftover{pid: 4, name: "y"})
 	}
 	got := describeLeft(many, redact)
 	if !strings.HasPrefix(got, "left 503 processes running (") || !strings.Contains(got, "and 500 more") ||
 		len(got) > 300 || bytes.ContainsAny([]byte(got), "\x1b\n") || strings.Contains(got, "s3cret") {
 		t.Errorf("describeLeft = %q", got)
+	}
+	some := []leftover{{pid: 1, name: "a", lives: true}, {pid: 2, name: "b"}}
+	want := "left 2 processes running (a, b), which can't all be ended; wait for them, or start them " + startApart
+	if got := describeLeft(some, redact); got != want {
+		t.Errorf("describeLeft = %q, want %q", got, want)
 	}
 }

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -9,11 +10,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// asScript returns settings that run a shell script. The script has a program as $0, which hangs on
-// the address that it is given as its argument.
-func asScript(t *testing.T, shell, script string, addresses ...string) string {
+// asScript returns settings that run a shell script with arguments. The script has a program as $0, which hangs on the
+// address that it is given as its argument.
+func asScript(t *testing.T, shell, script string, arguments ...string) string {
 	t.Helper()
 	path, err := exec.LookPath(shell)
 	if err != nil {
@@ -23,7 +26,7 @@ func asScript(t *testing.T, shell, script string, addresses ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command, err := json.Marshal(append([]string{path, "-c", script, self}, addresses...))
+	command, err := json.Marshal(append([]string{path, "-c", script, self}, arguments...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,19 +36,23 @@ func asScript(t *testing.T, shell, script string, addresses ...string) string {
 // Whatever way a runbook leaves a child, it is found, ended and said.
 func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
 	for name, script := range map[string]string{
-		"plain":                  `"$0" "$1" &`,
-		"nohup":                  `nohup "$0" "$1" >/dev/null 2>&1 &`,
-		"setsid":                 `setsid "$0" "$1" &`,
-		"setsid -f":              `setsid -f "$0" "$1"`,
-		"below a subshell":       `("$0" "$1" &)`,
-		"two sessions away":      `(setsid setsid -f "$0" "$1" </dev/null >/dev/null 2>&1 &)`,
-		"a group of its own":     `set -m; "$0" "$1" &`,
-		"after output is closed": `exec >&- 2>&-; "$0" "$1" &`,
-		"disowned":               `"$0" "$1" & disown`,
-		"deaf":                   `trap '' TERM HUP; "$0" "$1" &`,
-		"a coprocess":            `coproc "$0" "$1"`,
-		"a pipeline's":           `true | "$0" "$1" &`,
-		"another directory":      `cd /tmp; umask 0; unset HOME PATH; "$0" "$1" &`,
+		"plain":                         `"$0" "$1" &`,
+		"nohup":                         `nohup "$0" "$1" >/dev/null 2>&1 &`,
+		"setsid":                        `setsid "$0" "$1" &`,
+		"setsid -f":                     `setsid -f "$0" "$1"`,
+		"below a subshell":              `("$0" "$1" &)`,
+		"two sessions away":             `(setsid setsid -f "$0" "$1" </dev/null >/dev/null 2>&1 &)`,
+		"a group of its own":            `set -m; "$0" "$1" &`,
+		"after output is closed":        `exec >&- 2>&-; "$0" "$1" &`,
+		"disowned":                      `"$0" "$1" & disown`,
+		"deaf":                          `trap '' TERM HUP; "$0" "$1" &`,
+		"a coprocess":                   `coproc "$0" "$1"`,
+		"a pipeline's":                  `true | "$0" "$1" &`,
+		"an environment of its own":     `env -i TASK=hang setsid -f "$0" "$1"`,
+		"an overwritten environment":    `TASK=overwrite setsid -f "$0" "$1"`,
+		"a first thread that has ended": `TASK=headless setsid -f "$0" "$1"`,
+		"a first thread that has ended, in its group": `TASK=headless "$0" "$1" &`,
+		"another directory":                           `cd /tmp; umask 0; unset HOME PATH; "$0" "$1" &`,
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
@@ -63,12 +70,12 @@ func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
 	}
 }
 
-// A child that hides, in a session and with an environment of its own, is not found. If it has the runbook's output open,
-// the runbook has failed all the same.
+// A child that takes off the run's mark, in a session of its own, is not found. If it has the runbook's output open, the
+// runbook has failed all the same.
 func TestAHiddenChildIsKnownByItsOutput(t *testing.T) {
 	t.Parallel()
 	one, other := newWatch(t), newWatch(t)
-	script := `env -i TASK=hang setsid -f "$0" "$1"; "$0" "$2"`
+	script := `(ulimit -Sx unlimited; setsid -f "$0" "$1"); "$0" "$2"`
 	end := running(t, hastily(t, asScript(t, "bash", script, other.address(), one.address())))
 	leader, child := one.begun(), other.begun()
 	fmt.Fprintln(leader, 0)
@@ -163,9 +170,80 @@ func TestProcessNamesMayHoldAnything(t *testing.T) {
 	}
 	conn := w.begun()
 	p, err := readProcess(odd.Process.Pid)
-	if err != nil || p.name != "a) Z 1 (b" || p.state == "Z" || p.start == 0 || !p.has("TASK=hang") || p.has("TASK=han") {
+	if err != nil || p.name != "a) Z 1 (b" || p.state == "Z" || p.start == 0 || p.threads < 2 {
 		t.Errorf("readProcess = %+v, %v", p, err)
 	}
 	fmt.Fprintln(conn, 0)
 	odd.Wait()
+}
+
+// The mark of a run is on what it starts and nowhere else: not on forewarn, nor on what it starts beside the run.
+func TestAMarkIsOnOneRunAlone(t *testing.T) {
+	t.Parallel()
+	mine := func() uint64 {
+		marking.Lock()
+		defer marking.Unlock()
+		return process{pid: os.Getpid()}.mark()
+	}
+	before := mine()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	marks := map[uint64]bool{}
+	for _, marked := range []bool{true, false, true} {
+		w := newWatch(t)
+		cmd := exec.Command(self, w.address())
+		cmd.Env = []string{"TASK=hang"}
+		mark, err := startMarked(cmd, marked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := w.begun()
+		its := process{pid: cmd.Process.Pid}
+		if marked && (mark == 0 || its.mark() != mark) || !marked && (mark != 0 || its.mark() != before) || marks[mark] {
+			t.Errorf("marked %v: its mark is %d, want %d, and of its own", marked, its.mark(), mark)
+		}
+		marks[mark] = true
+		fmt.Fprintln(conn, 0)
+		cmd.Wait()
+	}
+	if after := mine(); after != before {
+		t.Errorf("forewarn's own mark was %d and is now %d", before, after)
+	}
+}
+
+// What can't be ended, because it has become another user, is found, and not said to have been ended.
+func TestWhatCannotBeEndedIsNotSaidToBe(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make a program that becomes root")
+	}
+	a, err := findAccount("nobody")
+	if err != nil {
+		t.Skip(err)
+	}
+	becomesRoot := publicCopy(t)
+	if err := os.Chmod(becomesRoot, os.ModeSetuid|0o755); err != nil {
+		t.Fatal(err)
+	}
+	ce, err := deliveries(t)[0].Event.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, other := newWatch(t), newWatch(t)
+	settings := asScript(t, "bash", `TASK=root setsid -f "$1" "$2"; "$1" "$3"`, becomesRoot, other.address(), one.address())
+	var out bytes.Buffer
+	bridge := exec.Command(publicCopy(t), settings, string(ce))
+	bridge.Env, bridge.Dir, bridge.Stdout = []string{"TASK=bridge"}, "/", &out
+	bridge.SysProcAttr = &unix.SysProcAttr{Credential: a.credential}
+	if err := bridge.Start(); err != nil {
+		t.Fatal(err)
+	}
+	leader, child := one.begun(), other.begun()
+	fmt.Fprintln(leader, 0)
+	bridge.Wait()
+	if want := "left 1 process running (command), which can't be ended; wait for it"; !strings.Contains(out.String(), want) {
+		t.Errorf("it says %q, want %q", out.String(), want)
+	}
+	fmt.Fprintln(child, 0) // it is still there to hear this, and ends
 }

@@ -3,9 +3,12 @@ package sinks
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -31,9 +34,33 @@ func (g *processGroup) awaitEnd() bool {
 	}
 }
 
+// marking lets one program be started at a time, because a mark is set for all that this process starts.
+var marking sync.Mutex
+
+// startMarked starts a program, which gets a mark of its own if marked is true; the mark is 0 if there is none.
+//
+// A mark is a soft limit of file locks, which Linux has not looked at since version 2.5. All that the program starts has
+// it too, whatever session, environment, name or user that takes, and everybody may read it. A subreaper would get every
+// orphan too, but can't tell which of several programs has left it.
+func startMarked(cmd *exec.Cmd, marked bool) (mark uint64, err error) {
+	marking.Lock()
+	defer marking.Unlock()
+	var before unix.Rlimit
+	err = unix.Getrlimit(unix.RLIMIT_LOCKS, &before)
+	if !marked || err != nil || before.Max < 1<<32 { // below that, two marks might be the same
+		return 0, cmd.Start()
+	}
+	mark = 1 + rand.Uint64N(before.Max/2)
+	err = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: mark, Max: before.Max})
+	if err != nil {
+		return 0, cmd.Start()
+	}
+	defer unix.Setrlimit(unix.RLIMIT_LOCKS, &before) // as it was a moment ago
+	return mark, cmd.Start()
+}
+
 // rest returns what the program, which has ended, has left running: the processes of its group and of its session, and
-// those elsewhere that have its mark in their environment, such as a daemon. It does not find a daemon that has cleared
-// its environment, and what this user may not look at.
+// those elsewhere that have its mark, such as a daemon.
 func (g *processGroup) rest() []leftover {
 	own, err := readProcess(g.pid)
 	if err != nil {
@@ -52,7 +79,7 @@ func (g *processGroup) rest() []leftover {
 			continue
 		}
 		if p, err := readProcess(pid); err == nil && g.left(p, own.start) {
-			all = append(all, leftover{pid, p.name})
+			all = append(all, leftover{pid: pid, name: p.name})
 		}
 	}
 	return all
@@ -60,10 +87,11 @@ func (g *processGroup) rest() []leftover {
 
 // left reports whether the program, which was started at start, has left p running.
 func (g *processGroup) left(p process, start uint64) bool {
-	if p.state == "Z" || p.state == "X" || p.start < start {
+	ended := (p.state == "Z" || p.state == "X") && p.threads <= 1 // else only its first thread has
+	if ended || p.start < start {
 		return false
 	}
-	return p.group == g.pid || p.session == g.pid || g.mark != "" && p.has(g.mark)
+	return p.group == g.pid || p.session == g.pid || g.mark != 0 && p.mark() == g.mark
 }
 
 // killRest kills processes that rest has returned, unless they have ended and their ids belong to others.
@@ -88,6 +116,7 @@ func (g *processGroup) killRest(rest []leftover) {
 type process struct {
 	pid, group, session int
 	name, state         string
+	threads             int
 	start               uint64 // in ticks since the system's start
 }
 
@@ -109,12 +138,16 @@ func readProcess(pid int) (process, error) {
 	p := process{pid: pid, name: string(after[:end]), state: fields[0]}
 	p.group, _ = strconv.Atoi(fields[2])
 	p.session, _ = strconv.Atoi(fields[3])
+	p.threads, _ = strconv.Atoi(fields[17])
 	p.start, err = strconv.ParseUint(fields[19], 10, 64)
 	return p, err
 }
 
-// has reports whether a variable, such as A=b, is in the environment that the process was started with.
-func (p process) has(variable string) bool {
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
-	return err == nil && bytes.Contains(append([]byte{0}, environ...), []byte("\x00"+variable+"\x00"))
+// mark returns the mark of a process, 0 if it has none.
+func (p process) mark() uint64 {
+	limits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.pid))
+	_, after, _ := bytes.Cut(limits, []byte("\nMax file locks "))
+	soft, _, _ := bytes.Cut(bytes.TrimLeft(after, " "), []byte{' '})
+	mark, _ := strconv.ParseUint(string(soft), 10, 64)
+	return mark
 }

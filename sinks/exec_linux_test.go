@@ -11,7 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sys/unix"
@@ -29,6 +31,19 @@ func performOnLinux(task string, args []string) int {
 		id, err := unix.Getsid(0)
 		fmt.Println("leads one of its own:", id == os.Getpid(), err)
 		return 0
+	case "overwrite": // hides what it was started with, as daemons do that show a title
+		for _, variable := range os.Environ() {
+			clear(unsafe.Slice(unsafe.StringData(variable), len(variable)))
+		}
+		return hang(args[0])
+	case "headless": // ends its first thread, on which this runs, and goes on
+		go func() { os.Exit(hang(args[0])) }()
+		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
+	case "root": // becomes root, if its file lets it
+		if err := syscall.Setuid(0); err != nil {
+			return 1
+		}
+		return hang(args[0])
 	case "bridge": // runs settings, and gives the error
 		var events delivery.Delivery
 		if err := events.Event.UnmarshalJSON([]byte(args[1])); err != nil {

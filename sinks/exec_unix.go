@@ -106,13 +106,13 @@ func baseVariables(a account, _ func(string) string) []variable {
 // A processGroup is a program and its process group, whose ids are the same.
 type processGroup struct {
 	pid  int
-	mark string // a variable that only this program's environment has, and that of what it starts; "" for none
+	mark uint64 // that only this program has, and what it starts; 0 for none
 
 	mu     sync.Mutex
 	closed bool // the id may belong to another process by now
 }
 
-func newProcessGroup(p *os.Process, mark string) *processGroup {
+func newProcessGroup(p *os.Process, mark uint64) *processGroup {
 	return &processGroup{pid: p.Pid, mark: mark}
 }
 

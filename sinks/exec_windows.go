@@ -78,7 +78,7 @@ type processGroup struct {
 	job windows.Handle // 0 if it could not be made, or is closed
 }
 
-func newProcessGroup(p *os.Process, _ string) *processGroup {
+func newProcessGroup(p *os.Process, _ uint64) *processGroup {
 	g := &processGroup{process: p}
 	const rights = windows.PROCESS_SET_QUOTA | windows.PROCESS_TERMINATE | windows.SYNCHRONIZE
 	var err error
@@ -152,7 +152,7 @@ func (g *processGroup) rest() []leftover {
 	for _, id := range list.ids[:min(int(list.listed), len(list.ids))] {
 		name := programOf(uint32(id))
 		if int(id) != g.process.Pid && !strings.EqualFold(name, consoleHost) {
-			all = append(all, leftover{int(id), name})
+			all = append(all, leftover{pid: int(id), name: name})
 		}
 	}
 	return all
