@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A disk that can't be written is told once, from memory, to those who hear of trouble, and so is its end. A failure of
 // some seconds is told to nobody, and a disk that fails again and again is no flood of messages.
 func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, all, others := &ear{}, &ear{}, &ear{}
 		b := s.start(admin.trouble("admin"), all.trouble("all").with(func(x *Terms) { x.Bridge = LevelAll }), others.all("others"))

@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // waysToWait are all ways in which the announcement of an event waits while the event ends. Each starts a bridge with the
@@ -145,6 +146,9 @@ func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 	for name, route := range routes {
 		for way, wait := range waysToWait {
 			t.Run(name+" waits "+way, func(t *testing.T) {
+				if name != "drop" {
+					systemtest.Alone(t)
+				}
 				bubble(t, func(t *testing.T, s *stage) {
 					e := &ear{}
 					b := wait(t, s, e, route(e))
@@ -173,6 +177,7 @@ func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 
 // Whoever is told of the end is told of it, with what was missed, however the announcement has waited.
 func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
+	systemtest.Alone(t)
 	for way, wait := range waysToWait {
 		if way == beforeTheFile || way == withoutTheSink {
 			continue

@@ -419,13 +419,13 @@ func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
 		route := drain.all("drain").with(func(x *Terms) { x.Lead = 10 * time.Minute })
 		b := s.start(kept, route)
 		pause(1500 * time.Millisecond)
-		s.redeploy(idA, time.Hour)
+		s.redeploy(idA, 20*time.Minute)
 		pause(time.Minute)
 		b.Reload([]Route{kept}, nil, SettingsInfo{})
 		s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "Now with a reason." })
 		pause(time.Minute)
 		b.Reload([]Route{kept, route}, nil, SettingsInfo{})
-		pause(time.Hour)
+		pause(20 * time.Minute)
 		wantIDs(t, drain.types(), "updated")
 		b.end()
 	})
@@ -483,6 +483,7 @@ func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 // An event that this VM is added to reminds who is told of this VM's events, also when the time of the reminder has passed
 // by then.
 func TestAnEventThatComesToThisVMReminds(t *testing.T) {
+	systemtest.Alone(t)
 	for _, added := range []time.Duration{5 * time.Second, 34 * time.Minute} {
 		bubble(t, func(t *testing.T, s *stage) {
 			drain := &ear{}

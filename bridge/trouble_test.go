@@ -68,6 +68,7 @@ func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 // A sink may be blocked long before that matters to anybody, because it refuses heartbeats. Once it refuses something
 // about an Azure event too, the others are told at once, or at the next probe if the event is far off.
 func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) {
+	systemtest.Alone(t)
 	for notice, within := range map[time.Duration]time.Duration{10 * time.Minute: 5 * time.Second, 24 * time.Hour: time.Minute + 5*time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
 			admin, down := &ear{}, &ear{answer: always(errRefused)}

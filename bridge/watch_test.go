@@ -386,6 +386,7 @@ func TestIfNoneMatch(t *testing.T) {
 // Only the first answer may take as long as Azure needs to switch events on: an endpoint that stops answering is asked
 // as often after a day as before.
 func TestAnEndpointThatHangsForADayIsStillAskedOften(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		b := s.start((&ear{}).all("a"))

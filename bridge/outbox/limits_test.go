@@ -13,6 +13,7 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // By default the outbox holds 256 MiB of pending deliveries and 64 MiB of dead letters. Each CloudEvent counts once per
@@ -221,6 +222,7 @@ func TestDiskThatHangsDuringMaintainDelaysOneChange(t *testing.T) {
 
 // The default bounds are exactly the documented ones.
 func TestDefaultBounds(t *testing.T) {
+	systemtest.Alone(t)
 	const mib = 1 << 20
 	for _, tt := range []struct {
 		what          string

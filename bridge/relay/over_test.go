@@ -40,7 +40,7 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				a := eventNo(1).in(time.Hour)
+				a := eventNo(1).in(20 * time.Minute)
 				announced := a.say(t, imds.Scheduled, "vm-1")
 				s.publish(announced)
 				pause(time.Minute)
@@ -52,7 +52,7 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 					st, stop = s.run(drain)
 				}
 				sink.say(nil)
-				pause(2 * time.Hour)
+				pause(25 * time.Minute)
 				for _, id := range sink.all() {
 					if id == announced.ID() {
 						t.Errorf("%s was told after the end", id)
@@ -113,7 +113,7 @@ func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 					_, stop = s.run(hook, drain)
 				}
 				other.say(nil)
-				pause(time.Hour)
+				pause(10 * time.Minute)
 				if told := other.all(); len(told) > 0 && strings.HasSuffix(told[0], "-scheduled") {
 					t.Errorf("the fallback was told %s after the end", told)
 				}

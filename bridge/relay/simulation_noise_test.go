@@ -21,6 +21,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 	"forewarn/sinks"
 )
 
@@ -172,6 +173,7 @@ func (o *oracle) published() {
 // Publishers that take every duplicate for their own message are found out, a VM and a relay: nobody gets the change.
 // As they are, nothing is found.
 func TestTheOracleCatchesABelievedDuplicate(t *testing.T) {
+	systemtest.Alone(t)
 	for _, believed := range []bool{false, true} {
 		p := noisyPlan(t)
 		p.believed = believed
