@@ -12,8 +12,8 @@ const maxKnown = 16 << 10
 // may serve two sinks, and an answer to one of them repeat the secret of the other, or one that was replaced. The zero
 // value is ready to use. It is safe for concurrent use. A nil KnownSecrets remembers nothing.
 //
-// It is told no words, and remembers no secret of fewer than maxRow characters: a weak password must not hide the
-// answers to all sinks.
+// It is told nothing that is made of words, such as a user's name, and remembers no secret of fewer than maxRow
+// characters: these must not hide the answers to all sinks.
 type KnownSecrets struct {
 	mu   sync.Mutex
 	of   map[string][]string // by sink; the one that was used last at the end

@@ -77,11 +77,11 @@ func TestSecretsOfOtherSinksAreBounded(t *testing.T) {
 	}
 }
 
-// Words, and secrets of fewer than eight characters, hide the answers to their own sink alone.
+// What is made of words, and secrets of fewer than eight characters, hide the answers to their own sink alone.
 func TestAWeakSecretHidesNoOtherSinksAnswers(t *testing.T) {
 	known := new(KnownSecrets)
 	a, b := Host{Name: "a", Known: known}.redactor(), Host{Name: "b", Known: known}.redactor()
-	for _, weak := range []string{"a", "e7", "hunter2", "password"} {
+	for _, weak := range []string{"a", "e7", "hunter2", "password", "bot@contoso.test", "/triggers/manual/run"} {
 		a.hide(weak)
 		text := "it is " + weak
 		if got := a.line(text, maxShown); got != notShown {

@@ -114,7 +114,7 @@ func fold(text string) string {
 // hide adds secrets. A secret of one or two characters is in nearly every text, so that hardly any is shown.
 func (r *redactor) hide(secrets ...string) {
 	for _, secret := range secrets {
-		word := isWord(secret)
+		plain := isWords(secret)
 		secret = fold(secret)
 		n := min(len(secret), maxRow)
 		if n == 0 {
@@ -124,16 +124,20 @@ func (r *redactor) hide(secrets ...string) {
 			r.rows[n] = make(map[string]bool)
 		}
 		addRows(r.rows[n], secret, n)
-		if !word {
+		if !plain {
 			r.known.add(r.sink, secret)
 		}
 	}
 }
 
-// addRows adds what a text must not hold of a secret: all rows of n characters.
+// addRows adds what a text must not hold of a secret: all rows of n characters. The program's own name in a longer
+// secret, such as the user forewarn-web, is none: it is in its own texts, such as "stored in stream FOREWARN".
 func addRows(rows map[string]bool, secret string, n int) {
 	for i := range len(secret) - n + 1 {
-		rows[secret[i:i+n]] = true
+		row := secret[i : i+n]
+		if row != "forewarn" || secret == row {
+			rows[row] = true
+		}
 	}
 }
 

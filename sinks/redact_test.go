@@ -258,6 +258,22 @@ func TestTheSchemeOfAHeaderIsNoSecret(t *testing.T) {
 	}
 }
 
+// The program's own name in a longer secret hides nothing; the rest of such a secret does.
+func TestOurOwnNameIsNoSecret(t *testing.T) {
+	for secret, texts := range map[string]map[string]bool{
+		"forewarn-web": {"stored in stream FOREWARN, message 5": true, "no user forewarn-w": false},
+		"forewarn":     {"no password forewarn": false},
+	} {
+		redact := new(redactor)
+		redact.hide(secret)
+		for text, shown := range texts {
+			if got := redact.line(text, maxShown); (got == text) != shown {
+				t.Errorf("with %s, %q is shown as %q", secret, text, got)
+			}
+		}
+	}
+}
+
 // shownBeside returns what is shown of a text to a sink with a secret URL.
 func shownBeside(t *testing.T, address, text string) string {
 	t.Helper()
@@ -445,7 +461,7 @@ func tellOf(t *testing.T, secret, other string, way int) (redact *redactor, know
 	switch way % 6 {
 	case 0: // in an earlier attempt of another sink
 		Host{Name: "b", Known: known}.redactor().hide(secret)
-		return redact, long && !isWord(secret)
+		return redact, long && !isWords(secret)
 	case 1:
 		redact.hideURL(parsed(t, "https://hook.test/services/"+url.PathEscape(secret)+"/"))
 		return redact, len(secret) > maxShortEnd && strings.Trim(secret, "/.") != ""
