@@ -312,7 +312,7 @@ func (t *truth) answer(a *answer, first bool) {
 	if a.what == "document" && !a.partial && !unsure {
 		t.version = a.version
 	}
-	if a.what == "empty" {
+	if a.what == "empty" || a.partial { // the next document is another one, whatever it lists
 		t.version = -1
 	}
 	for id := range listed {
