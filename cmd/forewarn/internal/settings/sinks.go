@@ -124,7 +124,8 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	before := len(doc.problems)
 	known := slices.Sorted(maps.Keys(l.Kinds))
 	own := collect(reflect.ValueOf(new(sinkSettings)).Elem(), map[string]reflect.Value{})
-	section, kind := l.destination(n, own, known)
+	section, name := l.destination(n, own, known)
+	kind := l.Kinds[name]
 	terms := termsOf(kind)
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge),
 		Late:  string(terms.Late),
@@ -134,8 +135,8 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
 		doc.report(doc.valueError(e.value, "timeout", "more than 0"))
 	}
-	doc.report(checkGroup(doc, n, in, section.key, terms), checkTimes(doc, n, in))
-	r.Name, r.Kind, r.Terms = in.Name, section.key, terms
+	doc.report(checkGroup(doc, n, in, name, terms), checkTimes(doc, n, in))
+	r.Name, r.Kind, r.Terms = in.Name, name, terms
 	r.Terms.Timeout, r.Terms.MaxAge = in.Timeout, in.MaxAge
 	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), in.lateness()
 	r.Terms.Remind, r.Terms.Lead, r.Terms.Heartbeat = in.Remind, in.Lead, in.Heartbeat
@@ -187,21 +188,21 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 }
 
 // destination returns the section of a sink that names its kind, one of known; own are the keys of every sink. A misspelt
-// key stands for the kind that it resembles, so that what is wrong with the sink besides is found in the same run. Without any, the section is empty, and
-// the kind is the zero Kind, which can't be opened.
-func (l Loader) destination(n *node, own, known []string) (section entry, kind sinks.Kind) {
+// key stands for the kind that it resembles, so that what is wrong with the sink besides is found in the same run.
+// Without any, the section is empty, and the kind is "".
+func (l Loader) destination(n *node, own, known []string) (section entry, kind string) {
 	for _, e := range n.entries {
 		if slices.Contains(known, e.key) {
-			return e, l.Kinds[e.key]
+			return e, e.key
 		}
 	}
 	for _, e := range n.entries {
 		near, ok := wording.Nearest(e.key, slices.Concat(own, known))
 		if ok && slices.Contains(known, near) && e.value.kind == aTable {
-			return e, l.Kinds[near]
+			return e, near
 		}
 	}
-	return entry{pos: n.pos, value: new(node)}, kind
+	return entry{pos: n.pos, value: new(node)}, ""
 }
 
 // checkName refuses a sink without a name, or with one that can't be written in a command or a metric.
