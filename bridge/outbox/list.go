@@ -55,14 +55,15 @@ func (o *Outbox) selected(s Selection) (all []*entry) {
 	return all
 }
 
-// Over reports whether a route would begin nothing about a delivery, because its event is over: see
-// delivery.Late.OverAtEnd. While no settings are known, as when no bridge runs, no route is known to act.
+// Over reports whether a route should begin nothing about a delivery, because its event is over: see
+// delivery.Late.OverAtEnd. While no settings are known, as when no bridge runs, any route may be one that acts.
 func (o *Outbox) Over(d Delivery, route string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r, g := o.routes[route], o.groups[d.Group]
 	open := g != nil && g.latest != nil
-	return d.Group != "" && !open && !d.Ends() && r != nil && r.late == delivery.LateDrop
+	acts := o.settings == nil || r != nil && r.late == delivery.LateDrop
+	return d.Group != "" && !open && !d.Ends() && acts
 }
 
 // Show returns one delivery and the JSON of its CloudEvent. The error wraps ErrUnknownKey if there is no such key; any

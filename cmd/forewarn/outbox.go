@@ -132,7 +132,7 @@ func (p *program) outboxReplayCommand() *cobra.Command {
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
 forewarn or, if none runs, changes the outbox's file. The history keeps who replayed them. Prints
 the deliveries that are pending again. With --all, what a sink with late: drop was to do about an event
-that is over is left as it is.`,
+that is over is left as it is; if no forewarn runs, so is all about such an event.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
@@ -197,8 +197,12 @@ func (p *program) mutate(
 	switch {
 	case err != nil || !m.All:
 	case len(left.Rows) > 0:
-		fmt.Fprintf(p.err, "%s not sent again, because the event is over and the sink acts; to send one all the same, "+
-			"name its key\n", wording.Plural(len(left.Rows)+left.More, "dead letter", "dead letters"))
+		why := "the event is over and the sink acts"
+		if _, err := running.Status(c.Context()); errors.Is(err, control.ErrNotRunning) {
+			why = "the event is over, and only a running forewarn knows which sinks act"
+		}
+		fmt.Fprintf(p.err, "%s not sent again, because %s; to send one all the same, name its key\n",
+			wording.Plural(len(left.Rows)+left.More, "dead letter", "dead letters"), why)
 	case len(entries) == 0:
 		fmt.Fprintln(p.err, "there are no dead letters")
 	}

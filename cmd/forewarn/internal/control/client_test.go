@@ -157,7 +157,7 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		} else if err := box.Close(); err != nil {
 			t.Fatal(err)
 		}
-		replayed, err := c.Replay(t.Context(), Mutation{All: true, By: "root"})
+		replayed, err := c.Replay(t.Context(), Mutation{Keys: []string{fmt.Sprintf("ops/%d", message.Seq)}, By: "root"})
 		if err != nil || len(replayed) != 1 || replayed[0].ReplayedBy != "root" {
 			t.Errorf("runs: %v: replayed are %+v, %v; want one, replayed by root", runs, replayed, err)
 		}
@@ -165,6 +165,58 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		if err != nil || shown.State != outbox.StatePending || shown.ReplayedBy != "root" {
 			t.Errorf("runs: %v: %s is shown, by %q, %v; want it pending, replayed by root", runs, shown.State, shown.ReplayedBy, err)
 		}
+	}
+}
+
+// What is about an event that is over is replayed with all to a sink that doesn't act. While no forewarn runs, nobody
+// knows which sinks act, so it is left. What names its key is replayed.
+func TestWhatIsOverIsReplayedOnlyWhereNothingActs(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, tt := range []struct {
+		claim string
+		late  delivery.Late
+		runs  bool
+		want  int
+	}{
+		{"one runs, and the sink tells somebody", delivery.LateSend, true, 1},
+		{"one runs, and the sink acts", delivery.LateDrop, true, 0},
+		{"none runs, and the sink told somebody", delivery.LateSend, false, 0},
+		{"none runs, and the sink acted", delivery.LateDrop, false, 0},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			at := Location{State: t.TempDir()}
+			c := Client{Location: at, Log: log}
+			box, err := outbox.Open(at.State, outbox.Options{Log: log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A"}
+			batch := outbox.Batch{
+				Now: time.Now(), Routes: []outbox.Route{{Name: "ops", Late: tt.late}}, Add: []outbox.Addition{
+					{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []outbox.Recipient{{Route: "ops"}}}}}
+			if err := box.Apply(batch); err != nil {
+				t.Fatal(err)
+			}
+			q := box.Queue("ops")
+			q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+			if tt.runs {
+				serveOutbox(t, at, box)
+			} else if err := box.Close(); err != nil {
+				t.Fatal(err)
+			}
+			all, err := c.Replay(t.Context(), Mutation{All: true})
+			if err != nil || len(all) != tt.want {
+				t.Errorf("with all, replayed are %+v, %v; want %d", all, err, tt.want)
+			}
+			if tt.want == 1 {
+				return
+			}
+			key := fmt.Sprintf("ops/%d", message.Seq)
+			named, err := c.Replay(t.Context(), Mutation{Keys: []string{key}})
+			if err != nil || len(named) != 1 || named[0].Key != key {
+				t.Errorf("with its key, replayed are %+v, %v; want it", named, err)
+			}
+		})
 	}
 }
 
