@@ -39,7 +39,7 @@ func TestAddressInTheEnvironmentIsTried(t *testing.T) {
 func TestEndpointOfARunningBridgeIsTried(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	dir := t.TempDir()
-	l, err := control.Listen(control.Location{State: dir}, slog.New(slog.DiscardHandler))
+	l, err := control.Listen(control.Location{State: dir}.Sockets()[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -286,7 +286,7 @@ func startVerb(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	defer log.Close()
 	fw.Dir, fw.Stdout, fw.Stderr = ts.MkAbs("."), out, log
-	fw.Env = append(os.Environ(), "HOME="+ts.Getenv("HOME"))
+	fw.Env = append(os.Environ(), "HOME="+ts.Getenv("HOME"), "RUNTIME_DIRECTORY="+ts.Getenv("RUNTIME_DIRECTORY"))
 	withConsole(fw)
 	ts.Check(fw.Start())
 	in(ts).running[args[0]] = fw

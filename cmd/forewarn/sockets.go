@@ -2,9 +2,11 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,30 +15,30 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// controlSockets are the control sockets of a run: the one of the settings it was started with and, when a reload names
-// another place, one there too. Commands read the new settings, and must find the forewarn that was started with the
+// controlSockets are the control sockets of a run: those of the settings it was started with and, when a reload names
+// other places, those there too. Commands read the new settings, and must find the forewarn that was started with the
 // old ones.
 type controlSockets struct {
 	handler http.Handler
 	locate  func(*settings.Settings) control.Location
 	log     *slog.Logger
-	start   control.Location
+	start   []string // paths of the start, which are served to the end
 
-	mu        sync.Mutex // guards the fields below, and that nothing is served after stop
-	stops     []func()   // the first ends the socket of the start
+	mu        sync.Mutex        // guards the fields below, and that nothing is served after stop
+	stops     map[string]func() // by the path that is served
+	slow      []func()          // of paths that may be served once the disk is faster
 	isStopped bool
 }
 
 // serveControl serves the control socket of the settings. Without one forewarn goes on.
 func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.Logger) *controlSockets {
 	locate := func(s *settings.Settings) control.Location { return control.LocationOf(s, p.defaults, p.getenv) }
-	c := &controlSockets{handler: h, locate: locate, log: log, start: locate(s)}
-	stop, _ := c.serve(c.start)
-	c.stops = []func(){stop}
+	c := &controlSockets{handler: h, locate: locate, log: log, start: locate(s).Sockets(), stops: map[string]func(){}}
+	c.serve(locate(s))
 	return c
 }
 
-// follow serves a second socket where the settings of a reload look for it, in place of an earlier second one. They are
+// follow serves sockets where the settings of a reload look for them, in place of those of an earlier reload. They are
 // nil if the reload failed.
 func (c *controlSockets) follow(s *settings.Settings) {
 	if s == nil {
@@ -48,22 +50,14 @@ func (c *controlSockets) follow(s *settings.Settings) {
 	if c.isStopped {
 		return
 	}
-	for _, stop := range c.stops[1:] {
-		stop()
-	}
-	c.stops = c.stops[:1]
-	if at == c.start {
-		return
-	}
-	if at.Control == "" { // the next start would make it
-		err := patiently(func() error { return errors.Join(service.MakeState(at.State), os.MkdirAll(at.State, 0o700)) })
-		if err != nil {
-			c.log.Warn("cannot make the new state directory", "state", at.State, "err", err)
+	paths := at.Sockets()
+	for path, stop := range c.stops {
+		if !slices.Contains(c.start, path) && !slices.Contains(paths, path) {
+			stop()
+			delete(c.stops, path)
 		}
 	}
-	stop, ok := c.serve(at)
-	c.stops = append(c.stops, stop)
-	if ok {
+	if c.serve(at) {
 		c.log.Info("commands are answered where the new settings look, too", "state", at.State, "control", at.Control)
 	}
 }
@@ -76,29 +70,73 @@ func (c *controlSockets) stop() {
 	for _, stop := range c.stops {
 		stop()
 	}
+	for _, stop := range c.slow {
+		stop()
+	}
 }
 
-// serve serves a socket at a location until stop is called. If it can't, ok is false, and it has logged why.
-func (c *controlSockets) serve(at control.Location) (stop func(), ok bool) {
+// serve serves the sockets of a location that are not served yet, and reports whether there is a new one. If none can be
+// served, or not the one that the settings name, it logs why.
+func (c *controlSockets) serve(at control.Location) (isNew bool) {
+	before, paths := len(c.stops), at.Sockets()
+	err := c.serveEach(paths)
+	if !c.serves(paths...) {
+		err = patiently(func() error { return errors.Join(service.MakeState(at.State), os.MkdirAll(at.State, 0o700)) })
+		if err == nil {
+			err = c.serveEach(paths)
+		} else {
+			err = fmt.Errorf("the state directory %s can't be made: %w", at.State, err)
+		}
+	}
+	switch {
+	case !c.serves(paths...):
+		c.log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
+			"hint", "let forewarn write the state directory, or set control in the settings file to another path")
+	case at.Control != "" && !c.serves(at.Control):
+		c.log.Warn("no control socket where the settings name it; commands use another", "err", err)
+	}
+	return len(c.stops) > before
+}
+
+// serves reports whether one of the paths is served.
+func (c *controlSockets) serves(paths ...string) bool {
+	return slices.ContainsFunc(paths, func(path string) bool { return c.stops[path] != nil })
+}
+
+// serveEach serves the paths that are not served yet. The error says why some are not.
+func (c *controlSockets) serveEach(paths []string) error {
+	var errs []error
+	for _, path := range paths {
+		if c.serves(path) {
+			continue
+		}
+		stop, err := c.serveAt(path)
+		if err == nil {
+			c.stops[path] = stop
+		} else {
+			c.slow, errs = append(c.slow, stop), append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// serveAt serves a socket until stop is called. If the disk takes too long, it may be served later.
+func (c *controlSockets) serveAt(path string) (stop func(), err error) {
 	served := make(chan func(), 1)
-	err := patiently(func() error {
-		l, err := control.Listen(at, c.log)
+	err = patiently(func() error {
+		l, err := control.Listen(path, c.log)
 		if err == nil {
 			served <- serve(l, c.handler, c.log)
 		}
 		return err
 	})
-	if err != nil {
-		c.log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
-			"hint", "set control in the settings file to another path")
-	}
 	return func() {
 		select {
 		case stop := <-served:
 			stop()
 		default:
 		}
-	}, err == nil
+	}, err
 }
 
 // diskPatience is how long a start waits for each thing that the disk of the state directory may keep from it.

@@ -260,7 +260,7 @@ func decodeInto(v any) func(io.Reader) error {
 func (c *Client) call(ctx context.Context, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
 	route, _, _ := strings.Cut(path, "?")
-	for _, socket := range c.sockets() {
+	for _, socket := range c.looked() {
 		client := &http.Client{Transport: &http.Transport{
 			DisableKeepAlives: true, ResponseHeaderTimeout: timeLimit(route, c.Relay) + answerMargin,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.connect(ctx, socket) },
@@ -310,11 +310,11 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 		return &UnavailableError{Err: refused}
 	}
 	if c.servesPage(ctx) {
-		return &UnavailableError{Err: &deafError{c.Page, c.sockets()}}
+		return &UnavailableError{Err: &deafError{c.Page, c.looked()}}
 	}
 	return &UnavailableError{Err: fmt.Errorf(
 		"%w (looked for %s); start it with %s, or name its settings with --config",
-		ErrNotRunning, strings.Join(c.sockets(), ", "), c.Start)}
+		ErrNotRunning, strings.Join(c.looked(), ", "), c.Start)}
 }
 
 // A deafError means that a forewarn runs, but has no control socket, or not that of these settings. To whoever asks, it is

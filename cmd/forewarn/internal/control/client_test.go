@@ -73,7 +73,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 		}
 		return []any{len(list.Rows), none.More, shown.ID, len(histories.Rows), fmt.Sprint(unknown)}
 	}
-	l, err := Listen(at, log)
+	l, err := Listen(at.Sockets()[0], log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	}
 	live := answers()
 	relays := c
-	relays.Relay, relays.Control = true, at.sockets()[0]
+	relays.Relay, relays.Control = true, at.Sockets()[0]
 	if _, err := relays.Drop(t.Context(), Mutation{Keys: []string{key}}); err == nil || !strings.Contains(err.Error(), "not a relay") {
 		t.Errorf("with the settings of a relay: %v, want that this is none", err)
 	}
@@ -119,7 +119,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 func serveOutbox(t *testing.T, at Location, box *outbox.Outbox) *http.Server {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	l, err := Listen(at, log)
+	l, err := Listen(at.Sockets()[0], log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestAFollowerThatReadsTooSlowlyIsTold(t *testing.T) {
 // A forewarn that does not answer is distinguished from one that does not run.
 func TestStatusOfAHangingForewarn(t *testing.T) {
 	at := Location{State: t.TempDir()}
-	l, err := Listen(at, slog.New(slog.DiscardHandler))
+	l, err := Listen(at.Sockets()[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestStatusOfAHangingForewarn(t *testing.T) {
 // A command that the running forewarn is too old for is told that, and not that a delivery is missing.
 func TestAnOlderForewarnIsNamedAsTheReason(t *testing.T) {
 	at := Location{State: t.TempDir()}
-	l, err := Listen(at, slog.New(slog.DiscardHandler))
+	l, err := Listen(at.Sockets()[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

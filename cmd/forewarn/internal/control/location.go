@@ -1,9 +1,9 @@
 package control
 
 import (
-	"errors"
 	"log/slog"
 	"net"
+	"slices"
 
 	"forewarn/cmd/forewarn/internal/settings"
 )
@@ -26,26 +26,36 @@ func LocationOf(s *settings.Settings, d settings.Defaults, getenv func(string) s
 	}
 }
 
-// sockets returns the possible paths of the control socket, best first.
-func (l Location) sockets() []string {
-	if l.Control != "" {
+// Sockets returns the paths of the control socket, best first. A running forewarn serves each that works: commands find
+// it although state or control was changed in the file since. Relays can share a state directory, as they keep nothing
+// there, so one with a socket of its own has only that.
+func (l Location) Sockets() []string {
+	switch {
+	case l.Control == "":
+		return l.standardSockets()
+	case l.Relay:
 		return []string{l.Control}
 	}
-	return l.standardSockets()
+	return append([]string{l.Control}, l.standardSockets()...)
 }
 
-// Listen opens the control socket at the first of its possible paths that works.
-func Listen(at Location, log *slog.Logger) (net.Listener, error) {
-	var errs []error
-	for _, path := range at.sockets() {
-		l, err := listen(path, log)
-		if err == nil {
-			return l, nil
+// looked returns where a command looks for the socket, best first. The forewarn of the service may still have the default
+// state that its settings no longer name.
+func (l Location) looked() []string {
+	paths := l.Sockets()
+	if l.Service {
+		l.State = l.DefaultState
+		for _, path := range l.standardSockets() {
+			if !slices.Contains(paths, path) {
+				paths = append(paths, path)
+			}
 		}
-		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+	return paths
 }
+
+// Listen opens a control socket.
+func Listen(path string, log *slog.Logger) (net.Listener, error) { return listen(path, log) }
 
 // Locate reads the settings of a forewarn that a command wants to ask. It reads no secrets, because the user of the
 // command may not be allowed to. A broken file will do as long as its location can be read, since the running forewarn

@@ -19,7 +19,7 @@ import (
 // listenHere opens the control socket in a new directory, for a program that logs to the buffer.
 func listenHere(t *testing.T, dir string, log io.Writer) net.Listener {
 	t.Helper()
-	l, err := Listen(Location{State: dir}, slog.New(slog.NewTextHandler(log, nil)))
+	l, err := Listen(Location{State: dir}.Sockets()[0], slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

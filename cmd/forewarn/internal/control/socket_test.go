@@ -19,7 +19,7 @@ func TestListenReplacesNothingButSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{file, empty} {
-		if l, err := Listen(Location{Control: path}, slog.New(slog.DiscardHandler)); err == nil {
+		if l, err := Listen(path, slog.New(slog.DiscardHandler)); err == nil {
 			l.Close()
 			t.Errorf("%s was replaced by a socket", path)
 		}
@@ -37,7 +37,7 @@ func TestRelayHasASocketOfItsOwn(t *testing.T) {
 	relay := vm
 	relay.Relay = true
 	for _, at := range []Location{relay, vm} {
-		l, err := Listen(at, log)
+		l, err := Listen(at.Sockets()[0], log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,15 +50,25 @@ func TestRelayHasASocketOfItsOwn(t *testing.T) {
 func TestSocketOfTheUnitIsFoundWithoutItsEnvironment(t *testing.T) {
 	service := Location{State: "/var/lib/forewarn", Runtime: "/run/forewarn"}
 	command := Location{State: "/var/lib/forewarn"}
-	if got, want := command.sockets(), service.sockets(); !slices.Equal(got, want) {
+	if got, want := command.Sockets(), service.Sockets(); !slices.Equal(got, want) {
 		t.Errorf("a command looks for %v, the service has %v", got, want)
 	}
 	relay := Location{State: "/var/lib/forewarn", Relay: true}
-	if want := "/run/forewarn-relay/relay.sock"; !slices.Contains(relay.sockets(), want) {
-		t.Errorf("with the settings of a relay it looks for %v, want %s too", relay.sockets(), want)
+	if want := "/run/forewarn-relay/relay.sock"; !slices.Contains(relay.Sockets(), want) {
+		t.Errorf("with the settings of a relay it looks for %v, want %s too", relay.Sockets(), want)
 	}
-	other := Location{State: "/var/lib/other"}
-	if got := other.sockets(); len(got) != 1 {
+	edited := Location{State: "/data", DefaultState: "/var/lib/forewarn", Control: "/run/own.sock", Service: true}
+	for _, path := range append(service.Sockets(), "/run/own.sock", "/data/control.sock") {
+		if !slices.Contains(edited.looked(), path) {
+			t.Errorf("with settings of the service that were edited since, it looks for %v, want %s too", edited.looked(), path)
+		}
+	}
+	other := Location{State: "/var/lib/other", DefaultState: "/var/lib/forewarn", Control: "/run/other.sock"}
+	if got := other.looked(); len(got) != 2 {
+		t.Errorf("with settings that are not the service's it looks for %v, want only its own two", got)
+	}
+	other = Location{State: "/var/lib/other"}
+	if got := other.Sockets(); len(got) != 1 {
 		t.Errorf("with another state it looks for %v, want only the one there", got)
 	}
 }

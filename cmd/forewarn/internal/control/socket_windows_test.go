@@ -25,7 +25,7 @@ func TestPipeIsForAdministratorsAndItsOwnAccount(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := Location{State: t.TempDir()}
-	l, err := Listen(at, slog.New(slog.DiscardHandler))
+	l, err := Listen(at.Sockets()[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestPipeIsForAdministratorsAndItsOwnAccount(t *testing.T) {
 		c, _ := l.Accept()
 		accepted <- c
 	}()
-	c, err := dial(t.Context(), at.sockets()[0])
+	c, err := dial(t.Context(), at.Sockets()[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestPipeOfAnotherUserIsNotTrusted(t *testing.T) {
 // Nothing is sent to a pipe that another user created with forewarn's name. The error names the owner.
 func TestPipeOfAnotherUserReceivesNothing(t *testing.T) {
 	at := Location{State: t.TempDir()}
-	path := at.sockets()[0]
+	path := at.Sockets()[0]
 	d, err := windows.SecurityDescriptorFromString("O:LSD:(A;;FA;;;WD)")
 	if err != nil {
 		t.Fatal(err)
@@ -128,16 +128,16 @@ func TestPipeOfAnotherUserReceivesNothing(t *testing.T) {
 func TestPipeIsNotShared(t *testing.T) {
 	at := Location{State: t.TempDir()}
 	log := slog.New(slog.DiscardHandler)
-	l, err := Listen(at, log)
+	l, err := Listen(at.Sockets()[0], log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := at.sockets()[0] + ": another program has a pipe of this name"
-	if second, err := Listen(at, log); err == nil || err.Error() != want {
+	want := at.Sockets()[0] + ": another program has a pipe of this name"
+	if second, err := Listen(at.Sockets()[0], log); err == nil || err.Error() != want {
 		t.Errorf("a second one gives %v, %v; want %q", second, err, want)
 	}
 	l.Close()
-	again, err := Listen(at, log)
+	again, err := Listen(at.Sockets()[0], log)
 	if err != nil {
 		t.Fatal("once the first is gone:", err)
 	}
@@ -148,7 +148,7 @@ func TestPipeIsNotShared(t *testing.T) {
 func TestPipeIsNamedAfterTheState(t *testing.T) {
 	name := func(state, control string) string {
 		at := Location{State: state, DefaultState: `C:\ProgramData\forewarn`, Control: control}
-		return strings.Join(at.sockets(), " ")
+		return at.Sockets()[0]
 	}
 	for _, state := range []string{`C:\ProgramData\forewarn`, `c:\programdata\Forewarn\`, `C:/ProgramData/./forewarn`} {
 		if got := name(state, ""); got != `\\.\pipe\forewarn` {
@@ -160,7 +160,7 @@ func TestPipeIsNamedAfterTheState(t *testing.T) {
 		t.Errorf(`state D:\data has %s, d:/DATA/ %s, D:\data2 %s`, d, name(`d:/DATA/`, ""), name(`D:\data2`, ""))
 	}
 	relay := Location{State: `C:\ProgramData\forewarn`, DefaultState: `C:\ProgramData\forewarn`, Relay: true}
-	if got := relay.sockets()[0]; got != `\\.\pipe\forewarn-relay` {
+	if got := relay.Sockets()[0]; got != `\\.\pipe\forewarn-relay` {
 		t.Errorf("a relay has %s", got)
 	}
 	if got := name(`D:\data`, `\\.\pipe\mine`); got != `\\.\pipe\mine` {
@@ -172,7 +172,7 @@ func TestPipeIsNamedAfterTheState(t *testing.T) {
 // listener ends Accept.
 func TestPipeServesManyClients(t *testing.T) {
 	at := Location{State: t.TempDir()}
-	l, err := Listen(at, slog.New(slog.DiscardHandler))
+	l, err := Listen(at.Sockets()[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestPipeServesManyClients(t *testing.T) {
 	var clients sync.WaitGroup
 	for i := range 100 {
 		clients.Go(func() {
-			c, err := dial(t.Context(), at.sockets()[0])
+			c, err := dial(t.Context(), at.Sockets()[0])
 			if err != nil {
 				t.Error(err)
 				return
@@ -210,7 +210,7 @@ func TestPipeServesManyClients(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	c, err := dial(t.Context(), at.sockets()[0])
+	c, err := dial(t.Context(), at.Sockets()[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func TestPipeServesManyClients(t *testing.T) {
 func TestControlIsALocalPipe(t *testing.T) {
 	for _, path := range []string{`C:\control.sock`, `\\server\pipe\forewarn`, `\\.\pipe\`, `\\.\pipe\a\b`, `control.sock`} {
 		at := Location{State: t.TempDir(), Control: path}
-		if l, err := Listen(at, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "expected a named pipe") {
+		if l, err := Listen(at.Sockets()[0], slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "expected a named pipe") {
 			t.Errorf("listen on %s: %v, %v", path, l, err)
 		}
 		c := Client{Location: at}
