@@ -44,8 +44,8 @@ func firstOwner(path string, links int) (o owner, found bool, err error) {
 		case err != nil:
 			return o, false, err
 		}
-		if stat := info.Sys().(*syscall.Stat_t); stat.Uid != 0 && isUser(int(stat.Uid)) {
-			return owner{uid: int(stat.Uid), gid: int(stat.Gid)}, true, nil
+		if o := ownerOf(info); o.uid != 0 && isUser(o.uid) {
+			return o, true, nil
 		}
 		if info.Mode()&fs.ModeSymlink == 0 {
 			continue
@@ -62,6 +62,12 @@ func firstOwner(path string, links int) (o owner, found bool, err error) {
 		return firstOwner(filepath.Join(target, filepath.Join(rest...)), links-1)
 	}
 	return o, false, nil
+}
+
+// ownerOf returns the owner of a file.
+func ownerOf(info fs.FileInfo) owner {
+	stat := info.Sys().(*syscall.Stat_t)
+	return owner{uid: int(stat.Uid), gid: int(stat.Gid)}
 }
 
 // isUser reports whether a user exists in this user namespace. In a rootless container, files of the host's users
