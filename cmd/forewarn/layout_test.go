@@ -27,12 +27,13 @@ var arrows = map[string]arrow{
 		may:     []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest"},
 	},
-	"bridge/cloudevent":       {may: []string{"bridge/imds"}, inTests: []string{"bridge/delivery"}},
+	"bridge/cloudevent":       {may: []string{"bridge/imds", "bridge/jsontime"}, inTests: []string{"bridge/delivery"}},
 	"bridge/cloudevent/chain": {},
 	"bridge/delivery":         {},
-	"bridge/outbox":           {may: []string{"bridge/delivery"}},
+	"bridge/jsontime":         {}, // the two encoders below the bridge need it
+	"bridge/outbox":           {may: []string{"bridge/delivery", "bridge/jsontime"}},
 	"bridge/discovery":        {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
-	"bridge/imds":             {inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
+	"bridge/imds":             {may: []string{"bridge/jsontime"}, inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
 	"bridge/systemtest":       {},
 	measure:                   {inTests: []string{"bridge/delivery", "bridge/imdstest", "bridge/outbox"}},
 	measure + "/bare":         {}, // what it compares forewarn with
@@ -70,7 +71,7 @@ var arrows = map[string]arrow{
 		"cmd/forewarn/internal/wording",
 	}},
 	"cmd/forewarn/internal/wording": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
+		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/jsontime",
 	}},
 	"examples": {},
 }

@@ -14,14 +14,19 @@ import (
 	"unicode"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/jsontime"
 )
 
-// PrintJSON writes v as one indented JSON value.
+// PrintJSON writes v as one indented JSON value. Times that JSON can't say are bounded.
 func PrintJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+	err := enc.Encode(v) // it writes nothing of a value that it can't encode
+	if _, refused := errors.AsType[*json.MarshalerError](err); refused {
+		err = enc.Encode(jsontime.BoundAll(v))
+	}
+	return err
 }
 
 // Printable replaces everything unprintable by spaces, so that text from outside fits on one line of a terminal.
