@@ -9,6 +9,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // On a relay too, a sink that acts begins nothing about an event that is over, however the announcement has waited, and the
@@ -25,6 +26,9 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 		"told of the end, too": {acts, acts},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "for a retry" && name != "for another relay" {
+				systemtest.Alone(t)
+			}
 			onStage(t, func(t *testing.T, s *stage) {
 				sink := newRecorder()
 				if name != "for the end of mute" && name != "for its lead" {
