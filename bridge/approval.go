@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -67,6 +66,7 @@ func (b *Bridge) approve(ctx context.Context) {
 	b.mu.Lock()
 	rules := len(b.rules) > 0
 	maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || !b.events.open(id) })
+	maps.DeleteFunc(b.standing, func(id string, _ []cloudevent.Rule) bool { return !rules || !b.events.open(id) })
 	maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return !b.events.open(id) })
 	b.mu.Unlock()
 	for _, id := range b.events.toApprove(rules) {
@@ -90,28 +90,36 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
-		return
-	case d.unsent() && d.waits(now):
-		why := b.lastRuling(id)
-		if why != "" && b.Outbox.Durable() == nil { // else the next attempt finds out why
-			b.keepPromise(e, op, notYet("%s", why))
-		}
+		b.noteStanding(id, nil)
 		return
 	}
 	var ce *event.Event
 	if asksWhen(rules) {
 		ce = b.cloudEvent(op.Latest)
 	}
-	rule, all := b.ruling(rules, e, op, ce, now)
+	all := b.verdicts(rules, e, op, ce, now)
+	b.noteStanding(id, all.standing())
+	if d.unsent() && d.waits(now) && !all.final() {
+		why := b.lastRuling(id)
+		if why != "" && b.Outbox.Durable() == nil { // else the next attempt finds out why
+			b.keepPromise(e, op, all, why)
+		}
+		return
+	}
 	b.keepWaited(id, now)
+	rule := all.approving()
 	if rule == 0 || !d.unsent() { // else what kept the last attempt from being made stays, until one is made
-		b.noteRuling(id, all.why, all.final)
+		why := ""
+		if rule == 0 {
+			why = all.why(op.Promised, now, b.zone())
+		}
+		b.noteRuling(id, why, all.final())
 	}
 	switch {
-	case rule == 0 && d.unsent() && all.final:
+	case rule == 0 && d.unsent() && all.final():
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
 	case rule == 0:
-		b.keepPromise(e, op, all)
+		b.keepPromise(e, op, all, "")
 	case !d.unsent():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
 		if !b.keepDecision(e, decided) {
@@ -139,58 +147,55 @@ func asksWhen(rules []Rule) bool {
 	return slices.ContainsFunc(rules, func(r Rule) bool { return r.Filter.When != nil })
 }
 
-// ruling returns the number of the first rule that approves, counted from 1, or 0 and what all of them say together: the
-// reason is "" if no rule is for the event, or was promised to approve it. ce is the CloudEvent of the latest change if
-// asksWhen, nil if it can't be read.
-func (b *Bridge) ruling(
+// verdicts applies the rules to the present state of an event. ce is the CloudEvent of its latest change if asksWhen;
+// nil if it can't be read.
+func (b *Bridge) verdicts(
 	rules []Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time,
-) (rule int, all ruling) {
-	if err := b.Outbox.Durable(); err != nil {
-		return 0, notYet("the outbox is not durable: %v", err)
-	}
-	var reasons []string
-	all.final = true
-	for i, r := range rules {
-		name := RuleName(i+1, r)
-		verdict := b.evaluate(r, e, op, ce, now)
-		if verdict.approve {
-			return i + 1, verdict
+) (all verdicts) {
+	err := b.Outbox.Durable()
+	if err != nil { // then no wait is counted either
+		for i, r := range rules {
+			all = append(all, verdict{RuleName(i+1, r), r, notYet("the outbox is not durable: %v", err)})
 		}
-		all.final, all.onCourse = all.final && verdict.final, all.onCourse || verdict.onCourse
-		promised := slices.ContainsFunc(op.Promised, func(p cloudevent.Rule) bool { return p.Name == name })
-		if promised || !verdict.notApplicable {
-			reasons = append(reasons, name+": "+verdict.reason(now, b.zone()))
-		}
+		return all
 	}
-	all.why = strings.Join(reasons, "; ")
-	return 0, all
-}
-
-// evaluate applies a rule to the present state of an event.
-func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
 	var fields map[string]any
-	if r.Filter.When != nil {
-		if ce == nil {
-			return notYet("its CloudEvent can't be read") // perhaps it can in a moment
-		}
+	if ce != nil {
 		fields = cloudevent.Fields(*ce)
 	}
-	delivered := func(route string) acceptance {
-		a := acceptance{state: b.Outbox.Outcome(route, op.Latest).State}
-		if a.accepted() {
-			a.since = b.firstSeen(e.ID, op, route, now)
+	delivered := func(route string) acceptance { return b.acceptance(e.ID, op, route, now) }
+	for _, r := range rules {
+		for _, route := range r.After { // its wait begins now, whatever else the rule still waits for
+			delivered(route)
 		}
-		return a
 	}
-	for _, route := range r.After { // its wait begins now, whatever else the rule still waits for
-		delivered(route)
-	}
-	verdict := r.rule(e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
+	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
 	doubt := b.doubt(e.ID)
-	if doubt != "" && !verdict.final {
-		return notYet("%s", doubt)
+	for i, v := range all {
+		switch {
+		case v.Filter.When != nil && ce == nil:
+			all[i].ruling = notYet("its CloudEvent can't be read") // perhaps it can in a moment
+		case doubt != "" && !v.final:
+			all[i].ruling = notYet("%s", doubt)
+		}
 	}
-	return verdict
+	return all
+}
+
+// acceptance returns the state of a route's delivery of the latest change of an event.
+func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time) acceptance {
+	d, ok := b.Outbox.Delivery(route, op.Latest)
+	a := acceptance{state: b.Outbox.Outcome(route, op.Latest).State}
+	switch {
+	case ok && d.State == outbox.StatePending:
+		a = pendingFor(d.Due, d.Mute)
+		a.failure = d.Error
+	case ok:
+		a.failure = cmp.Or(d.Error, d.Reason)
+	case a.accepted():
+		a.at = b.firstSeen(id, op, route, now)
+	}
+	return a
 }
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
@@ -204,11 +209,11 @@ func (b *Bridge) Forecasts(rules []Rule, id string) ([]Forecast, error) {
 	if ce == nil {
 		return nil, errors.New("its CloudEvent can't be read")
 	}
-	gets := func(sink string) bool {
-		a := acceptance{state: b.Outbox.Outcome(sink, op.Latest).State}
-		return a.state == outbox.StatePending || a.accepted()
+	gets := func(sink string) (time.Time, bool) {
+		a := b.acceptance(id, op, sink, time.Now())
+		return a.at, a.state == outbox.StatePending || a.accepted()
 	}
-	return Forecasts(rules, e, cloudevent.Fields(*ce), b.approverName(), gets), nil
+	return Forecasts(rules, e, cloudevent.Fields(*ce), b.approverName(), gets, time.Now()), nil
 }
 
 // noteRuling records why an event is not approved, for the status, and logs it if it is new.
@@ -229,6 +234,21 @@ func (b *Bridge) setRuling(id, why string) bool {
 	news := b.rulings[id] != why
 	b.rulings[id] = why
 	return news
+}
+
+// noteStanding records which rules still can approve an event in time, for its reminders.
+func (b *Bridge) noteStanding(id string, rules []cloudevent.Rule) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.standing[id] = rules
+}
+
+// standingRules returns which rules still can approve an event in time; asked is false if none were asked.
+func (b *Bridge) standingRules(id string) (rules []cloudevent.Rule, asked bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	rules, asked = b.standing[id]
+	return rules, asked
 }
 
 // lastRuling returns why an event is not approved; "" if nothing is known.
@@ -286,7 +306,7 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
 			return false
 		}
-		if rule, _ := b.ruling(rules, e, *op, ce, time.Now()); rule != d.Rule {
+		if b.verdicts(rules, e, *op, ce, time.Now()).approving() != d.Rule {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
@@ -421,26 +441,34 @@ func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a clou
 	times := s.mark(e.ID, base).Times + 1
 	in := s.circumstances(op)
 	in.Repeat, in.Approval = times-1, &a
+	if a.Result != cloudevent.ResultWithheld {
+		in.Rules = nil
+	}
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
 		s.log.Error("cannot create the CloudEvent of an approval", "event", e.ID, "err", err)
 		return
 	}
 	message := about(e, imds.Approved)
-	over := c.open[e.ID] == nil
 	isTrouble := a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld
-	for _, r := range s.routes {
-		hears := r.Hears(change, s.observer.Name) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
-		switch {
-		case hears && slices.Contains(op.Routes, r.Name),
-			isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
-			message.To = append(message.To, outbox.Recipient{Route: r.Name})
-		}
-	}
+	message.To = s.audience(s.routes, change, op, isTrouble, c.open[e.ID] == nil)
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
 		"status", a.Status, "err", a.Error, "id", ce.ID(), "to", recipients(message))
 	c.add(ce, message)
 	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
+}
+
+// audience returns those of the routes that get the CloudEvent about an approval. over means that the event is over.
+func (s changeContext) audience(
+	routes []Route, change imds.Change, op openEvent, isTrouble, over bool,
+) (to []outbox.Recipient) {
+	for _, r := range routes {
+		hears := r.Hears(change, s.observer.Name) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
+		if hears && slices.Contains(op.Routes, r.Name) || isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
+			to = append(to, outbox.Recipient{Route: r.Name})
+		}
+	}
+	return to
 }
 
 // Hears reports whether a route that gets the event also gets approvals and reminders of it. A route that acts does

@@ -84,14 +84,15 @@ type Bridge struct {
 	touched          time.Time  // when it was last written to the outbox
 	routes           []Route
 	rules            []Rule
-	rulings          map[string]string       // by EventId: why it is not approved
-	doubts           map[string]string       // by EventId: what in the newest document speaks against it
-	waits            map[string]wait         // by EventId: what the rules wait for
-	byHand           map[string]int          // by EventId: the number of approvals by hand under way
-	workers          map[string]*routeWorker // by route, also of removed routes until they have ended
-	delivering       bool                    // workers have been started
-	settings         int                     // how often Reload has replaced the routes
-	stopping         bool                    // no more workers are started
+	rulings          map[string]string            // by EventId: why it is not approved
+	standing         map[string][]cloudevent.Rule // by EventId: the rules that still can approve it in time
+	doubts           map[string]string            // by EventId: what in the newest document speaks against it
+	waits            map[string]wait              // by EventId: what the rules wait for
+	byHand           map[string]int               // by EventId: the number of approvals by hand under way
+	workers          map[string]*routeWorker      // by route, also of removed routes until they have ended
+	delivering       bool                         // workers have been started
+	settings         int                          // how often Reload has replaced the routes
+	stopping         bool                         // no more workers are started
 	imds             imdsState
 	lastHeartbeat    map[string]beat         // by route
 	lastHead         map[string]reportedHead // by route
@@ -166,7 +167,8 @@ func New(o Options) (*Bridge, error) {
 	}
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
-		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
+		rulings: map[string]string{}, standing: map[string][]cloudevent.Rule{},
+		waits: map[string]wait{}, byHand: map[string]int{},
 		whyUnnamed:    "instance metadata has not answered yet",
 		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, lastDead: map[string]time.Time{},
 		workers: map[string]*routeWorker{}, routed: make(chan struct{}),

@@ -12,6 +12,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -33,23 +34,26 @@ type changeContext struct {
 	routes      []Route
 	booted      time.Time
 	rules       []Rule
-	approver    string                                 // this VM, for rules; "" while that is not confirmed
-	durable     bool                                   // what is committed is on disk
-	mark        func(event, id string) outbox.Mark     // how often an id was used
+	mutes       []*delivery.Mute
+	approver    string                             // this VM, for rules; "" while that is not confirmed
+	durable     bool                               // what is committed is on disk
+	mark        func(event, id string) outbox.Mark // how often an id was used
+	standing    func(event string) (rules []cloudevent.Rule, asked bool)
 	gets        func(route string, latest uint64) bool // whether the route was given the latest change of an open event
 	log         *slog.Logger
 }
 
 // changeContext returns the current context for changes of this observation. The caller holds deciding.
 func (b *Bridge) changeContext(o observation) changeContext {
-	approver, durable := b.approverName(), b.Outbox.Durable() == nil
+	approver, durable, mutes := b.approverName(), b.Outbox.Durable() == nil, b.Outbox.Mutes()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	observer := b.observer
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return changeContext{
 		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
-		rules: b.rules, approver: approver, durable: durable, mark: b.Outbox.Mark, log: b.deciding.log,
+		rules: b.rules, standing: b.standingRules, mutes: mutes, approver: approver, durable: durable,
+		mark: b.Outbox.Mark, log: b.deciding.log,
 		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
 	}
 }
@@ -163,7 +167,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
 	s.address(&a, s.routes, &ce, change, &op)
-	in.Rules = s.promises(change, ce, a.To)
+	in.Rules = s.promises(change, ce, a)
 	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {
 		op.Promised = in.Rules
 	}
@@ -258,7 +262,8 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 }
 
 // setRoutes replaces the routes, and calls use while no change is being derived. A new or returning route gets the
-// latest change of every open event that it does not have yet. wait returns when all of it is on disk.
+// latest change of every open event that it does not have yet, and what came of its approval since. wait returns when
+// all of it is on disk.
 func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
 	configured := []outbox.Route{}
 	for _, r := range routes {
@@ -330,20 +335,21 @@ func (b *Bridge) offer(
 		s.address(&a, who, read[op.Latest], change, &op)
 		c.open[e.ID] = &op
 		c.Add = append(c.Add, a)
+		s.offerAnswer(c, e, op, who, read[op.Answer])
 	}
 }
 
 // neededFor returns the sequence numbers of the CloudEvents without which open events can't be offered to these routes:
-// those that a filter looks into, and those of which nothing else says what they are.
+// those that a filter looks into, those of which nothing else says what they are, and what came of approvals.
 func (b *Bridge) neededFor(routes []Route) []uint64 {
 	if len(routes) == 0 {
 		return nil
 	}
-	all := b.events.latest()
-	if slices.ContainsFunc(routes, func(r Route) bool { return r.Filter.needsFields() }) {
-		return all
+	latest, answers := b.events.latest(), b.events.answers()
+	if !slices.ContainsFunc(routes, func(r Route) bool { return r.Filter.needsFields() }) {
+		latest = slices.DeleteFunc(latest, func(seq uint64) bool { return b.Outbox.Message(seq).ID != "" })
 	}
-	return slices.DeleteFunc(all, func(seq uint64) bool { return b.Outbox.Message(seq).ID != "" })
+	return append(latest, answers...)
 }
 
 // latestChange returns the latest change of an open event, as a message without recipients that is committed already. ce

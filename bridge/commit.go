@@ -71,11 +71,15 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		if !again {
 			a.Seq = b.Outbox.Reserve(now)
 		}
+		op := c.open[a.Group]
+		if op != nil && a.Change == string(imds.Approved) {
+			op.Answer = a.Seq
+		}
 		if !imds.ChangeKind(a.Change).OfAzure() {
 			continue
 		}
-		if op := c.open[a.Group]; op != nil {
-			op.Latest = a.Seq
+		if op != nil && !again {
+			op.Latest, op.Answer = a.Seq, 0
 		}
 		for _, d := range b.Outbox.Pending(a.Group) {
 			by := successor{kind: imds.ChangeKind(a.Change), notBefore: a.NotBefore}

@@ -106,8 +106,9 @@ func ExampleForecasts() {
 	}}
 	for _, name := range []string{"user-reboot", "reboot"} {
 		change, ce := cloudEventOf(name, 0)
-		everySink := func(string) bool { return true }
-		for _, f := range bridge.Forecasts(rules, change.Event, cloudevent.Fields(ce), "vm-0", everySink) {
+		everySink := func(string) (time.Time, bool) { return time.Time{}, true } // at once
+		now := change.Event.NotBefore.Add(-15 * time.Minute)
+		for _, f := range bridge.Forecasts(rules, change.Event, cloudevent.Fields(ce), "vm-0", everySink, now) {
 			fmt.Printf("%s: %s: %v %q\n", name, f.Rule, f.Approves, f.Why)
 		}
 	}

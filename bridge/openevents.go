@@ -56,6 +56,8 @@ type openEvent struct {
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
 	// never changed.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
+	// Answer is the sequence number of the last CloudEvent about its approval since the latest change; 0 for none.
+	Answer uint64 `json:"answer,omitempty"`
 
 	event      imds.Event // of Event
 	submitted  time.Time  // when it was last submitted to the outbox
@@ -265,6 +267,18 @@ func (o *openEvents) latest() []uint64 {
 	seqs := make([]uint64, 0, len(o.byID))
 	for _, op := range o.byID {
 		seqs = append(seqs, op.Latest)
+	}
+	return seqs
+}
+
+// answers returns the sequence numbers of what came of approvals.
+func (o *openEvents) answers() (seqs []uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, op := range o.byID {
+		if op.Answer != 0 {
+			seqs = append(seqs, op.Answer)
+		}
 	}
 	return seqs
 }

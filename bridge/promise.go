@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -25,82 +25,188 @@ func RuleName(number int, r Rule) string {
 	return fmt.Sprintf("rule %d", number)
 }
 
-// promises returns the rules that will approve an event, once the sinks that they name have accepted the change that ce
-// is about and their wait is over. to are those who get it. Every doubt means that it is not promised.
-func (s changeContext) promises(c imds.Change, ce event.Event, to []outbox.Recipient) (rules []cloudevent.Rule) {
+// promises returns the rules that will approve an event before it may begin, once the sinks that they name have
+// accepted the change that ce and a are about and their wait is over. Every doubt means that it is not promised.
+func (s changeContext) promises(c imds.Change, ce event.Event, a outbox.Addition) []cloudevent.Rule {
 	e := c.Event
-	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || len(s.rules) == 0 {
+	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
+	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || due || len(s.rules) == 0 {
 		return nil
 	}
-	gets := func(sink string) bool {
-		return slices.ContainsFunc(to, func(r outbox.Recipient) bool { return r.Route == sink })
+	describe(&a.Message, ce)
+	delivered := func(sink string) acceptance { return s.planned(sink, a) }
+	return judge(s.rules, e, cloudevent.Fields(ce), s.approver, delivered, s.now, s.now).standing()
+}
+
+// planned returns what a rule will know of a delivery that is about to be added.
+func (s changeContext) planned(sink string, a outbox.Addition) acceptance {
+	to := slices.IndexFunc(a.To, func(r outbox.Recipient) bool { return r.Route == sink })
+	if to < 0 {
+		return acceptance{}
 	}
-	for _, f := range Forecasts(s.rules, e, cloudevent.Fields(ce), s.approver, gets) {
-		if f.Approves {
-			rules = append(rules, cloudevent.Rule{Name: f.Rule, After: f.After, Wait: f.Wait.Seconds()})
+	people := slices.ContainsFunc(s.routes, func(r Route) bool { return r.Name == sink && r.Terms.People })
+	mute := delivery.MuteOf(s.mutes, sink, people, &delivery.Item{Message: &a.Message})
+	return pendingFor(a.To[to].Due, mute)
+}
+
+// pendingFor returns what a rule knows of a delivery that is pending until it is due, and any mute is over.
+func pendingFor(due time.Time, mute *delivery.Mute) acceptance {
+	a := acceptance{state: outbox.StatePending, at: due}
+	if mute.Active() && mute.Until.After(due) {
+		a.at, a.muted = mute.Until, true
+	}
+	return a
+}
+
+// verdicts are what the rules say about an event, in their order.
+type verdicts []verdict
+
+// stands reports whether the rule approves the event, or will before it may begin.
+func (v verdict) stands() bool { return v.approve || v.onCourse }
+
+// standing returns the rules that stand.
+func (all verdicts) standing() (rules []cloudevent.Rule) {
+	for _, v := range all {
+		if v.stands() {
+			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After, Wait: v.Wait.Seconds()})
 		}
 	}
 	return rules
 }
 
-// failingFor is how long what a promise needs may fail before people are told: a sink that it waits for, Azure's document
-// or its answer. A drain that isn't done may well ask to be run again a few times.
+// approving returns the number of the first rule that approves, counted from 1; 0 for none.
+func (all verdicts) approving() int {
+	return 1 + slices.IndexFunc(all, func(v verdict) bool { return v.approve })
+}
+
+// final reports whether no rule will approve the event unless that changes.
+func (all verdicts) final() bool {
+	return !slices.ContainsFunc(all, func(v verdict) bool { return !v.final })
+}
+
+// why returns why no rule approves; "" if none is for the event, or was promised to approve it.
+func (all verdicts) why(promised []cloudevent.Rule, now time.Time, zone *time.Location) string {
+	var reasons []string
+	for _, v := range all {
+		isPromised := slices.ContainsFunc(promised, func(p cloudevent.Rule) bool { return p.Name == v.name })
+		if isPromised || !v.notApplicable {
+			reasons = append(reasons, v.name+": "+v.reason(now, zone))
+		}
+	}
+	return strings.Join(reasons, "; ")
+}
+
+// successor returns the verdict of what a promised rule is by now; ok is false if the settings no longer have it. It
+// is the rule that waits for the same sinks, whatever it is called, else the one of its given name.
+func (all verdicts) successor(p cloudevent.Rule) (v verdict, ok bool) {
+	for _, is := range []func(verdict) bool{
+		func(v verdict) bool { return v.name == p.Name && slices.Equal(v.After, p.After) },
+		func(v verdict) bool { return !v.notApplicable && slices.Equal(v.After, p.After) },
+		func(v verdict) bool { return v.name == p.Name && v.Rule.Name != "" },
+	} {
+		i := slices.IndexFunc(all, is)
+		if i >= 0 {
+			return all[i], true
+		}
+	}
+	return verdict{}, false
+}
+
+// gone returns the promised rules that the settings no longer have.
+func (all verdicts) gone(promised []cloudevent.Rule) (gone []cloudevent.Rule) {
+	for _, p := range promised {
+		if _, ok := all.successor(p); !ok {
+			gone = append(gone, p)
+		}
+	}
+	return gone
+}
+
+// withheld returns the record that promised rules don't approve the event. If each has a reason of its own, it names
+// all.
+func (all verdicts) withheld(promised []cloudevent.Rule, now time.Time, zone *time.Location) cloudevent.Approval {
+	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: promised[0].Name}
+	var reasons []string
+	for i, p := range promised {
+		sink, why := all.reason(p, now, zone)
+		if i == 0 {
+			a.Sink, a.Error = sink, why
+		}
+		if sink != a.Sink || why != a.Error {
+			reasons = append(reasons, all.sentence(p, now, zone))
+		}
+	}
+	if len(reasons) > 0 {
+		reasons = slices.Insert(reasons, 0, all.sentence(promised[0], now, zone))
+		a.Sink, a.Error = "", strings.Join(reasons, "; ")
+	}
+	return a
+}
+
+// sentence says why a promised rule doesn't approve, with its name.
+func (all verdicts) sentence(p cloudevent.Rule, now time.Time, zone *time.Location) string {
+	sink, why := all.reason(p, now, zone)
+	_, there := all.successor(p)
+	switch {
+	case sink != "":
+		return p.Name + ": " + sink + " failed: " + why
+	case there:
+		return p.Name + ": " + why
+	}
+	return why
+}
+
+// reason returns why a promised rule doesn't approve, and the sink that failed if that is why.
+func (all verdicts) reason(p cloudevent.Rule, now time.Time, zone *time.Location) (sink, why string) {
+	v, there := all.successor(p)
+	switch {
+	case there && v.sink != "":
+		return v.sink, v.failure
+	case there:
+		return "", v.reason(now, zone)
+	case slices.ContainsFunc(all, func(v verdict) bool { return v.name == p.Name }): // another one has its number
+		return "", p.Name + " was changed in the settings"
+	}
+	return "", p.Name + " was removed from the settings"
+}
+
+// failingFor is how long what a promise needs may be off course before people are told: a sink that failed and is tried
+// again, a mute, Azure's document or its answer. A drain that isn't done may well ask to be run again a few times.
 const failingFor = time.Minute
 
-// keepPromise looks after what people were told of an event that is not approved now: if no rule will approve it, or if
-// what the rules need has failed for long, those who were told that it starts by itself are told why it does not. all is
-// what the rules say.
-func (b *Bridge) keepPromise(e imds.Event, op openEvent, all ruling) {
+// keepPromise looks after what people were told of an event that is not approved now. They are told once if a rule
+// that they were told of is no longer in the settings, or if none of the rules will approve the event, at once when
+// that is for good, otherwise after failingFor. stuck is why Azure doesn't take an approval that the rules have made;
+// "" if they have made none.
+func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck string) {
 	if len(op.Promised) == 0 {
 		return
 	}
-	now := time.Now()
-	sink, failure := b.failedSink(op, all.final)
+	now, standing := time.Now(), all.standing()
+	if stuck != "" {
+		standing = nil
+	}
+	lasting := b.Outbox.Durable() != nil || b.stuckFor(e.ID, op, len(standing) > 0, now) >= failingFor
+	var untrue []cloudevent.Rule
 	switch {
-	case all.final, b.Outbox.Durable() != nil:
-	case sink != "" && now.Sub(op.Said) >= failingFor:
-	case b.stuckFor(e.ID, op, all.onCourse, now) < failingFor:
+	case len(standing) > 0:
+		untrue = all.gone(op.Promised)
+	case all.final(), lasting:
+		untrue = op.Promised
+	}
+	if len(untrue) == 0 {
 		return
 	}
-	rule := op.Promised[0].Name
-	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: rule, Sink: sink, Error: failure}
-	if sink == "" {
-		a.Error = cmp.Or(strings.TrimPrefix(all.why, rule+": "), rule+" was removed from the settings")
+	a := all.withheld(untrue, now, b.zone())
+	if stuck != "" {
+		a.Sink, a.Error = "", stuck
 	}
-	b.withhold(e, op, a)
+	b.withhold(e, op, a, standing)
 }
 
-// failedSink returns a sink that failed, and why, if each of the promised rules waits for one that did; else "". With
-// final, one that is tried again is not the reason.
-func (b *Bridge) failedSink(op openEvent, final bool) (sink, why string) {
-	failed := func(route string) bool { return b.failure(route, op.Latest, final) != "" }
-	for _, r := range op.Promised {
-		i := slices.IndexFunc(r.After, failed)
-		if i < 0 {
-			return "", ""
-		}
-		sink = cmp.Or(sink, r.After[i])
-	}
-	return sink, b.failure(sink, op.Latest, final)
-}
-
-// failure returns why a sink did not accept a change; "" if it did, or may yet.
-func (b *Bridge) failure(sink string, seq uint64, final bool) string {
-	said := b.Outbox.Failure(sink, seq)
-	switch state := b.Outbox.Outcome(sink, seq).State; {
-	case state == outbox.StateDropped:
-		return "somebody dropped what it was to do"
-	case said == "", state == outbox.StatePending && final:
-		return ""
-	case state == outbox.StatePending:
-		return said + "; it is tried again"
-	}
-	return said
-}
-
-// withhold puts on record that the rules don't approve an event that they were to approve. It does nothing if the event
-// has changed since it was seen as op, or if that is on record.
-func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval) {
+// withhold puts on record that rules don't approve an event that they were to approve, and which ones still do. It does
+// nothing if the event has changed since it was seen as op, or if that is on record.
+func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
 	b.deciding.Lock()
 	at := time.Now()
 	_, now, open := b.events.get(e.ID)
@@ -109,10 +215,25 @@ func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval) {
 		return
 	}
 	a.Decided, a.After = at.UTC(), at.Sub(now.Announced).Round(100*time.Millisecond).Seconds()
-	now.Promised = nil
+	now.Promised = standing
 	c := commit{open: map[string]*openEvent{e.ID: &now}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	b.changeContext(observation{now: at}).addApproval(&c, e, now, a)
 	wait := b.commit(c, at)
 	b.deciding.Unlock()
 	_ = wait() // the outbox logs its errors
+}
+
+// offerAnswer adds what came of the approval of an event since its latest change, for routes that are offered that
+// change: the change may say that a rule will approve it. ce is its CloudEvent; nil for none, and if it can't be
+// read.
+func (s changeContext) offerAnswer(c *commit, e imds.Event, op openEvent, who []Route, ce *event.Event) {
+	if ce == nil {
+		return
+	}
+	change := imds.Change{Kind: imds.Approved, Event: e}
+	a := about(e, change.Kind)
+	a.Seq = op.Answer
+	describe(&a.Message, *ce)
+	a.To = s.audience(who, change, op, false, false)
+	c.Add = append(c.Add, a)
 }

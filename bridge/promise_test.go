@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -403,6 +404,261 @@ func TestAShortDoubtIsNotTold(t *testing.T) {
 		}
 		pause(10 * time.Minute)
 		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
+		b.end()
+	})
+}
+
+// A promise that can't be kept before the event may begin is not made, whether a mute, a lead or the rule's own wait is
+// longer than the notice. One that can be kept all the same is.
+func TestWhatWouldComeTooLateIsNotPromised(t *testing.T) {
+	const rule = `rule "drain first" after drain and %vs;`
+	for _, tt := range []struct {
+		claim string
+		wait  time.Duration
+		lead  time.Duration
+		mute  *Mute
+		until time.Duration // of the mute
+		want  string
+	}{
+		{claim: "a wait within the notice", wait: 14 * time.Minute, want: fmt.Sprintf(rule, 840)},
+		{claim: "a wait longer than the notice", wait: 16 * time.Minute, want: "-"},
+		{claim: "a lead", lead: 5 * time.Minute, want: fmt.Sprintf(rule, 0)},
+		{claim: "a lead, and a wait longer than that", lead: 5 * time.Minute, wait: 6 * time.Minute, want: "-"},
+		{claim: "a mute within the notice", mute: &Mute{Sink: "drain"}, until: 10 * time.Minute, want: fmt.Sprintf(rule, 0)},
+		{claim: "a mute within the notice, and a wait that is not", mute: &Mute{Sink: "drain"}, wait: 10 * time.Minute,
+			until: 10 * time.Minute, want: "-"},
+		{claim: "a mute longer than the notice", mute: &Mute{Sink: "drain"}, until: time.Hour, want: "-"},
+		{claim: "a mute of everything", mute: &Mute{}, until: time.Hour, want: "-"},
+		{claim: "a mute of such events", mute: &Mute{Types: []string{"Reboot"}, VM: "vm-*"}, until: time.Hour, want: "-"},
+		{claim: "a mute of other events", mute: &Mute{Types: []string{"Freeze"}}, until: time.Hour, want: fmt.Sprintf(rule, 0)},
+		{claim: "a mute of sinks for people", mute: &Mute{People: true}, until: time.Hour, want: fmt.Sprintf(rule, 0)},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				r, audit := namedRule(), &ear{}
+				r.Wait = tt.wait
+				s.opts.Rules = []Rule{r}
+				drain := (&ear{answer: always(errDown)}).all("drain").with(func(x *Terms) { x.Lead = tt.lead })
+				b := s.start(drain, audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				if tt.mute != nil {
+					tt.mute.Reason, tt.mute.By = "repairs", "alice"
+					if _, err := b.Mute(*tt.mute, tt.until); err != nil {
+						t.Fatal(err)
+					}
+				}
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+					NotBefore: time.Now().Add(15 * time.Minute)})
+				pause(2 * time.Second)
+				if _, err := b.Unmute(nil, true, "alice"); err != nil {
+					t.Fatal(err)
+				}
+				pause(2 * time.Second)
+				wantIDs(t, audit.promised(t)[:1], tt.want)
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
+}
+
+// A mute that comes later and lasts too long takes the promise back after a minute. The status names it at once, also
+// one that ends in time, which takes nothing back.
+func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
+	for name, tt := range map[string]struct {
+		muted  time.Duration
+		status string
+		told   []string
+		result []string
+	}{
+		"too long": {time.Hour, "drain is muted until ", []string{"drain is muted until 01:00:03 UTC"},
+			[]string{cloudevent.ResultWithheld, cloudevent.ResultApproved}},
+		"in time": {10 * time.Minute, "waits for drain, which is muted until ", nil, []string{cloudevent.ResultApproved}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []Rule{namedRule()}
+				drain, audit := &ear{answer: always(&delivery.RetryAfter{Err: errDown, After: 4 * time.Second})}, &ear{}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(2 * time.Second)
+				drain.say(nil)
+				if _, err := b.Mute(Mute{Sink: "drain", Reason: "repairs", By: "alice"}, tt.muted); err != nil {
+					t.Fatal(err)
+				}
+				pause(failingFor / 2)
+				if got := b.Status().Events[0].Approval; !strings.HasPrefix(got, `rule "drain first": `+tt.status) {
+					t.Errorf("the status says %q, want %q", got, tt.status)
+				}
+				wantIDs(t, audit.withheld(t))
+				pause(failingFor)
+				wantIDs(t, audit.withheld(t), tt.told...)
+				pause(tt.muted + time.Minute)
+				wantIDs(t, audit.results(t), tt.result...)
+				wantIDs(t, s.approvals(), idA)
+				b.end()
+			})
+		})
+	}
+}
+
+// A sink that a reload adds is told what became of the promise in the announcement that it gets, in this order and
+// once.
+func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
+	for name, drained := range map[string]bool{cloudevent.ResultWithheld: false, cloudevent.ResultApproved: true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []Rule{namedRule()}
+				drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+				if drained {
+					drain.say(nil)
+				}
+				deaf := (&ear{}).all("deaf")
+				deaf.Filter.Only.Changes = []string{"scheduled"}
+				routes := []Route{drain.all("drain")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(10 * time.Second)
+				b.crash()
+				b = s.start(routes...)
+				pause(10 * time.Second)
+				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, SettingsInfo{})
+				pause(10 * time.Second)
+				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, SettingsInfo{})
+				pause(time.Minute)
+				wantIDs(t, late.ids(), idA+"-scheduled", idA+"-approved-1")
+				wantIDs(t, late.results(t), name)
+				wantIDs(t, deaf.Sink.(*ear).ids(), idA+"-scheduled")
+				b.end()
+			})
+		})
+	}
+}
+
+// A sink that comes after a change is not told what became of what the change before promised.
+func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{namedRule()}
+		drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		routes := []Route{drain.all("drain")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		drain.say(always(errDown))
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(10 * time.Second)
+		b.Reload(b.mortal(append(routes, late.all("late"))), s.opts.Rules, SettingsInfo{})
+		pause(10 * time.Second)
+		wantIDs(t, late.types(), "updated")
+		wantIDs(t, late.promised(t), `rule "drain first" after drain and 5s;`)
+		b.cancel()
+		<-b.done
+	})
+}
+
+// After a reload people are told once if a rule that they were told of is no longer there, with the rules that still
+// are, or if none approves the event any more; with the exact reason. What comes later, within the notice, or sooner,
+// is not worth a message, nor is a new name.
+func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
+	drain, other := namedRule(), namedRule()
+	other.Name, other.After, other.Wait = "anyway", nil, 10*time.Minute
+	with := func(r Rule, change func(*Rule)) Rule { change(&r); return r }
+	const drained = `rule "drain first" after drain and 5s;`
+	for _, tt := range []struct {
+		claim  string
+		before []Rule
+		after  []Rule
+		failed bool // the drain has, when the settings come
+		again  bool // it has, and is tried again
+		told   []string
+		still  string // the rules that stand
+	}{
+		{claim: "nothing changed", before: []Rule{drain, other}, after: []Rule{drain, other}},
+		{claim: "one of two is gone", before: []Rule{drain, other}, after: []Rule{drain},
+			told: []string{`rule "anyway" was removed from the settings`}, still: drained},
+		{claim: "one of two without names is gone", after: []Rule{with(drain, func(r *Rule) { r.Name = "" })},
+			before: []Rule{with(other, func(r *Rule) { r.Name = "" }), with(drain, func(r *Rule) { r.Name = "" })},
+			told:   []string{"rule 1 was changed in the settings"}, still: "rule 1 after drain and 5s;"},
+		{claim: "one failed, and the other is gone", before: []Rule{drain, other}, after: []Rule{drain}, failed: true,
+			told: []string{`rule "drain first": drain failed: rejected: exit 75; rule "anyway" was removed from the settings`}},
+		{claim: "one is tried again, and the other is gone", before: []Rule{drain, other}, after: []Rule{drain}, again: true,
+			told: []string{`rule "drain first": drain failed: busy; it is tried again; rule "anyway" was removed from the settings`}},
+		{claim: "both are gone", before: []Rule{drain, other}, told: []string{`rule "drain first" was removed from the ` +
+			`settings; rule "anyway" was removed from the settings`}},
+		{claim: "another one comes", before: []Rule{drain}, after: []Rule{drain, other}},
+		{claim: "it waits for longer", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) { r.Wait = time.Minute })}},
+		{claim: "it waits for too long", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) { r.Wait = time.Hour })},
+			told: []string{"the wait of 1h lasts until 01:00:03 UTC"}},
+		{claim: "it has a new name", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) { r.Name = "empty it" })}},
+		{claim: "it has a new name, and the drain failed", before: []Rule{drain}, failed: true,
+			after: []Rule{with(drain, func(r *Rule) { r.Name = "empty it" })}, told: []string{"rejected: exit 75"}},
+		{claim: "it is for other events", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
+			r.Filter.Only.Types = []string{"Freeze"}
+		})}, told: []string{"only.types: it is a Reboot"}},
+		{claim: "it waits for another sink", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
+			r.After = []string{"drain-2"}
+		})}, told: []string{"rejected: exit 75"}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules = tt.before
+				sink, audit := &ear{answer: always(errHang)}, &ear{}
+				failing := &ear{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}
+				drainRoute := sink.all("drain").with(func(r *Terms) { r.Timeout = 0 })
+				if tt.failed {
+					drainRoute.Sink = failing
+				}
+				if tt.again {
+					sink.say(always(errors.New("busy")))
+				}
+				routes := []Route{drainRoute, audit.all("audit")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1200 * time.Millisecond)
+				if slices.ContainsFunc(tt.after, func(r Rule) bool { return slices.Contains(r.After, "drain-2") }) {
+					routes = append(routes, failing.all("drain-2"))
+				}
+				b.Reload(b.mortal(routes), tt.after, SettingsInfo{})
+				pause(2 * time.Minute)
+				wantIDs(t, audit.withheld(t), tt.told...)
+				told := audit.promised(t)
+				if tt.still != "" && told[len(told)-1] != tt.still {
+					t.Errorf("told last that it starts by %q, want %q", told[len(told)-1], tt.still)
+				}
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
+}
+
+// A reminder says which rules will approve the event by now, not which were to.
+func TestAReminderPromisesWhatStillHolds(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain, anyway := namedRule(), namedRule()
+		anyway.Name, anyway.After, anyway.Wait = "anyway", nil, 14*time.Minute
+		s.opts.Rules = []Rule{drain, anyway}
+		sink, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		routes := []Route{sink.all("drain"), audit.all("audit").with(func(r *Terms) { r.Remind = []time.Duration{2 * time.Minute} })}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		anyway.Name, anyway.Wait = "in any case", 14*time.Minute+30*time.Second
+		b.Reload(b.mortal(routes), []Rule{drain, anyway}, SettingsInfo{})
+		pause(13 * time.Minute)
+		wantIDs(t, audit.promised(t), `rule "drain first" after drain and 5s;rule "anyway" after  and 840s;`,
+			`rule "in any case" after  and 870s;`)
+		b.Reload(b.mortal(routes), []Rule{drain}, SettingsInfo{})
+		pause(5 * time.Second)
+		wantIDs(t, audit.withheld(t), `rule "in any case" was removed from the settings`)
 		b.end()
 	})
 }

@@ -93,7 +93,12 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 	c.Marks = map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}
 	d := s.now.Sub(op.Said)
 	justNow := 0 <= d && d <= remindAgain
-	ce, err := cloudevent.Wrap(change, s.circumstances(op))
+	in := s.circumstances(op)
+	rules, asked := s.standing(e.ID)
+	if asked { // people were told what the rules said then
+		in.Rules = rules
+	}
+	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
 		s.log.Error("cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
 		return commit{}, false
@@ -109,6 +114,10 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 		s.log.Info("reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
 			"to", recipients(a))
 		c.add(ce, a)
+		if len(in.Rules) > 0 {
+			op.Promised = in.Rules
+			c.open = map[string]*openEvent{e.ID: &op}
+		}
 	}
 	return c, true
 }

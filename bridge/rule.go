@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -31,11 +33,13 @@ type Rule struct {
 // A ruling is the decision of a rule about an event at one time.
 type ruling struct {
 	approve bool
-	final   bool      // the decision holds until the event changes
-	why     string    // the reason for no, or for not yet
-	until   time.Time // when the wait is over that is the reason; else zero
-
-	onCourse bool // it waits for a sink or a time, as it was to
+	final   bool // the decision holds until the event changes
+	// onCourse means that it will approve before the event may begin, if the sinks that it waits for accept at once.
+	onCourse bool
+	why      string    // the reason for no, or for not yet; it ends in "until" if there is a time
+	until    time.Time // the time of the reason; zero for none
+	sink     string    // the sink that failed, if that is the reason
+	failure  string    // what it said
 
 	notApplicable bool // the rule is for other events, so the reason is not reported
 }
@@ -50,25 +54,50 @@ func notApplicable(format string, args ...any) ruling {
 	return r
 }
 
+func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
+
 // reason returns the reason for no, or for not yet, for people in a zone.
 func (r ruling) reason(now time.Time, zone *time.Location) string {
 	if r.until.IsZero() {
 		return r.why
 	}
-	return "waits until " + ClockTime(r.until, now, zone)
+	return r.why + " " + ClockTime(r.until, now, zone)
 }
 
-func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
-
-// An acceptance is the state of a delivery that a Rule waits for.
+// An acceptance is what a Rule knows of a delivery that it waits for.
 type acceptance struct {
-	state string    // as in the outbox; "" if the route did not get the change
-	since time.Time // when the acceptance was first seen, by the monotonic clock
+	state string // as in the outbox; "" if the route did not get the change
+	// at is when the acceptance was first seen, by the monotonic clock; while the delivery is pending, when its due
+	// time or its mute lets it be attempted. Zero means at once.
+	at      time.Time
+	muted   bool   // at is the end of a mute
+	failure string // what the destination said last, or why it is a dead letter; "" if nothing is wrong
 }
 
 // accepted reports whether the route has the change. A reminder of the same change may have superseded it.
 func (a acceptance) accepted() bool {
 	return a.state == outbox.StateAccepted || a.state == outbox.StateSuperseded
+}
+
+// missing returns what it means for a rule that the route has not accepted the change.
+func (a acceptance) missing(route string) ruling {
+	switch {
+	case a.state == "":
+		return no("%s did not get the latest change", route)
+	case a.state == outbox.StatePending && a.muted:
+		return ruling{onCourse: true, why: "waits for " + route + ", which is muted until", until: a.at}
+	case a.state == outbox.StatePending && a.failure != "":
+		return ruling{why: "waits for " + route + ", which failed and is tried again", sink: route,
+			failure: a.failure + "; it is tried again"}
+	case a.state == outbox.StatePending:
+		return ruling{onCourse: true, why: "waits for " + route}
+	}
+	r := no("%s did not accept the latest change", route)
+	r.sink, r.failure = route, a.failure
+	if a.state == outbox.StateDropped {
+		r.failure = "somebody dropped what it was to do"
+	}
+	return r
 }
 
 // rule applies the rule to an event. delivered returns the state of a route's delivery of the event's latest change,
@@ -78,50 +107,110 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	if verdict := r.picks(e, fields, self); !verdict.approve {
 		return verdict
 	}
-	from := observed
+	from, waits, muted := observed, ruling{approve: true}, ruling{}
 	for _, route := range r.After {
 		a := delivered(route)
-		switch {
-		case a.state == "":
-			return no("%s did not get the latest change", route)
-		case a.state == outbox.StatePending:
-			return ruling{onCourse: true, why: "waits for " + route}
-		case !a.accepted():
-			return no("%s did not accept the latest change", route)
+		from = later(from, a.at)
+		if a.accepted() {
+			continue
 		}
-		from = later(from, a.since)
+		missing := a.missing(route)
+		if missing.final {
+			return missing
+		}
+		if waits.approve || !missing.onCourse {
+			waits = missing
+		}
+		if a.muted && a.at.After(muted.until) {
+			muted = ruling{why: route + " is muted until", until: a.at}
+		}
 	}
-	if now.Sub(from) < r.Wait {
-		return ruling{onCourse: true, until: from.Add(r.Wait)}
+	ready := from.Add(r.Wait)
+	switch {
+	case waits.approve && !now.Before(ready):
+		return waits
+	case !e.NotBefore.IsZero() && !ready.Before(e.NotBefore):
+		return r.tooLate(waits, muted, ready)
+	case waits.approve:
+		return ruling{onCourse: true, why: "waits until", until: ready}
 	}
-	return ruling{approve: true}
+	return waits
 }
 
-// A Forecast is what a rule would decide about an event if every sink accepted its deliveries.
+// tooLate returns the ruling while the rule can't approve before the event may begin: not before ready, because of what
+// it waits for, a mute, or its own wait.
+func (r Rule) tooLate(waits, muted ruling, ready time.Time) ruling {
+	switch {
+	case waits.sink != "":
+	case !muted.until.IsZero():
+		return muted
+	case r.Wait > 0:
+		return ruling{why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
+	}
+	waits.onCourse = false
+	return waits
+}
+
+// A verdict is the ruling of one of the rules.
+type verdict struct {
+	name string // see RuleName
+	Rule
+	ruling
+}
+
+// judge applies the rules to an event, see Rule.rule. What is approved, what people are told of it, and what check
+// and a dry run print are all made of its verdicts, which have the order of the rules.
+func judge(rules []Rule, e imds.Event, fields map[string]any, self string, delivered func(route string) acceptance,
+	observed, now time.Time) (all verdicts) {
+	for i, r := range rules {
+		all = append(all, verdict{RuleName(i+1, r), r, r.rule(e, fields, self, delivered, observed, now)})
+	}
+	return all
+}
+
+// A Forecast is what a rule would decide about an event if every sink accepted its deliveries at once.
 type Forecast struct {
-	Rule     string // its name, see RuleName
-	Approves bool
+	Rule     string   // its name, see RuleName
+	Approves bool     // before the event may begin
 	After    []string // the sinks that it waits for
 	Wait     time.Duration
 	Why      string // the reason if it does not approve
 }
 
-// Forecasts returns what each rule would decide about an event on the VM self. fields are the fields of the CloudEvent
-// of its latest change, and gets reports whether a sink gets that change. It approves nothing.
-func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, gets func(sink string) bool) []Forecast {
-	var all []Forecast
-	now := time.Now()
-	accepts := func(sink string) acceptance {
-		if gets(sink) {
-			return acceptance{outbox.StateAccepted, now}
+// Forecasts returns what each rule would decide about an event that the VM self sees at now. fields are the fields of the
+// CloudEvent of its latest change. gets reports whether a sink gets that change, and when at the earliest; zero for at
+// once. It approves nothing.
+func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string,
+	gets func(sink string) (at time.Time, ok bool), now time.Time) (all []Forecast) {
+	delivered := func(sink string) acceptance {
+		at, ok := gets(sink)
+		if !ok {
+			return acceptance{}
 		}
-		return acceptance{}
+		return acceptance{state: outbox.StatePending, at: at}
 	}
-	for i, r := range rules {
-		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // as if its wait were over
-		all = append(all, Forecast{Rule: RuleName(i+1, r), Approves: verdict.approve, After: r.After, Wait: r.Wait, Why: verdict.why})
+	for _, v := range judge(rules, e, fields, self, delivered, now, now) {
+		f := Forecast{Rule: v.name, Approves: v.stands(), After: v.After, Wait: v.Wait}
+		switch {
+		case f.Approves:
+		case v.until.IsZero():
+			f.Why = v.why
+		default: // a sample has no time of its own
+			f.Why = "its wait is longer than the notice"
+		}
+		all = append(all, f)
 	}
 	return all
+}
+
+// PromisedRules returns the rules that approve, as the CloudEvent of an event names them.
+func PromisedRules(forecasts []Forecast) (rules []cloudevent.Rule) {
+	for _, f := range forecasts {
+		if f.Approves {
+			rules = append(rules, cloudevent.Rule{Name: f.Rule, After: f.After, Wait: f.Wait.Seconds()})
+		}
+	}
+	return rules
 }
 
 // picks decides whether the rule applies to the event at all.

@@ -28,7 +28,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		return r
 	}
 	accepted := func(ago time.Duration) func(string) acceptance {
-		return func(string) acceptance { return acceptance{outbox.StateAccepted, now.Add(-ago)} }
+		return func(string) acceptance { return acceptance{state: outbox.StateAccepted, at: now.Add(-ago)} }
 	}
 	state := func(s string) func(string) acceptance {
 		return func(string) acceptance { return acceptance{state: s} }
@@ -103,7 +103,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
 			"waits until Sun 22 Nov, 03:00:00 UTC", false},
 		{"a reminder replaced it at the sink", with(after), event(as), "vm-0", func(string) acceptance {
-			return acceptance{outbox.StateSuperseded, now.Add(-30 * time.Second)}
+			return acceptance{state: outbox.StateSuperseded, at: now.Add(-30 * time.Second)}
 		}, "", false},
 		{"the sink was not told yet", with(after), event(as), "vm-0", state(outbox.StatePending), "waits for drain", false},
 		{"the sink did not get it", with(after), event(as), "vm-0", state(""), "did not get", true},

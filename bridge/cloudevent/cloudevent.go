@@ -212,7 +212,7 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 		d.AffectsSelf = &self
 		ce.SetExtension("azself", self)
 	}
-	if c.Kind == imds.Scheduled || c.Kind == imds.Updated || c.Kind == imds.Reminder {
+	if c.Kind != imds.Started && c.Kind != imds.Vanished {
 		d.Rules = in.Rules
 	}
 	if c.Kind == imds.Reminder {

@@ -15,7 +15,8 @@ import (
 type Sample struct {
 	Name   string
 	Change imds.Change
-	End    End // of a Vanished
+	End    End    // of a Vanished
+	Rules  []Rule // that will approve it
 }
 
 // SampleNames lists the names of the samples.
@@ -64,7 +65,8 @@ func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {
 
 // CloudEvent returns the sample as a CloudEvent of the observer.
 func (s Sample) CloudEvent(o imds.Observer, now time.Time) (event.Event, error) {
-	return Wrap(s.Change, Circumstances{Observer: o, Time: now, Announced: now, Incarnation: "7", End: s.End})
+	return Wrap(s.Change, Circumstances{Observer: o, Time: now, Announced: now, Incarnation: "7", End: s.End,
+		Rules: s.Rules})
 }
 
 // sampleEvent returns an event with Azure's names and order of fields.
@@ -221,6 +223,10 @@ func Samples(all bool) ([]event.Event, error) {
 	withheld := &Approval{Result: ResultWithheld, By: sampleRules[0].Name, Sink: "drain", Error: "exit 75: 3 sessions left"}
 	held.Kind = imds.Approved
 	wrap(held, Circumstances{Observer: observer, Approval: withheld})
+	if all {
+		changed := &Approval{Result: ResultWithheld, By: "rule 2", Error: "rule 2 was removed from the settings"}
+		wrap(held, Circumstances{Observer: observer, Approval: changed, Rules: sampleRules[:1]})
+	}
 	for _, about := range sampleTroubles {
 		add(WrapBridge(about.typ, about.data, observer, sampleTime))
 		if all || about.typ == SinkBlocked {

@@ -202,20 +202,19 @@ func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	return o.outcome(route, seq)
 }
 
-// Failure returns what is wrong with a delivery that is pending or dead: what the destination said last, else why it
-// became a dead letter; "" if nothing is.
-func (o *Outbox) Failure(route string, seq uint64) string {
+// Delivery returns a delivery that is pending or dead; ok is false for any other.
+func (o *Outbox) Delivery(route string, seq uint64) (d Delivery, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.routes[route]
 	if r == nil {
-		return ""
+		return Delivery{}, false
 	}
-	if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
-		d := e.record()
-		return cmp.Or(d.Error, d.Reason)
+	e := cmp.Or(r.pending[seq], r.dead[seq])
+	if e == nil {
+		return Delivery{}, false
 	}
-	return ""
+	return e.record(), true
 }
 
 // maxUnsynced bounds the reported deliveries of a route that are not on disk.

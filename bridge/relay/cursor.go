@@ -21,8 +21,8 @@ const (
 // A cursor is how far a sink has come in the stream: everything up to After is settled, except Open.
 type cursor struct {
 	After uint64 `json:"after"`
-	// Open are older messages that are pending: the latest changes of the Azure events that were open when the sink was
-	// new.
+	// Open are older messages that are pending: about the Azure events that were open when the sink was new, see
+	// newCursor.
 	Open []uint64 `json:"open,omitempty"`
 	// Stream is when the stream was created. A new stream of the same name starts from 1 again.
 	Stream time.Time `json:"stream"`
@@ -56,14 +56,15 @@ func lost(
 const lostBefore = time.Hour
 
 // newCursor returns the cursor of a sink that is new to the stream. The sink gets the latest change of each open Azure
-// event, and everything since from; if that is zero, from now on.
+// event, what came of its approval since, and everything since from; if that is zero, from now on.
 func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, error) {
 	c := cursor{
 		After: info.State.LastSeq, Stream: info.Created, Read: info.State.LastSeq, ReadAt: info.State.LastTime.UTC(),
 	}
-	latest := map[string]uint64{} // by Azure event
-	stages := map[string]stage{}  // likewise
-	first := uint64(0)            // the first message that is not older than from
+	latest := map[string]uint64{}  // by Azure event
+	answers := map[string]uint64{} // likewise: what came of its approval since
+	stages := map[string]stage{}   // likewise
+	first := uint64(0)             // the first message that is not older than from
 	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
 		if first == 0 && !from.IsZero() && !r.stored.Before(from) {
 			first = r.seq
@@ -78,9 +79,12 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 			}
 			now.update(m)
 			stages[m.eventID], latest[m.eventID] = now, r.seq
+			delete(answers, m.eventID)
 			if m.change.Kind == imds.Vanished {
 				delete(latest, m.eventID)
 			}
+		case m.change.Kind == imds.Approved && latest[m.eventID] != 0:
+			answers[m.eventID] = r.seq
 		}
 	})
 	if err != nil {
@@ -89,8 +93,11 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 	if first != 0 {
 		c.After = first - 1
 	}
-	for _, seq := range latest {
+	for id, seq := range latest {
 		c.Open = append(c.Open, seq)
+		if answers[id] != 0 {
+			c.Open = append(c.Open, answers[id])
+		}
 	}
 	c.sort()
 	return c, nil
@@ -128,8 +135,8 @@ func (q *queue) advance() {
 // unsettled reports whether a delivery is pending, or settled only in memory. mu is held.
 func (q *queue) unsettled(seq uint64) bool { return q.pending[seq] != nil || q.unsaved[seq] }
 
-// saveCursor writes the cursor if it has moved and cursorEvery is over; with always, at once, and while the lease is held
-// also if it hasn't moved.
+// saveCursor writes the cursor if it has moved and cursorEvery is over; with always, at once, and while the lease is
+// held also if it hasn't moved.
 func (q *queue) saveCursor(ctx context.Context, always bool) error {
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()

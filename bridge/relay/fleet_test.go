@@ -102,6 +102,19 @@ func (a azure) say(t *testing.T, kind imds.ChangeKind, observer string) event.Ev
 	return ce
 }
 
+// answer returns what a VM says for the nth time of the approval of an event: that no rule approves it after all.
+func (a azure) answer(t *testing.T, nth int) event.Event {
+	t.Helper()
+	ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Approved, Event: a.event(imds.StatusScheduled)}, cloudevent.Circumstances{
+		Observer: imds.Observer{Name: "vm-1", ResourceGroup: "web"}, Time: time.Now(), Repeat: nth - 1,
+		Approval: &cloudevent.Approval{Result: cloudevent.ResultWithheld, By: "rule 1", Sink: "drain", Error: "exit 75"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
+}
+
 // event returns what Azure lists. One that has begun has no NotBefore.
 func (a azure) event(status string) imds.Event {
 	notBefore := a.notBefore.UTC().Format("Mon, 02 Jan 2006 15:04:05 GMT")

@@ -137,21 +137,25 @@ func TestProgressAndReceiptsOutliveARelay(t *testing.T) {
 	}
 }
 
-// A sink that is new to the stream is owed the latest change of each event that is open, and nothing older.
+// A sink that is new to the stream is owed the latest change of each event that is open, what came of its approval since,
+// and nothing older.
 func TestNewSinkBeginsNow(t *testing.T) {
 	f := newFleet(t)
 	over, open := eventNo(1), eventNo(2)
 	f.publish(over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1"))
 	f.publish(open.say(t, imds.Scheduled, "vm-1"))
-	latest := open.say(t, imds.Started, "vm-1")
+	f.publish(open.answer(t, 1)) // of an older change
+	latest := open.say(t, imds.Updated, "vm-1")
 	f.publish(latest)
+	answer := open.answer(t, 2)
+	f.publish(answer)
 	sink := newRecorder()
 	f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}})
-	f.hears(sink, 1)
+	f.hears(sink, 2)
 	news := open.say(t, imds.Vanished, "vm-1")
 	f.publish(news)
 	f.settled("hook")
-	if got, want := f.hears(sink, 2), ids(latest, news); !slices.Equal(got, want) {
+	if got, want := f.hears(sink, 3), ids(latest, answer, news); !slices.Equal(got, want) {
 		t.Errorf("the sink heard %q, want %q", got, want)
 	}
 }

@@ -61,8 +61,10 @@ func (row *sampleRow) forecastApproval(
 	if err != nil {
 		return err
 	}
-	passes := func(sink string) bool { return strings.HasPrefix(row.Sinks[sink], "told") }
-	row.Approval = forecastText(bridge.Forecasts(rules, sample.Change.Event, cloudevent.Fields(ce), self, passes))
+	passes := func(sink string) (time.Time, bool) {
+		return time.Time{}, strings.HasPrefix(row.Sinks[sink], "told")
+	}
+	row.Approval = forecastText(bridge.Forecasts(rules, sample.Change.Event, cloudevent.Fields(ce), self, passes, now))
 	return nil
 }
 
@@ -124,7 +126,7 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample,
 	if err != nil {
 		return nil, err
 	}
-	everySink := func(string) bool { return true }
+	everySink := func(string) (time.Time, bool) { return time.Time{}, true }
 	var samples []cloudevent.Sample
 	for _, e := range events {
 		s := cloudevent.Sample{Change: imds.Change{Kind: imds.Scheduled, Event: e}}
@@ -132,7 +134,7 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample,
 		if err != nil {
 			return nil, err
 		}
-		if bridge.Forecasts([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everySink)[0].Approves {
+		if bridge.Forecasts([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everySink, now)[0].Approves {
 			update := imds.Change{Kind: imds.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
 			samples = append(samples, s, cloudevent.Sample{Change: update})
 		}

@@ -50,6 +50,12 @@ key, and its message is printed all the same.`,
 			if err != nil {
 				return err
 			}
+			for i := range samples {
+				err := req.promise(&samples[i], o, time.Now())
+				if err != nil {
+					return err
+				}
+			}
 			return p.render(routes, samples, o)
 		},
 	})

@@ -14,6 +14,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/settings"
 )
@@ -23,7 +24,8 @@ type sampleRequest struct {
 	sinks  []string // names; empty for all sinks of the settings
 	sample string
 
-	mutes []*bridge.Mute // of the running forewarn; chosenRoutes sets them
+	settings *settings.Settings // chosenRoutes sets them
+	mutes    []*bridge.Mute     // of the running forewarn; chosenRoutes sets them
 }
 
 func (r *sampleRequest) flags(c *cobra.Command) *cobra.Command {
@@ -68,6 +70,7 @@ func (p *program) chosenRoutes(ctx context.Context, req *sampleRequest) ([]bridg
 	if len(req.sinks) == 0 {
 		picked = s.Routes
 	}
+	req.settings = s
 	st, err := p.client(s).Status(ctx)
 	if err == nil {
 		req.mutes = st.Mutes
@@ -76,6 +79,38 @@ func (p *program) chosenRoutes(ctx context.Context, req *sampleRequest) ([]bridg
 		fmt.Fprintln(p.err, note)
 	}
 	return picked, observer(st, s), nil
+}
+
+// promise gives a sample the rules that would approve it, so that messages name them.
+func (r *sampleRequest) promise(s *cloudevent.Sample, o imds.Observer, now time.Time) error {
+	ce, err := s.CloudEvent(o, now)
+	if err != nil {
+		return err
+	}
+	gets := func(sink string) (at time.Time, ok bool) {
+		i := slices.IndexFunc(r.settings.Routes, func(route bridge.Route) bool { return route.Name == sink })
+		if i < 0 {
+			return at, false
+		}
+		return r.getsAt(r.settings.Routes[i], *s, o, now)
+	}
+	forecasts := bridge.Forecasts(r.settings.Rules, s.Change.Event, cloudevent.Fields(ce), o.Name, gets, now)
+	s.Rules = bridge.PromisedRules(forecasts)
+	return nil
+}
+
+// getsAt returns when a route would get a sample: zero for at once; ok is false if its filter keeps it out.
+func (r *sampleRequest) getsAt(route bridge.Route, s cloudevent.Sample, o imds.Observer, now time.Time) (
+	at time.Time, ok bool,
+) {
+	result, err := filterResult(route.Filter, s, o, now)
+	message := delivery.Message{AzureType: s.Change.Event.Type, VMs: s.Change.Event.Resources}
+	mute := delivery.MuteOf(r.mutes, route.Name, route.Terms.People, &delivery.Item{Message: &message})
+	at = route.Due(s.Change, now)
+	if mute.Active() && mute.Until.After(at) {
+		at = mute.Until
+	}
+	return at, err == nil && strings.HasPrefix(result, "told")
 }
 
 // observer returns this VM as the running forewarn knows it; if none runs, and its status is empty, only its name, from

@@ -58,6 +58,9 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 it needs 
 				return err
 			}
 			sample, err := req.newSample(o)
+			if err == nil {
+				err = req.promise(&sample, o, time.Now())
+			}
 			if err != nil {
 				return err
 			}
