@@ -527,7 +527,8 @@ func TestAClockPastTheYear9999EndsNothing(t *testing.T) {
 		}
 		m := delivery.Message{Seq: box.Reserve(far), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
 		add := outbox.Addition{Message: m, Body: []byte(`{}`), To: []outbox.Recipient{{Route: "ops", Due: far}}}
-		if err := box.Apply(outbox.Batch{Now: far, Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{add}}); err != nil {
+		batch := outbox.Batch{Now: far, Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{add}}
+		if err := box.Apply(batch); err != nil {
 			t.Fatal(err)
 		}
 		q := box.Queue("ops")

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 )
 
 // changeableNotes says how other users could change a settings file, and with it what forewarn does: they may write to the
@@ -28,8 +29,8 @@ func changeableNotes(path string) (notes []string) {
 	}
 	if o, at, found := otherOwner(path); found {
 		notes = append(notes,
-			fmt.Sprintf("%s can change %s, and with it what forewarn does, because %s belongs to them; run chown root on it",
-				o, path, at))
+			fmt.Sprintf("user %s can change %s, and with it what forewarn does, because %s belongs to them; run chown root on it",
+				strings.TrimPrefix(o.String(), "user "), path, at))
 	}
 	return notes
 }
