@@ -17,7 +17,7 @@ func TestAWaveDoesNotFillAChannel(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(errDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
 		b := s.start(e.all("a").with(func(terms *Terms) {
-			terms.Late, terms.Digest = delivery.LateLatest, delivery.Digest{Above: 5, Within: 20 * time.Second}
+			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
 		}))
 		pause(1500 * time.Millisecond)
 		for i := range 40 {

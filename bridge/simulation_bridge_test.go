@@ -284,7 +284,7 @@ func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 				Terms: delivery.Terms{
 					Timeout: r.timeout, MaxAge: r.maxAge, Late: delivery.Late(r.late), Batch: r.batch, Parallel: r.parallel,
 					Durable: r.sync, Fallback: delivery.Fallback{Sink: r.fallback, After: r.after},
-					Digest: delivery.Digest{Above: r.above, Within: r.within},
+					DigestAbove: r.above,
 				},
 				Bridge: bridge.Level(cmp.Or(r.bridge, "none")), Acts: r.acts, Remind: r.remind, Lead: r.lead,
 				People: slices.Contains(sinksForPeople, r.name),

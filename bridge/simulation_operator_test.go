@@ -321,7 +321,7 @@ func someChange(r *rand.Rand, route string) routeChange {
 		{fmt.Sprintf("max_age: %v", age), func(p *routePlan) { p.maxAge = age }},
 		{fmt.Sprintf("timeout: %v", timeout), func(p *routePlan) { p.timeout = timeout }},
 		{"bridge: " + level, func(p *routePlan) { p.bridge = level }},
-		{fmt.Sprintf("group above: %d", above), func(p *routePlan) { p.above, p.within = above, 10*time.Second }},
+		{fmt.Sprintf("group above: %d", above), func(p *routePlan) { p.above = above }},
 		{fmt.Sprintf("batch: %d", batch), func(p *routePlan) { p.batch = batch }},
 		{fmt.Sprintf("parallel: %d", parallel), func(p *routePlan) { p.parallel = parallel }},
 	}

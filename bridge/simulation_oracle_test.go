@@ -91,6 +91,7 @@ func examine(w *world) []finding {
 		o.secondChances()
 	}
 	o.probes()
+	o.hurries()
 	o.behind()
 	o.digests()
 	o.mutesHold()

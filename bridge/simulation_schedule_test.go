@@ -418,7 +418,8 @@ func (o *oracle) secondChances() {
 			waiting := map[string]handed{} // by event, what failed since the acceptance before this one
 			for k := i - 1; k >= 0 && !mine[k].settled && mine[k].in == a.in; k-- {
 				for _, h := range mine[k].batch {
-					if _, known := waiting[h.event]; !known && mine[k].how != "rejects" {
+					// What is delivered in part keeps its own times.
+					if _, known := waiting[h.event]; !known && mine[k].how != "rejects" && mine[k].newProgress == "" {
 						waiting[h.event] = h
 					}
 				}
@@ -462,7 +463,68 @@ func (o *oracle) failedBefore(mine []*attempt, event string, boot int) bool {
 	return false
 }
 
-// probes: while nothing is taken until somebody acts, a destination is asked once a minute, and of what is new.
+// longestWait is the longest wait for an event that has not begun: a quarter of the time that is left, and five seconds in
+// the last two minutes; 0 for none.
+func (o *oracle) longestWait(event string, now fact) (most time.Duration) {
+	for _, b := range o.beliefs[event] {
+		i := len(b.changes) - 1
+		for i >= 0 && b.changes[i].at > now.at {
+			i--
+		}
+		if i < 0 || b.changes[i].kind == "vanished" || b.changes[i].kind == "started" {
+			continue
+		}
+		if left := b.changes[i].event.notBeforeTime().Sub(now.clock); left > 0 {
+			most = max(5*time.Second, min(left/4, left-2*time.Minute))
+		}
+	}
+	return most
+}
+
+// hurries: what failed while its event has not begun is tried again in time, or something else is.
+func (o *oracle) hurries() {
+	for _, r := range o.plan.routes {
+		var mine []*attempt
+		for _, a := range o.attempts {
+			if a.sink == r.name && a.ended && o.sharp(a) {
+				mine = append(mine, a)
+			}
+		}
+		for i, a := range mine {
+			h := a.batch[0]
+			most := o.longestWait(h.event, a.fact)
+			pending := slices.IndexFunc(mine[i+1:], h.isIn)
+			if a.settled || a.how == "rejects" || most == 0 || pending < 0 || mine[i+1].in != a.in ||
+				mine[i+1+pending].in != a.in {
+				continue
+			}
+			next := mine[i+1]
+			busy := slices.ContainsFunc(mine, func(x *attempt) bool {
+				end := x.at
+				if x.how == "asks to wait" {
+					end += retryAfter
+				}
+				return x != a && x != next && x.start <= a.at+most && end > a.at || x == a && end > x.at
+			})
+			moved := slices.ContainsFunc(o.beliefs[h.event], func(b belief) bool {
+				return slices.ContainsFunc(b.changes, func(c change) bool {
+					return c.id != h.id && c.clock.After(h.time) && c.at <= next.start
+				})
+			})
+			if busy || moved || o.hand("", "", h.id) || o.mayBeMuted(r.name, h.event, a.at, next.start) ||
+				o.setupsBetween(a.fact, next.began) > 0 || o.ill(a.at-time.Minute, next.start) || o.unreadUntil(next) {
+				continue
+			}
+			if next.start-a.at > most+time.Second {
+				o.add("urgency", "%s failed to take %s at %v, %v before it begins, and was tried again at %v", r.name, h.id,
+					short(a.at), h.notBefore.Sub(a.clock), short(next.start))
+			}
+		}
+	}
+}
+
+// probes: while nothing is taken until somebody acts, a destination is asked once a minute, and of what is new or about to
+// begin.
 func (o *oracle) probes() {
 	for _, r := range o.plan.routes {
 		var row, mine []*attempt // blocked, one after the other, and all of the route
@@ -473,8 +535,12 @@ func (o *oracle) probes() {
 				return
 			}
 			began, ended := row[from], row[len(row)-1]
-			new := map[string]bool{}
-			for _, a := range row[from+1:] {
+			new, n := map[string]bool{}, 0
+			for i, a := range row[from+1:] {
+				before := row[from+i]
+				if most := o.longestWait(a.batch[0].event, before.fact); most > 0 && a.start-before.at >= most-time.Second {
+					n++
+				}
 				for _, h := range a.batch {
 					// Since a start or a reload all is new.
 					before := slices.ContainsFunc(mine, func(x *attempt) bool {
@@ -484,7 +550,6 @@ func (o *oracle) probes() {
 					new[h.id] = new[h.id] || !before
 				}
 			}
-			n := 0
 			for _, beliefs := range o.beliefs {
 				for _, b := range beliefs[:1] {
 					for _, c := range b.changes {

@@ -31,7 +31,6 @@ type routePlan struct {
 	sync     bool
 	acts     bool
 	above    int // of the group
-	within   time.Duration
 	bridge   string
 }
 
@@ -229,7 +228,6 @@ func someRoutes(r *rand.Rand) []routePlan {
 		{name: "chat", vms: "self", late: "latest", timeout: 10 * time.Second, bridge: "trouble",
 			remind: []time.Duration{30 * time.Minute, 12 * time.Minute}},
 		{name: "mail", vms: "self", late: "latest", timeout: 20 * time.Second, above: pick(r, 0, 2, 5),
-			within:  10 * time.Second,
 			sources: []string{"Platform"}},
 		{name: "drain", vms: "self", late: "drop", timeout: 30 * time.Second, parallel: 3, sync: true, acts: true,
 			lead: pick(r, 0, 10*time.Minute), remind: []time.Duration{12 * time.Minute},

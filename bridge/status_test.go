@@ -186,11 +186,11 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			t.Errorf("sinks are %v", got)
 		}
 		for name, want := range map[string]SinkStatus{
-			"well":     {Name: "well", Kind: "ear", State: SinkOK, Delivered: 2},
-			"down":     {Name: "down", Kind: "ear", State: SinkRetrying, Pending: 2, LastError: errDown.Error()},
+			"well": {Name: "well", Kind: "ear", State: SinkOK, Delivered: 2},
+			"down": {Name: "down", Kind: "ear", State: SinkRetrying, Pending: 2, LastError: errDown.Error()},
 			"refusing": {Name: "refusing", Kind: "ear", State: SinkIsBlocked, Pending: 2, LastError: errRefused.Error()},
-			"strict":   {Name: "strict", Kind: "ear", State: SinkOK, DeadLetters: 2},
-			"gone":     {Name: "gone", State: SinkOrphaned, Pending: 2},
+			"strict": {Name: "strict", Kind: "ear", State: SinkOK, DeadLetters: 2},
+			"gone":   {Name: "gone", State: SinkOrphaned, Pending: 2},
 		} {
 			got := sinks[name]
 			if want.Pending > 0 && (got.OldestPendingSeconds < 178 || got.OldestPendingSeconds > 181) {
@@ -232,11 +232,11 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 	})
 }
 
-// A sink with nothing pending has no next attempt, even if the deliveries that were dropped waited for a digest.
+// A sink with nothing pending has no next attempt, even if the deliveries that were dropped were to be made together.
 func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		b := s.start((&ear{answer: always(errRefused)}).all("a").with(func(terms *Terms) {
-			terms.Late, terms.Digest = delivery.LateLatest, delivery.Digest{Above: 1, Within: 10 * time.Minute}
+			terms.Late, terms.DigestAbove = delivery.LateLatest, 1
 		}))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Hour)})

@@ -87,7 +87,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		}
 		e.say(nil)
 		pause(20 * time.Second)
-		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
+		wantIDs(t, e.ids(), idB+"-scheduled", idA+"-scheduled") // what is new, then what failed
 		if wait := e.accepted()[0].at.Sub(first); wait < 30*time.Second || wait > 32*time.Second {
 			t.Errorf("came back after %v, want 30 s", wait)
 		}

@@ -59,7 +59,7 @@ const mailTimeout = 2 * time.Minute
 
 // emailTerms: people want the state as it is now. The command that prints a token has a timeout of its own.
 var emailTerms = delivery.Terms{
-	Timeout: mailTimeout + tokenTimeout, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
+	Timeout: mailTimeout + tokenTimeout, MaxAge: week, Late: delivery.LateLatest, Batch: 1, DigestAbove: peopleGroup,
 }
 
 const (

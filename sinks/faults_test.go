@@ -77,9 +77,8 @@ func TestSinksUnderFaults(t *testing.T) {
 				t.Errorf("%s: %v\n%s", d.name, err, d.settings)
 			}
 			terms := bridge.Terms{Terms: Kinds[d.kind].Terms, Bridge: bridge.LevelNone}
-			terms.Digest.Within = min(terms.Digest.Within, harm/6) // a wave is waited for as long
 			if !d.latest {
-				terms.Late, terms.Digest = delivery.LateSend, delivery.Digest{}
+				terms.Late, terms.DigestAbove = delivery.LateSend, 0
 			}
 			all = append(all, bridge.Route{
 				Name: d.name, Kind: d.kind, Sink: witness{opened.Sink, f, d, terms.Timeout}, Terms: terms,

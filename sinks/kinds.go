@@ -182,7 +182,7 @@ func (e KeyErrors) err() error {
 	return append(e, nil)[0]
 }
 
-// peopleGroup is the digest of sinks for people: it combines the messages of a wave of events.
-var peopleGroup = delivery.Digest{Above: 5, Within: 20 * time.Second}
+// peopleGroup is Terms.DigestAbove of sinks for people: it combines the messages of a wave of events.
+const peopleGroup = 5
 
 const week = 7 * 24 * time.Hour

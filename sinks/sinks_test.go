@@ -352,7 +352,7 @@ func TestTermsByDefault(t *testing.T) {
 	machine := delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}
 	people := delivery.Terms{
 		Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1,
-		Digest: delivery.Digest{Above: 5, Within: 20 * time.Second},
+		DigestAbove: 5,
 	}
 	mail := people // for the mail two minutes, and for token_command half a one
 	mail.Timeout = 150 * time.Second

@@ -47,7 +47,7 @@ type slackSettings struct {
 
 // slackTerms: people want the state as it is now.
 var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1,
-	Digest: peopleGroup}
+	DigestAbove: peopleGroup}
 
 // A slackSink posts to a Slack channel. The first change of an Azure event posts a message, the root. Later changes
 // update the root and reply in its thread. With an incoming webhook, each change is a message of its own.

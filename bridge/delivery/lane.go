@@ -10,7 +10,7 @@ import (
 // What an Item's Change may be, as far as the order of deliveries depends on it.
 const (
 	scheduled = "scheduled"
-	updated   = "updated"
+	started   = "started"
 	vanished  = "vanished"
 	reminder  = "reminder"
 	approved  = "approved"
@@ -25,18 +25,18 @@ type lane struct {
 	arrived  int       // how many of them, from the first, are due
 	muted    int       // how many of them are held back by a mute
 	busy     bool      // an attempt is under way
-	urgent   bool      // a new item is attempted ahead of the schedule
-	next     time.Time // time of the next attempt
+	urgent   bool      // it has a new item that is urgent
+	next     time.Time // time of the next attempt while the destination is up
 	failures int32     // in a row
-	alone    bool      // it failed before the route accepted others; if it fails again, the failure is its own
 	tried    time.Time // when the last attempt began
-	digestAt time.Time // when the digest that it waits for is complete
 	deadline time.Time // when its next item becomes late or falls back
 
-	waitEnd time.Time // when it leaves the heap of waiting lanes
+	// It is attempted on its own, one item at a time: it failed before the destination accepted others, so that a further
+	// failure is its own, or a batch with it was rejected.
+	alone bool
 
 	// Its slots in the heaps of the schedule.
-	inArriving, inWaiting, inReady, inUrgent, inDeadlines int32
+	inArriving, inWaiting, inReady, inDeadlines int32
 }
 
 // A wave is what the deliveries of a digest have in common.
@@ -57,15 +57,10 @@ func (i *Item) urgent(now time.Time) bool {
 // begins returns the start of the event; zero if it has started or the time is unknown. The end of an event that
 // another one replaced is as urgent as a start: the other may have started, and its message comes right after.
 func (i *Item) begins() time.Time {
-	if i.Replaced {
+	if i.Replaced || i.Change == started {
 		return time.Time{}
 	}
 	return i.NotBefore
-}
-
-// soon reports whether the event has not started and starts soon, or at an unknown time.
-func (i *Item) soon(now time.Time) bool {
-	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < digestNotice
 }
 
 // laneKey returns the key of the item's lane. A message about the bridge that is partly delivered has a lane of its own:
@@ -192,29 +187,26 @@ func (i *Item) compare(other *Item) int {
 	return cmp.Or(i.rank()-other.rank(), i.begins().Compare(other.begins()))
 }
 
-// before orders lanes by which is attempted first.
+// before orders lanes by which is attempted first. What is new and urgent goes before what failed, so that at a
+// destination that hangs two lanes can't alternate and keep out the others.
 func before(a, b *lane) int {
-	return cmp.Or(a.newest().compare(b.newest()), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
+	return cmp.Or(first(a.presses(), b.presses()), a.newest().compare(b.newest()),
+		cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 
-// hadItsTurn reports whether the lane failed since something urgent came in another lane. Without this rule two lanes
-// whose events start sooner could alternate at a destination that hangs, and a newer message would never be attempted.
-func (l *lane) hadItsTurn(urgent *lane) bool {
-	return l.failures > 0 && !l.tried.Before(urgent.newest().Since())
-}
-
-// byProbeOrder orders lanes for probes: urgent ones first, then by the oldest attempt.
-func byProbeOrder(a, b *lane) int {
+// first orders what is so before what isn't.
+func first(a, b bool) int {
 	switch {
-	case a.urgent != b.urgent && a.urgent:
+	case a == b:
+		return 0
+	case a:
 		return -1
-	case a.urgent != b.urgent:
-		return 1
-	case a.urgent:
-		return before(a, b)
 	}
-	return cmp.Or(a.tried.Compare(b.tried), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
+	return 1
 }
+
+// presses reports whether the lane has something new and urgent about an event that is not over.
+func (l *lane) presses() bool { return l.urgent && l.newest().rank() == 0 }
 
 // late returns the due items that a route with LateDrop no longer delivers: those with a newer change after them, and a
 // scheduled change whose NotBefore has passed; but none that somebody asked for.

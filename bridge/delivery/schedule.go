@@ -1,26 +1,13 @@
 package delivery
 
 import (
-	"bytes"
-	"cmp"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 )
 
-// UrgentNotice is the notice below which an event is urgent.
-const UrgentNotice = 15 * time.Minute
-
-// The rules of the schedule.
-const (
-	urgentEvery   = 5 * time.Second  // shortest time between attempts ahead of the schedule
-	blockedAfter  = 3                // blocked answers …
-	blockedOver   = 30 * time.Second // … over at least this
-	probeEvery    = time.Minute      // while blocked
-	downAfter     = 8                // lanes that failed, and nothing accepted
-	maxRetryAfter = time.Hour
-)
+// maxRetryAfter is the longest Retry-After that is heeded.
+const maxRetryAfter = time.Hour
 
 // waits are the waits after the first, second, … failed attempt; the last holds for all further ones.
 var waits = []time.Duration{
@@ -33,69 +20,26 @@ func backoff(failures int, random float64) time.Duration {
 	return time.Duration(random * float64(waits[min(failures, len(waits))-1]))
 }
 
-// A schedule decides which pending deliveries of a route are attempted, and when. Callers pass it the time, and it
-// calls neither a sink nor a queue. place puts each lane into the heaps, so that no method needs to look at every item.
+// A schedule decides which pending deliveries of a route are attempted, and when: see when. Callers pass it the time, and
+// it calls neither a sink nor a queue. place puts each lane into the heaps, so that no method needs to look at every item.
 type schedule struct {
 	destination
 	terms          Terms
 	random         func() float64     // for jitter
 	lanes          map[string]*lane   // by laneKey
 	index          map[uint64]*lane   // by the Seq of its items
-	waves          map[wave]arrivals  // with Terms.Digest
 	partialBatches map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
 
 	arriving  laneHeap // lanes with an item whose Due will come, the nearest first
-	waiting   laneHeap // lanes that wait before their next attempt, the shortest first
-	ready     laneHeap // lanes that may be attempted, the most important first
-	urgent    laneHeap // lanes that may be attempted though the route waits, the most important first
+	waiting   laneHeap // lanes that wait after a failure, the shortest first
+	ready     laneHeap // lanes that wait only for the destination, the most important first
 	deadlines laneHeap // lanes in which an item will be late, or fall back, the nearest first
 
-	underWay      map[*lane]time.Time // when each attempt under way began, by the first of its lanes
-	retryOnAccept map[*lane]bool      // lanes that failed, and are tried again when the route accepts
-	failing       int                 // number of lanes whose last attempt failed
-	standby       bool                // the route's previous worker has not ended
-	stopping      bool                // only first attempts are made from now on
-	lastUrgent    time.Time           // the last attempt ahead of the schedule
-	oneByOne      int                 // deliveries to make one by one, because a batch of them was rejected or can't be read
+	underWay map[*lane]time.Time // when each attempt under way began, by the first of its lanes
+	failing  int                 // number of lanes whose last attempt failed
+	standby  bool                // the route's previous worker has not ended
+	stopping bool                // only first attempts are made from now on
 }
-
-// A destination is what its answers tell about the destination of a route.
-type destination struct {
-	// Keys of lanes that failed since the last acceptance, also of those with nothing pending now; at most downAfter.
-	failed        map[string]bool
-	retryAfterEnd time.Time // the latest end of a Retry-After
-	refusals      int       // blocked answers since the last acceptance
-	refused       time.Time // the first of them
-	blocked       bool
-	probe         time.Time // the next one, while blocked or down
-	failedProbes  int       // probes that failed while down
-}
-
-// accepted notes an acceptance. A Retry-After may have come since that attempt began.
-func (d *destination) accepted() {
-	d.refusals, d.blocked, d.failedProbes = 0, false, 0
-	clear(d.failed)
-}
-
-// refuse notes a blocked answer, and reports whether the route becomes blocked by it.
-func (d *destination) refuse(now time.Time) (became bool) {
-	if d.refusals++; d.refusals == 1 {
-		d.refused = now
-	}
-	if d.blocked || d.refusals < blockedAfter || now.Sub(d.refused) < blockedOver {
-		return false
-	}
-	d.blocked, d.probe = true, now.Add(probeEvery)
-	return true
-}
-
-// down reports whether deliveries about so many events failed, and none was accepted, that the destination is to blame
-// and not an event. Without this rule each event would keep its own times, and a destination that comes back would get
-// thousands of attempts a second.
-func (d *destination) down() bool { return len(d.failed) >= downAfter }
-
-// probing reports whether the route is only probed: one attempt at a time, at the time probe, with the lanes in turn.
-func (d *destination) probing() bool { return d.blocked || d.down() }
 
 // An attempt is one call of Deliver: a batch, and with LateLatest the older items that it replaces.
 type attempt struct {
@@ -103,7 +47,6 @@ type attempt struct {
 	superseded []*Item
 	lanes      []*lane // of all these items
 	began      time.Time
-	own        bool // its failure is not that of the destination, but of its lanes
 }
 
 // all returns the items of the attempt: those of its batch and the older ones that they replace.
@@ -111,21 +54,22 @@ func (a attempt) all() []*Item { return slices.Concat(a.superseded, a.batch) }
 
 func newSchedule(t Terms) *schedule {
 	s := &schedule{
-		destination: destination{failed: map[string]bool{}}, terms: t, random: rand.Float64,
-		lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]arrivals{},
-		partialBatches: map[uint64][]*lane{}, retryOnAccept: map[*lane]bool{}, underWay: map[*lane]time.Time{},
+		destination: destination{suspects: map[string]bool{}}, terms: t, random: rand.Float64,
+		lanes: map[string]*lane{}, index: map[uint64]*lane{}, partialBatches: map[uint64][]*lane{},
+		underWay: map[*lane]time.Time{},
 	}
-	matters := func(a, b *lane) bool { return before(a, b) < 0 }
 	s.arriving = laneHeap{
 		less: func(a, b *lane) bool { return a.arrival().Before(b.arrival()) },
 		slot: func(l *lane) *int32 { return &l.inArriving },
 	}
 	s.waiting = laneHeap{
-		less: func(a, b *lane) bool { return a.waitEnd.Before(b.waitEnd) },
+		less: func(a, b *lane) bool { return a.next.Before(b.next) },
 		slot: func(l *lane) *int32 { return &l.inWaiting },
 	}
-	s.ready = laneHeap{less: matters, slot: func(l *lane) *int32 { return &l.inReady }}
-	s.urgent = laneHeap{less: matters, slot: func(l *lane) *int32 { return &l.inUrgent }}
+	s.ready = laneHeap{
+		less: func(a, b *lane) bool { return before(a, b) < 0 },
+		slot: func(l *lane) *int32 { return &l.inReady },
+	}
 	s.deadlines = laneHeap{
 		less: func(a, b *lane) bool { return a.deadline.Before(b.deadline) },
 		slot: func(l *lane) *int32 { return &l.inDeadlines },
@@ -202,8 +146,8 @@ func (s *schedule) place(l *lane, now time.Time) {
 	open := l.mutedFrom(s.terms.Late)
 	l.arrived = min(l.arrived, open)
 	for l.arrived < open && !l.arrival().After(now) {
-		s.noteDue(l, l.items[l.arrived], now)
 		l.arrived++
+		s.noteDue(l, now)
 	}
 	s.arriving.update(l, l.arrived < open)
 	if l.arrived == 0 && l.muted > 0 && !l.busy { // backoff starts again when the mute ends
@@ -212,38 +156,26 @@ func (s *schedule) place(l *lane, now time.Time) {
 	}
 
 	idle := s.idle(l)
-	inDigest := s.inDigest(l, now)
-	ready := idle && !inDigest && !l.next.After(now)
-	l.waitEnd = l.next
-	if inDigest {
-		l.waitEnd = l.digestAt
-	}
+	ready := idle && !l.next.After(now)
 	s.waiting.update(l, idle && !ready)
 	s.ready.update(l, ready)
-	s.urgent.update(l, idle && !inDigest && l.urgent)
 
 	l.deadline = s.deadline(l)
 	s.deadlines.update(l, !l.deadline.IsZero())
 	if len(l.items) == 0 && !l.busy {
 		s.resetFailures(l)
 		delete(s.lanes, l.key)
+		if s.health != up {
+			delete(s.suspects, l.key) // it has been counted
+		}
 	}
 }
 
-// idle reports whether no attempt of the lane is under way and it has an item to attempt, now or after its wait.
-func (s *schedule) idle(l *lane) bool {
-	return l.arrived > 0 && !l.busy && !(s.stopping && l.failures > 0)
-}
-
-// inDigest reports whether the lane waits for a digest. A stop waits for none.
-func (s *schedule) inDigest(l *lane, now time.Time) bool { return !s.stopping && l.digestAt.After(now) }
-
-// noteDue notes that an item became due.
-func (s *schedule) noteDue(l *lane, i *Item, now time.Time) {
-	if l.digestAt = (time.Time{}); !i.waited() {
-		l.digestAt = s.countArrival(i, now)
-	}
-	l.urgent = l.urgent || i.urgent(now)
+// noteDue notes that the last of the lane's due items became due.
+func (s *schedule) noteDue(l *lane, now time.Time) {
+	l.urgent = l.urgent || l.items[l.arrived-1].urgent(now)
+	l.next = earlier(l.next, l.latest(now))
+	s.hurry = earlier(s.hurry, l.latest(now))
 }
 
 // advance places the lanes whose time has come.
@@ -251,7 +183,7 @@ func (s *schedule) advance(now time.Time) {
 	for l := s.arriving.top(); l != nil && !l.arrival().After(now); l = s.arriving.top() {
 		s.place(l, now)
 	}
-	for l := s.waiting.top(); l != nil && !l.waitEnd.After(now); l = s.waiting.top() {
+	for l := s.waiting.top(); l != nil && !l.next.After(now); l = s.waiting.top() {
 		s.place(l, now)
 	}
 }
@@ -259,192 +191,32 @@ func (s *schedule) advance(now time.Time) {
 // attempt begins the next attempt. If none is to be made now, its batch is empty.
 func (s *schedule) attempt(now time.Time) (a attempt) {
 	s.advance(now)
-	first := s.first(now)
+	first, _, _ := s.next(now)
 	if first == nil {
-		if len(s.ready.lanes)+len(s.waiting.lanes)+len(s.underWay) == 0 {
-			s.oneByOne = 0 // those that are left had no turn: they were dropped, or are muted
-		}
 		return attempt{}
 	}
-	switch {
-	case s.nextAttempt(first).After(now): // it is urgent
-		s.lastUrgent = now
-	case s.blocked:
-		s.probe = now.Add(probeEvery)
-	}
 	a = s.pick(first, now)
+	s.begin(now)
 	s.underWay[a.lanes[0]] = now
 	return a
 }
 
-// full reports whether no further attempt may begin until one ends.
-func (s *schedule) full() bool {
-	return s.standby || len(s.underWay) >= max(1, s.terms.Parallel) || s.probing() && len(s.underWay) > 0
-}
-
-// first returns the lane to attempt next, nil if none may be attempted now.
-func (s *schedule) first(now time.Time) *lane {
-	if s.full() || s.retryAfterEnd.After(now) || s.stopping && s.blocked {
-		return nil
-	}
-	urgent, ready := s.urgent.top(), s.ready.top()
-	if now.Before(s.lastUrgent.Add(urgentEvery)) {
-		urgent = nil
-	}
-	switch {
-	case urgent != nil && (s.probing() || ready == nil || ready.hadItsTurn(urgent) || before(urgent, ready) < 0):
-		return urgent
-	case !s.probing():
-		return ready
-	case s.probe.After(now):
-		return nil
-	}
-	return s.probeLane(now)
-}
-
-// probeLane returns the lane to probe next. It looks at every lane, but runs only once per probe.
-func (s *schedule) probeLane(now time.Time) (next *lane) {
-	for _, lanes := range [][]*lane{s.ready.lanes, s.waiting.lanes} {
-		for _, l := range lanes {
-			if !s.inDigest(l, now) && (next == nil || byProbeOrder(l, next) < 0) {
-				next = l
-			}
-		}
-	}
-	return next
-}
-
-// firstDigest returns when the first of the digests is complete that lanes wait for; zero for none.
-func (s *schedule) firstDigest(now time.Time) (at time.Time) {
-	for _, g := range s.waves {
-		if g.digestAt.After(now) && !s.stopping {
-			at = earlier(at, g.digestAt)
-		}
-	}
-	return at
-}
-
-// nextAttempt returns the time of the lane's next attempt if it is not urgent.
-func (s *schedule) nextAttempt(l *lane) time.Time {
-	if s.probing() {
-		return s.probe
-	}
-	return l.next
-}
-
-// wake returns when to call attempt again, if nothing changes before then, and when an item will be late or fall back;
-// zero for never.
-func (s *schedule) wake(now time.Time) (at, deadline time.Time) {
-	if !s.full() && !(s.stopping && s.blocked) {
-		switch {
-		case s.probing() && len(s.ready.lanes)+len(s.waiting.lanes) > 0:
-			if at = s.probe; !later(at, s.retryAfterEnd).After(now) { // all lanes wait for a digest
-				at = later(at, s.firstDigest(now))
-			}
-		case len(s.ready.lanes) > 0: // they wait for a Retry-After
-			at = s.retryAfterEnd
-		case len(s.waiting.lanes) > 0:
-			at = s.waiting.top().waitEnd
-		}
-		if len(s.urgent.lanes) > 0 {
-			at = earlier(at, s.lastUrgent.Add(urgentEvery))
-		}
-		if !at.IsZero() {
-			at = later(at, s.retryAfterEnd)
-		}
-		if s.probing() {
-			at = earlier(at, s.firstDigest(now)) // it may be urgent
-		}
-	}
+// wake returns when to call attempt again, if nothing changes before then, and what is waited for until then, and when an
+// item will be late or fall back; zero for never.
+func (s *schedule) wake(now time.Time) (at time.Time, why Reason, deadline time.Time) {
+	_, at, why = s.next(now)
 	if l := s.arriving.top(); l != nil {
 		at = earlier(at, l.arrival())
 	}
 	if l := s.deadlines.top(); l != nil {
 		deadline = l.deadline
 	}
-	return at, deadline
-}
-
-// pick makes an attempt that begins with the lane. Its lanes are busy from then on.
-func (s *schedule) pick(first *lane, now time.Time) attempt {
-	a := attempt{began: now}
-	part := first.partialBatch(s.terms.Late)
-	limit := max(1, s.terms.Batch)
-	switch {
-	case part != 0:
-		if s.terms.Digest.Above > 0 {
-			limit = math.MaxInt // otherwise the batch may be one that a reload left to another kind of sink
-		}
-		for _, l := range slices.Concat([]*lane{first}, s.partialBatches[part]) {
-			if !l.busy && len(a.batch) < limit {
-				s.join(&a, l, part, limit-len(a.batch), now)
-			}
-		}
-		s.sort(a.batch) // as they were attempted before
-	case s.terms.Late == LateLatest && (first.group != "" || s.inSummary(first)):
-		if limit = math.MaxInt; s.apart() {
-			limit = 1
-		}
-		for _, l := range s.digestLanes(first) {
-			s.join(&a, l, 0, limit, now)
-		}
-		s.sort(a.batch)
-	default:
-		if s.apart() {
-			limit = 1
-		}
-		for l := first; l != nil && len(a.batch) < limit; l = s.ready.top() {
-			if l.partialBatch(s.terms.Late) != 0 || s.terms.Late == LateLatest && l.group != "" {
-				break
-			}
-			s.join(&a, l, 0, limit-len(a.batch), now)
-		}
-		s.sort(a.batch)
-	}
-	return a
-}
-
-// apart reports whether deliveries are attempted one by one: to probe, or because a batch was rejected or can't be read.
-func (s *schedule) apart() bool { return s.oneByOne > 0 || s.blocked }
-
-// sort orders the items of a batch: what matters most comes first where only the latest changes are delivered, else the
-// oldest.
-func (s *schedule) sort(batch []*Item) {
-	slices.SortFunc(batch, func(a, b *Item) int {
-		if s.terms.Late == LateLatest {
-			if d := a.compare(b); d != 0 {
-				return d
-			}
-		}
-		return cmp.Compare(a.Seq, b.Seq)
-	})
-}
-
-// join adds the lane's share of a batch to the attempt, at most limit items. It leaves out those whose progress is not
-// that of the others: they were repeated apart from them, before a reload.
-func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Time) {
-	batch, superseded := l.split(s.terms.Late, part)
-	joined := len(a.batch)
-	for _, i := range batch[:min(limit, len(batch))] {
-		if len(a.batch) > 0 && !bytes.Equal(i.Progress, a.batch[0].Progress) {
-			break
-		}
-		a.batch = append(a.batch, i)
-	}
-	if len(a.batch) == joined {
-		return
-	}
-	a.superseded = append(a.superseded, superseded...)
-	a.lanes = append(a.lanes, l)
-	// Items that arrive later are not in this attempt.
-	l.busy, l.urgent, l.tried, l.digestAt = true, false, now, time.Time{}
-	s.place(l, now)
+	return at, why, deadline
 }
 
 // end ends the attempt, removes the items of gone, and places its lanes.
 func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 	delete(s.underWay, a.lanes[0])
-	s.oneByOne = max(0, s.oneByOne-1)
 	for _, l := range a.lanes { // a lane without items can't be compared in that heap
 		s.arriving.update(l, false)
 	}
@@ -462,16 +234,24 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 // accept notes that the destination accepted the batch, so the backoff of the route starts again. Lanes that failed are
 // tried again; if one fails again after that, only that lane waits.
 func (s *schedule) accept(a attempt, now time.Time) {
-	s.accepted()
+	suspects := s.accepted()
 	for _, l := range a.lanes {
 		s.resetFailures(l)
 		l.next, l.alone = now, false
 	}
 	s.end(a, a.all(), now)
-	for l := range s.retryOnAccept {
-		delete(s.retryOnAccept, l)
-		l.next, l.alone = now, true
-		s.place(l, now)
+	for _, l := range a.lanes {
+		if l.arrived > 0 && l.items[l.arrived-1].urgent(now) { // it was not in the batch
+			l.urgent = true
+			s.place(l, now)
+		}
+	}
+	for key := range suspects {
+		l := s.lanes[key]
+		if l != nil && l.failures > 0 {
+			l.next, l.alone = now, true
+			s.place(l, now)
+		}
 	}
 }
 
@@ -483,41 +263,62 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 	s.end(a, gone, now)
 }
 
-// planRetry plans the next attempt after a failed one, a random part of the backoff later: of the lanes, and of the
-// route if that is down. gone are the items that are too old to be tried again. It reports whether the route became
-// blocked, and whether the failure counts for the route, not only for its lanes.
-func (s *schedule) planRetry(
-	a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time,
-) (became, shared bool) {
+// takeApart ends the attempt of a batch that can't be delivered because of one of its members. They are attempted one by
+// one.
+func (s *schedule) takeApart(a attempt, now time.Time) {
 	for _, l := range a.lanes {
-		s.countFailure(l, a.own)
-		l.next = now.Add(backoff(int(l.failures), s.random()))
-		shared = shared || !l.alone && !a.own
+		s.resetFailures(l)
+		l.next, l.alone = now, true
 	}
-	if wish != nil {
-		s.retryAfterEnd = later(s.retryAfterEnd, now.Add(min(wish.After, maxRetryAfter)))
-	}
-	became = blocked && shared && s.refuse(now)
-	if s.down() && !s.probe.After(now) {
-		s.failedProbes++
-		s.probe = now.Add(backoff(s.failedProbes, s.random()))
-	}
-	s.end(a, gone, now)
-	return became, shared
+	s.end(a, nil, now)
 }
 
-// countFailure counts a failure of the lane and, unless it is the lane's own, of the route.
-func (s *schedule) countFailure(l *lane, own bool) {
-	if l.failures++; l.failures == 1 {
+// A verdict is what the failure of an attempt tells.
+type verdict struct {
+	own     bool        // the destination works, or got nothing: it is not to blame
+	blocked bool        // the destination refuses until somebody acts
+	wish    *RetryAfter // of the destination; nil for none
+}
+
+// planRetry plans the next attempt after a failed one: of its lanes, and of the route if the destination isn't up. gone
+// are the items that are too old to be tried again. It reports whether the failure counts for the route, not only for its
+// lanes.
+func (s *schedule) planRetry(a attempt, gone []*Item, v verdict, now time.Time) (shared bool) {
+	for _, l := range a.lanes {
+		shared = s.countFailure(l, v.own) || shared
+		l.next = earlier(now.Add(backoff(int(l.failures), s.random())), l.latest(now))
+	}
+	if v.wish != nil {
+		s.retryAfterEnd = later(s.retryAfterEnd, now.Add(min(v.wish.After, maxRetryAfter)))
+	}
+	if shared {
+		s.judge(v.blocked, now)
+	}
+	if s.health == failing && !s.probe.After(now) {
+		s.probes++
+		s.probe = now.Add(backoff(s.probes, s.random()))
+	}
+	s.end(a, gone, now)
+	if s.health != up {
+		s.hurry = s.latest(now)
+	}
+	return shared
+}
+
+// countFailure counts a failure of the lane. It reports whether that counts for the route too: not if the lane failed
+// before the destination accepted others, or own says that the destination is not to blame.
+func (s *schedule) countFailure(l *lane, own bool) (shared bool) {
+	again := l.failures > 0
+	l.failures++
+	if !again {
 		s.failing++
 	}
-	if l.alone {
-		return
+	if own || l.alone && again {
+		return false
 	}
-	s.retryOnAccept[l] = true
-	if !own && !s.down() {
-		s.failed[l.key] = true
-	}
+	l.alone = false
+	s.suspects[l.key] = true
+	return true
 }
 
 // resetFailures resets the lane's failures.
@@ -526,13 +327,11 @@ func (s *schedule) resetFailures(l *lane) {
 		s.failing--
 	}
 	l.failures = 0
-	delete(s.retryOnAccept, l)
 }
 
 // restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
-	s.accepted()
-	s.retryAfterEnd = time.Time{}
+	s.destination = destination{suspects: map[string]bool{}}
 	for _, l := range s.lanes {
 		s.resetFailures(l)
 		l.next, l.alone = now, false
@@ -562,6 +361,14 @@ func earlier(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// compareSet compares two times. One that is not set comes last.
+func compareSet(a, b time.Time) int {
+	if a.IsZero() != b.IsZero() {
+		return b.Compare(a)
+	}
+	return a.Compare(b)
 }
 
 func later(a, b time.Time) time.Time {

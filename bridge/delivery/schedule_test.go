@@ -50,7 +50,7 @@ func (p *plan) next() (a attempt, again time.Time) {
 	if a = p.attempt(p.now); len(a.batch) > 0 {
 		return a, time.Time{}
 	}
-	at, deadline := p.wake(p.now)
+	at, _, deadline := p.wake(p.now)
 	return a, earlier(at, deadline)
 }
 
@@ -70,19 +70,18 @@ func (p *plan) fails(blocked bool, wish time.Duration) []string {
 	if len(a.batch) == 0 {
 		return nil
 	}
-	var r *RetryAfter
+	v := verdict{blocked: blocked}
 	if wish > 0 {
-		r = &RetryAfter{After: wish}
+		v.wish = &RetryAfter{After: wish}
 	}
-	p.planRetry(a, nil, blocked, r, p.now)
+	p.planRetry(a, nil, v, p.now)
 	return idsIn(a)
 }
 
 // rejects makes the due attempt, which is rejected, so that its items go one by one.
 func (p *plan) rejects() attempt {
 	a, _ := p.next()
-	p.end(a, nil, p.now)
-	p.oneByOne = len(a.batch)
+	p.takeApart(a, p.now)
 	return a
 }
 
@@ -110,7 +109,10 @@ func (p *plan) want(t *testing.T, claim string, got []string, want ...string) {
 	}
 }
 
-const far = 2 * time.Hour // so far away that it is not urgent
+const (
+	far     = 2 * time.Hour // so far away that it is not urgent
+	updated = "updated"
+)
 
 // The event that starts soonest is attempted first; ended events and messages about the bridge come last.
 func TestNearestNotBeforeGoesFirst(t *testing.T) {
@@ -160,8 +162,8 @@ func TestRouteIsBlockedAfterThreeRefusalsOverThirtySeconds(t *testing.T) {
 			p.waits("A", p.now)
 			p.fails(true, 0)
 		}
-		if p.blocked != tt.blocked {
-			t.Errorf("%s: blocked is %v", tt.claim, p.blocked)
+		if got := p.health == blocked; got != tt.blocked {
+			t.Errorf("%s: blocked is %v", tt.claim, got)
 		}
 	}
 	p := newPlan(Terms{})
@@ -170,7 +172,7 @@ func TestRouteIsBlockedAfterThreeRefusalsOverThirtySeconds(t *testing.T) {
 		p.fails(false, 0)
 		p.later(10 * time.Minute)
 	}
-	if p.blocked {
+	if p.health == blocked {
 		t.Error("failures that are no refusals block")
 	}
 }
@@ -181,7 +183,7 @@ func blockedPlan(events ...string) *plan {
 	for _, e := range events {
 		p.owe(e, scheduled, far)
 	}
-	for !p.blocked {
+	for p.health != blocked {
 		p.fails(true, 0)
 		p.later(10 * time.Second)
 		for _, e := range events {
@@ -213,8 +215,10 @@ func TestBlockedRouteIsProbedInTurn(t *testing.T) {
 	if got := p.try(); len(got) != 1 {
 		t.Errorf("the probe that succeeds is %v", got)
 	}
-	if got := p.try(); len(got) != 2 || p.blocked {
-		t.Errorf("after it %v goes, blocked %v; want the other two", got, p.blocked)
+	for range 2 { // on their own: one may still be refused
+		if got := p.try(); len(got) != 1 || p.health != up {
+			t.Errorf("after it %v goes, blocked %v; want one of the other two", got, p.health == blocked)
+		}
 	}
 }
 
@@ -238,15 +242,15 @@ func TestEventStillRefusedWaitsAlone(t *testing.T) {
 				break
 			}
 			if a.batch[0].Group == "A" {
-				p.planRetry(a, nil, true, nil, p.now)
+				p.planRetry(a, nil, verdict{blocked: true}, p.now)
 				tries++
 			} else {
 				p.accept(a, p.now)
 				accepted++
 			}
 		}
-		if p.blocked || accepted != i/60+1 {
-			t.Fatalf("after %d tries: blocked %v, %d others accepted; want none and %d", tries, p.blocked, accepted, i/60+1)
+		if p.health == blocked || accepted != i/60+1 {
+			t.Fatalf("after %d tries: blocked %v, %d others accepted; want none and %d", tries, (p.health == blocked), accepted, i/60+1)
 		}
 		p.later(time.Second)
 	}
@@ -275,7 +279,7 @@ func TestUrgentLanesGoAtOnce(t *testing.T) {
 			claim := fmt.Sprintf("%s, blocked %v", tt.claim, blocked)
 			p := blockedPlan("A")
 			if !blocked {
-				p.blocked = false
+				p.health = up
 			}
 			p.waits("A", p.now.Add(5*time.Minute))
 			p.probe = p.now.Add(time.Minute)
@@ -334,8 +338,8 @@ func TestUrgencyDuringAnAttemptIsKept(t *testing.T) {
 	p.lanes["A"].failures = 9
 	a, _ := p.next()
 	p.owe("A", "started", 0)
-	p.planRetry(a, nil, false, nil, p.now)
-	p.waits("A", p.now.Add(5*time.Minute))
+	p.planRetry(a, nil, verdict{}, p.now)
+	p.later(urgentEvery)
 	p.want(t, "at once", p.fails(false, 0), "A-scheduled")
 }
 
@@ -383,8 +387,8 @@ func TestLongestRetryAfterCounts(t *testing.T) {
 	a, _ := p.next()
 	b, _ := p.next()
 	c, _ := p.next()
-	p.planRetry(a, nil, false, &RetryAfter{After: time.Minute}, p.now)
-	p.planRetry(b, nil, false, &RetryAfter{After: time.Second}, p.now)
+	p.planRetry(a, nil, verdict{wish: &RetryAfter{After: time.Minute}}, p.now)
+	p.planRetry(b, nil, verdict{wish: &RetryAfter{After: time.Second}}, p.now)
 	p.accept(c, p.now)
 	p.later(59 * time.Second)
 	p.want(t, "before it ends", p.try())
@@ -570,17 +574,6 @@ func TestReplayedItemTakesNoPlace(t *testing.T) {
 	}
 }
 
-// A failed event that starts sooner goes before an urgent item that arrived after its attempt.
-func TestUrgentItemWaitsForAnEventThatStartsSooner(t *testing.T) {
-	p := newPlan(Terms{})
-	p.owe("A", scheduled, 5*time.Minute)
-	p.fails(false, 0)
-	p.later(2 * time.Second)
-	p.owe("B", scheduled, 10*time.Minute)
-	p.want(t, "the sooner", p.try(), "A-scheduled")
-	p.want(t, "the later", p.try(), "B-scheduled")
-}
-
 // A route with LateDrop doesn't drop an item when it falls back, only once the item is late.
 func TestFallingBackDoesNotMakeAnItemLate(t *testing.T) {
 	p := newPlan(Terms{Late: LateDrop, Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
@@ -640,7 +633,7 @@ func TestRefusalsAreCountedFromZeroAgain(t *testing.T) {
 	} {
 		p := blockedPlan("A")
 		tt.anew(p)
-		if p.blocked {
+		if p.health == blocked {
 			t.Errorf("%s it is still blocked", tt.claim)
 		}
 		for n, wait := range []time.Duration{0, 29 * time.Second, 2 * time.Second} {
@@ -649,8 +642,8 @@ func TestRefusalsAreCountedFromZeroAgain(t *testing.T) {
 			if got := p.fails(true, 0); len(got) != 1 {
 				t.Fatalf("%s: attempt %d is of %v", tt.claim, n+1, got)
 			}
-			if want := n == 2; p.blocked != want {
-				t.Errorf("%s and %d refusals: blocked %v, want %v", tt.claim, n+1, p.blocked, want)
+			if want := n == 2; (p.health == blocked) != want {
+				t.Errorf("%s and %d refusals: blocked %v, want %v", tt.claim, n+1, (p.health == blocked), want)
 			}
 		}
 	}
@@ -673,7 +666,7 @@ func TestFinishedItemsLeaveNothingInMemory(t *testing.T) {
 				p.try()
 			}
 		}
-		n := len(p.index) + len(p.lanes) + len(p.partialBatches) + len(p.retryOnAccept) + len(p.underWay) + p.failing
+		n := len(p.index) + len(p.lanes) + len(p.partialBatches) + len(p.underWay) + p.failing
 		if n != 0 {
 			t.Errorf("%d are left: %+v", n, p.schedule)
 		}
@@ -724,20 +717,6 @@ func TestOlderBridgeItemGoesBeforeABatchWithProgress(t *testing.T) {
 	p.want(t, "then the batch", p.try(), "-trouble")
 	if p.full() {
 		t.Error("an attempt without items is under way")
-	}
-}
-
-// A blocked route whose only lane waits for a digest sleeps until that is complete, though its probe is due.
-func TestProbeWaitsForADigest(t *testing.T) {
-	p := blockedPlan("A")
-	p.terms.Late, p.terms.Digest = LateLatest, Digest{Above: 1, Within: 20 * time.Second}
-	p.owe("A", updated, far)
-	p.later(time.Second)
-	p.owe("A", updated, far)
-	p.probe = p.now
-	a, wake := p.next()
-	if len(a.batch) > 0 || !wake.Equal(p.now.Add(20*time.Second)) {
-		t.Errorf("it attempts %v, or wakes in %v, want 20s", idsIn(a), wake.Sub(p.now))
 	}
 }
 
@@ -883,7 +862,7 @@ func TestRefusalsOfAnAcceptedEventBlockTheRoute(t *testing.T) {
 		p.want(t, "then", p.fails(true, 0), "A-updated")
 		p.later(15 * time.Second)
 	}
-	if !p.blocked {
+	if p.health != blocked {
 		t.Error("three refusals over 30 seconds did not block")
 	}
 }
@@ -994,24 +973,13 @@ func TestUrgentItemsStayUrgent(t *testing.T) {
 	p.want(t, "five seconds later", p.fails(true, 0), "B-started")
 }
 
-// An attempt that was due anyway doesn't count as one ahead of the schedule.
-func TestDueAttemptIsNotAheadOfTheSchedule(t *testing.T) {
-	p := newPlan(Terms{})
-	p.random = func() float64 { return 1 }
-	p.owe("A", scheduled, time.Minute)
-	p.want(t, "when it is due", p.fails(false, 0), "A-scheduled")
-	p.owe("A", updated, time.Minute)
-	p.want(t, "ahead of the schedule", p.fails(false, 0), "A-scheduled")
-	p.owe("A", updated, time.Minute)
-	p.want(t, "once more", p.fails(false, 0))
-}
-
 // An urgent item whose event starts sooner goes before one that is ready.
 func TestUrgentItemThatStartsSoonerGoesFirst(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("U", scheduled, time.Minute)
 	p.fails(false, 0)
 	p.waits("U", p.now.Add(5*time.Minute))
+	p.later(urgentEvery)
 	p.owe("R", scheduled, far)
 	p.owe("U", updated, time.Minute)
 	p.want(t, "first", p.fails(false, 0), "U-scheduled")
@@ -1072,7 +1040,7 @@ func TestBatchWithProgressKeepsItsOrder(t *testing.T) {
 	p.wave("FAR", 3, "Reboot", far)
 	p.wave("NEAR", 3, "Reboot", time.Hour)
 	a, _ := p.next()
-	p.planRetry(a, nil, false, nil, p.now)
+	p.planRetry(a, nil, verdict{}, p.now)
 	for _, i := range slices.SortedFunc(slices.Values(a.batch), func(x, y *Item) int { return cmp.Compare(x.Seq, y.Seq) }) {
 		next := *i
 		next.Batch = a.batch[0].Seq
@@ -1080,31 +1048,6 @@ func TestBatchWithProgressKeepsItsOrder(t *testing.T) {
 	}
 	p.later(2 * time.Second)
 	p.want(t, "the same order", p.try(), idsIn(a)...)
-}
-
-// While the destination is down, an urgent item that waits for a digest is attempted when that is complete, also if a
-// lane whose backoff ends sooner waits too.
-func TestUrgentDigestIsNotHiddenByABackoff(t *testing.T) {
-	p := newPlan(Terms{Late: LateLatest, Digest: Digest{Above: 1, Within: 20 * time.Second}})
-	p.random = func() float64 { return 1 }
-	for n := range 8 {
-		p.azureType = fmt.Sprint("TYPE-", n)
-		p.owe(fmt.Sprint("E", n), scheduled, far)
-	}
-	for p.fails(false, 0) != nil {
-	}
-	for range 9 { // the probes are five minutes apart then
-		p.now = p.probe
-		p.fails(false, 0)
-	}
-	p.azureType = "Reboot"
-	p.owe("U1", scheduled, 10*time.Minute)
-	p.fails(false, 0)
-	p.later(time.Second)
-	p.owe("U2", scheduled, 10*time.Minute) // waits for the digest
-	if _, wake := p.next(); wake.Sub(p.now) > 20*time.Second {
-		t.Errorf("it wakes in %v, want when the digest is complete", wake.Sub(p.now))
-	}
 }
 
 // An item that comes late but belongs before others, and is not due yet, is not attempted, nor are those after it.
@@ -1130,23 +1073,6 @@ func TestAcceptedItemLeavesTheNextOneToItsTime(t *testing.T) {
 	p.want(t, "before the next is due", p.try())
 	p.later(time.Hour)
 	p.want(t, "when it is due", p.try(), "A-updated")
-}
-
-// A batch counts for the destination unless each of its events had failed alone before.
-func TestFailedBatchCountsIfOneEventIsNew(t *testing.T) {
-	p := newPlan(Terms{Batch: 5})
-	p.owe("A", scheduled, far)
-	p.fails(false, 0)
-	p.owe("B", scheduled, far)
-	p.want(t, "another", p.try(), "B-scheduled") // so A is to blame if it fails again
-	p.owe("NEAR", scheduled, far-time.Hour)
-	a, _ := p.next()
-	if n := len(a.lanes); n != 2 || a.lanes[1].key != "A" || !a.lanes[1].alone {
-		t.Fatalf("%d events are attempted, want the new one and then A", n)
-	}
-	if _, shared := p.planRetry(a, nil, false, nil, p.now); !shared {
-		t.Error("the failure counts only for its events")
-	}
 }
 
 // A muted item before a batch with progress waits for the end of the mute.

@@ -14,8 +14,9 @@ type Terms struct {
 	// crash.
 	Durable  bool
 	Fallback Fallback
-	// Digest combines the deliveries of many groups into one batch. It needs LateLatest.
-	Digest Digest
+	// DigestAbove keeps a wave of events from filling a channel: when more deliveries of one Azure type and change than
+	// this may be made, they become one batch. It needs LateLatest; 0 combines nothing.
+	DigestAbove int
 }
 
 // A Late decides about a late delivery: a change while a newer one of the same group is pending too, or a scheduled
@@ -42,13 +43,4 @@ func (l Late) OverAtEnd(toldOfEnd bool) bool { return l == LateDrop || l == Late
 type Fallback struct {
 	Sink  string        // the name of the other route; "" for none
 	After time.Duration // how long the route itself may try
-}
-
-// A Digest keeps a wave of events from filling a channel. When more than Above deliveries of one Azure type and change
-// are pending, they become one batch. When more than Above arrived within Within, the next ones wait until Within has
-// passed since the first of them, and then become one batch; but events that start in less than two minutes never
-// wait. The zero Digest combines nothing.
-type Digest struct {
-	Above  int
-	Within time.Duration
 }

@@ -57,6 +57,7 @@ type State struct {
 	Failing bool      // deliveries wait because an attempt failed
 	Error   string    // of that attempt, or of the last dead letter since an acceptance
 	Next    time.Time // of the next attempt; zero while one is under way or nothing is pending
+	Waits   Reason    // why that isn't now
 	Since   time.Time // when the oldest attempt under way began; zero for none
 }
 
@@ -69,7 +70,7 @@ func NewWorker(c Config) *Worker {
 		c.Trouble = func(error) {}
 	}
 	if c.Terms.Late != LateLatest {
-		c.Terms.Digest = Digest{}
+		c.Terms.DigestAbove = 0
 	}
 	c.Log = c.Log.With("sink", c.Route)
 	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
@@ -186,7 +187,7 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 	for {
 		a := w.attempt(now)
 		if len(a.batch) == 0 {
-			next, deadline := w.wake(now)
+			next, why, deadline := w.wake(now)
 			wake := earlier(next, deadline)
 			if len(w.underWay) > 0 {
 				next = time.Time{}
@@ -196,8 +197,8 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 			}
 			w.mu.Lock()
 			w.state = State{
-				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: cmp.Or(w.lastErr, w.deadErr),
-				Next: next, Since: w.oldestBegan(),
+				Blocked: w.health == blocked, Refused: w.refusals > 0, Failing: w.failing > 0,
+				Error: cmp.Or(w.lastErr, w.deadErr), Next: next, Waits: why, Since: w.oldestBegan(),
 			}
 			w.mu.Unlock()
 			return wake
@@ -334,8 +335,8 @@ func (w *Worker) handleAccepted(r result, now time.Time) {
 	w.Trouble(nil)
 }
 
-// comesApart reports whether the deliveries of a rejected batch are tried one by one, because only one of them may be
-// the cause. Those of a batch that made progress stay together.
+// comesApart reports whether the deliveries of a batch that was rejected, or could not be read, are tried one by one,
+// because only one of them may be the cause. Those of a batch that made progress stay together.
 func (r result) comesApart() bool {
 	return len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil
 }
@@ -344,8 +345,7 @@ func (r result) comesApart() bool {
 func (w *Worker) handleRejected(r result, now time.Time) {
 	report := Report{Now: now, Answer: r.answer, Error: r.err.Error(), Reason: ReasonRejected}
 	if r.comesApart() {
-		w.end(r.attempt, nil, now)
-		w.oneByOne = len(r.batch)
+		w.takeApart(r.attempt, now)
 		report.Failed = r.batch
 		w.report(report)
 		return
@@ -358,23 +358,24 @@ func (w *Worker) handleRejected(r result, now time.Time) {
 
 // handleFailed plans another attempt after a failure that may pass, and makes dead letters of items too old for one.
 func (w *Worker) handleFailed(r result, now time.Time) {
-	r.own = r.unsent || r.answer.Progress != nil // the destination is not to blame, or works
-	if r.unsent {
-		w.planRetry(r.attempt, nil, false, nil, now)
-		if len(r.batch) > 1 {
-			w.oneByOne = 1 // so that those that can be read get through
-		}
-		w.logFailure(r, w.nextAttempt(r.lanes[0]))
+	v := verdict{own: r.unsent || r.answer.Progress != nil, blocked: errors.Is(r.err, ErrBlocked)}
+	v.wish, _ = errors.AsType[*RetryAfter](r.err)
+	switch {
+	case r.unsent && r.comesApart():
+		w.takeApart(r.attempt, now) // those that can be read get through
+		return
+	case r.unsent:
+		w.planRetry(r.attempt, nil, v, now)
+		w.logFailure(r, w.nextOf(r.lanes, now))
 		return
 	}
 	old := w.expired(r, now)
-	wish, _ := errors.AsType[*RetryAfter](r.err)
-	became, shared := w.planRetry(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)
-	if shared {
+	was := w.health
+	if w.planRetry(r.attempt, old, v, now) {
 		w.failures++
 	}
 	report := Report{
-		Now: now, Answer: r.answer, Error: r.err.Error(), Next: later(w.nextAttempt(r.lanes[0]), w.retryAfterEnd),
+		Now: now, Answer: r.answer, Error: r.err.Error(), Next: w.nextOf(r.lanes, now),
 		Dead: old, Untried: r.superseded, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
@@ -390,12 +391,13 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 	} else if len(old) == 0 {
 		w.Log.Warn("delivery failed, and is not tried again: it is no longer pending", "id", r.batch[0].ID, "err", r.err)
 	}
-	if became {
+	if w.health != blocked {
+		return
+	}
+	if was != blocked {
 		w.Log.Warn("sink blocked; it is asked once a minute", "err", r.err)
 	}
-	if w.blocked {
-		w.Trouble(r.err)
-	}
+	w.Trouble(r.err)
 }
 
 // logFailure logs why an attempt failed, as a warning if that is news.

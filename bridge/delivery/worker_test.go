@@ -141,7 +141,7 @@ func wave() (items []delivery.Item) {
 
 var errDown = errors.New("connection refused")
 
-var digest = delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}
+var digest = delivery.Terms{Late: delivery.LateLatest, DigestAbove: 2}
 
 // A batch that made progress is repeated with the same members and with its progress, whatever arrives meanwhile, also
 // after a restart; but where only the latest change is delivered, a newer one of a member's event takes its place, and
@@ -215,10 +215,10 @@ func TestHalfDeliveredBatchIsNoLargerThanItsSinkTakes(t *testing.T) {
 	})
 }
 
-// A route that delivers every change, in order, combines nothing and waits for no others.
+// A route that delivers every change, in order, combines nothing.
 func TestDigestNeedsLateLatest(t *testing.T) {
 	for _, late := range []delivery.Late{"", delivery.LateSend, delivery.LateDrop} {
-		bubble(t, delivery.Terms{Late: late, Digest: digest.Digest}, func(t *testing.T, r *route) {
+		bubble(t, delivery.Terms{Late: late, DigestAbove: digest.DigestAbove}, func(t *testing.T, r *route) {
 			r.add(wave()...)
 			pause(time.Second)
 			want(t, string(late), r.made(), "E1-scheduled", "E2-scheduled", "E3-scheduled")
@@ -369,7 +369,7 @@ func TestUnreadDeliveryIsNoAttempt(t *testing.T) {
 // One delivery that can't be read for now delays no other of its batch or digest for long, and is delivered later.
 func TestAnUnreadDeliveryDelaysNoOther(t *testing.T) {
 	for claim, terms := range map[string]delivery.Terms{"in a batch": {Batch: 10},
-		"in a digest": {Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}} {
+		"in a digest": {Late: delivery.LateLatest, DigestAbove: 2}} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, terms, func(t *testing.T, r *route) {
 				r.misread(2, errors.New("input/output error"))
@@ -483,7 +483,7 @@ func TestEachOutcomeIsCounted(t *testing.T) {
 		{"one fails", delivery.Terms{}, errDown, two[:1], map[string]int{"attempted": 2, "again": 1, "accepted": 1}},
 		{"the latest fails", delivery.Terms{Late: delivery.LateLatest}, errDown, []string{"E1", "E1", "E1"},
 			map[string]int{"attempted": 2, "again": 1, "accepted": 1, "superseded": 2}},
-		{"a batch with progress is rejected", delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 1, Within: time.Second}},
+		{"a batch with progress is rejected", delivery.Terms{Late: delivery.LateLatest, DigestAbove: 1},
 			rejectedInPart, two, map[string]int{"attempted": 1}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -1217,9 +1217,9 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 func TestMembersWithDifferentProgressAreApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, d := newMemory(), &destination{}
-		terms := delivery.Terms{Late: delivery.LateLatest, Batch: 1, Digest: delivery.Digest{Above: 1, Within: time.Minute}}
+		terms := delivery.Terms{Late: delivery.LateLatest, Batch: 1, DigestAbove: 1}
 		single := terms
-		single.Digest = delivery.Digest{}
+		single.DigestAbove = 0
 		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
 			switch string(batch[0].Progress) + batch[0].Event.ID() {
 			case "A-scheduled":

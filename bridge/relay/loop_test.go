@@ -382,7 +382,7 @@ func TestAWaveDoesNotFillAChannelOnARelay(t *testing.T) {
 		sink, most := newRecorder(), 0
 		sink.answer = fails(errRefused)
 		_, stop := s.run(with(route("chat", sink), func(t *bridge.Terms) {
-			t.Late, t.Digest = delivery.LateLatest, delivery.Digest{Above: 5, Within: 20 * time.Second}
+			t.Late, t.DigestAbove = delivery.LateLatest, 5
 		}))
 		for n := range 40 {
 			s.publish(eventNo(n).in(48*time.Hour).say(t, imds.Scheduled, "vm-1"))

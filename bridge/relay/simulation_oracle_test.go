@@ -81,7 +81,6 @@ func examine(w *world) []finding {
 		o.handedBack(r)
 		o.floors(r)
 		o.alone(r)
-		o.digests(r)
 		o.fallbacks(r, owed)
 	}
 	o.deadLetters()
@@ -560,37 +559,6 @@ func (o *oracle) alone(r routePlan) {
 			if b.machine != a.machine && b.start < end {
 				o.add("one relay a sink", "%s was told by %s from %v to %v, and by %s at %v", r.name, a.machine.name,
 					short(a.start), short(end), b.machine.name, short(b.start))
-			}
-		}
-	}
-}
-
-// digests: a wave of events does not fill a channel.
-func (o *oracle) digests(r routePlan) {
-	if r.above == 0 || o.troubled(r.name, 0, 24*time.Hour) {
-		return
-	}
-	calls := map[[2]string][]*attempt{} // by type and change
-	for _, a := range o.attempts {
-		h := a.batch[0]
-		soon := ahead(h.change) && (h.begun || h.notBefore <= a.start+2*time.Minute)
-		if a.sink == r.name && h.event != "" && !soon && h.instead == "" {
-			key := [2]string{h.kind, h.change}
-			calls[key] = append(calls[key], a)
-		}
-	}
-	for key, list := range calls {
-		for i, a := range list {
-			n := 0
-			for _, x := range list[i:] {
-				if x.machine == a.machine && x.start-a.start < r.within {
-					n++
-				}
-			}
-			anew := slices.ContainsFunc(o.changes, func(at time.Duration) bool { return at > a.start && at < a.start+r.within })
-			if n > r.above+2 && !anew && !o.broken(nil, a.start, a.start+r.within) {
-				o.add("digest", "%s was told %v in %d calls from %v on", r.name, key, n, short(a.start))
-				return
 			}
 		}
 	}

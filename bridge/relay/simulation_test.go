@@ -88,7 +88,6 @@ type routePlan struct {
 	fallback string
 	after    time.Duration // of the fallback
 	above    int           // of the digest
-	within   time.Duration
 }
 
 func (r routePlan) route(s delivery.Sink) bridge.Route {
@@ -97,8 +96,7 @@ func (r routePlan) route(s delivery.Sink) bridge.Route {
 		Filter: bridge.Filter{Only: bridge.Match{VMs: "all", Types: r.types, Sources: r.sources, Changes: r.changes}},
 		Terms: bridge.Terms{Lead: r.lead, Bridge: r.bridge, Terms: delivery.Terms{
 			Timeout: r.timeout, MaxAge: r.maxAge, Late: r.late, Batch: r.batch, Parallel: r.parallel, Durable: r.durable,
-			Fallback: delivery.Fallback{Sink: r.fallback, After: r.after},
-			Digest:   delivery.Digest{Above: r.above, Within: r.within},
+			Fallback: delivery.Fallback{Sink: r.fallback, After: r.after}, DigestAbove: r.above,
 		}},
 	}
 }
@@ -110,7 +108,7 @@ func someRoutes(r *rand.Rand) []routePlan {
 		{name: "stream", late: delivery.LateSend, timeout: 10 * time.Second, batch: 3},
 		{name: "chat", late: delivery.LateLatest, timeout: 10 * time.Second, bridge: bridge.LevelTrouble},
 		{name: "mail", late: delivery.LateLatest, timeout: 20 * time.Second, above: pick(r, 0, 2, 5),
-			within: 10 * time.Second, sources: []string{"Platform"}},
+			sources: []string{"Platform"}},
 		{name: "drain", late: delivery.LateDrop, timeout: 30 * time.Second, parallel: 3, durable: true,
 			lead: pick(r, 0, 10*time.Minute), changes: pick(r, nil, []string{"scheduled", "updated", "vanished"},
 				[]string{"scheduled", "updated"})},

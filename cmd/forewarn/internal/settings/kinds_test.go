@@ -85,7 +85,7 @@ func terms(late delivery.Late, batch int) delivery.Terms {
 }
 
 func withGroups(t delivery.Terms) delivery.Terms {
-	t.Digest = delivery.Digest{Above: 5, Within: 20 * time.Second}
+	t.DigestAbove = 5
 	return t
 }
 

@@ -126,10 +126,10 @@ var termDefaults = map[string]func(bridge.Terms) string{
 		return "[" + strings.Join(times, ", ") + "]"
 	},
 	"group": func(t bridge.Terms) string {
-		if t.Digest.Above == 0 {
+		if t.DigestAbove == 0 {
 			return "none"
 		}
-		return fmt.Sprintf("{above: %d, within: %s}", t.Digest.Above, writtenDuration(t.Digest.Within))
+		return fmt.Sprintf("{above: %d}", t.DigestAbove)
 	},
 }
 

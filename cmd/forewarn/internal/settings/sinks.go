@@ -44,10 +44,9 @@ type fallbackSettings struct {
 
 func (s sinkSettings) lateness() delivery.Late { return delivery.Late(strings.ToLower(s.Late)) }
 
-// groupSettings is delivery.Digest in the settings file.
+// groupSettings is Terms.DigestAbove in the settings file.
 type groupSettings struct {
-	Above  int           `yaml:"above" doc:"more events of one type than this make a group; 0 makes none"`
-	Within time.Duration `yaml:"within" doc:"time in which they arrive, at most 1m"`
+	Above int `yaml:"above" doc:"more events of one type than this make a group; 0 makes none"`
 }
 
 // sinkNames returns the names of the sinks that have one.
@@ -129,7 +128,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	terms := termsOf(kind)
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge),
 		Late:  string(terms.Late),
-		Group: groupSettings(terms.Digest), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
+		Group: groupSettings{terms.DigestAbove}, Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
 	doc.report(checkValues(doc, n), doc.decode(n, &in, "", known...))
 	doc.report(checkName(doc, n, in.Name), checkDestination(doc, n, section, own, known))
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
@@ -143,9 +142,9 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	if in.Fallback.Sink != "" {
 		r.Terms.Fallback = delivery.Fallback(in.Fallback)
 	}
-	r.Terms.Digest = delivery.Digest(in.Group)
+	r.Terms.DigestAbove = in.Group.Above
 	if r.Terms.Late != delivery.LateLatest {
-		r.Terms.Digest = delivery.Digest{}
+		r.Terms.DigestAbove = 0
 	}
 	r.Filter.Only, r.Filter.Except = in.Only, in.Except
 	if s.Relay != nil {
@@ -358,24 +357,13 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	if !given {
 		return nil
 	}
-	at := func(key string) *node {
-		if e, ok := n.find(key); ok {
-			return e.value
-		}
-		return e.value
-	}
-	if kind != "" && terms.Digest == (delivery.Digest{}) {
+	if kind != "" && terms.DigestAbove == 0 {
 		return doc.errorAt(e.pos, "group: %s handles each event on its own; expected no such key here", kind)
 	}
 	var problems Problems
-	if in.Group.Above < 0 {
-		problems = problems.with(doc.valueError(at("group.above"), "group.above", "a number of events, or 0 to make no groups"))
-	}
-	within, given := n.find("group.within")
-	tooLong := in.Group.Within <= 0 || in.Group.Within > time.Minute
-	if in.Group.Above != 0 && tooLong && (!given || doc.isClean(within)) {
+	if above, _ := n.find("group.above"); in.Group.Above < 0 {
 		problems = problems.with(
-			doc.valueError(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s"))
+			doc.valueError(above.value, "group.above", "a number of events, or 0 to make no groups"))
 	}
 	if in.Group.Above > 0 && kind != "" && in.lateness() != delivery.LateLatest {
 		problems = problems.with(

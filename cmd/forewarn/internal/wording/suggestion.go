@@ -11,8 +11,11 @@ func Suggestion(word string, known []string) string {
 	if near, ok := Nearest(word, known); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
-	if len(known) == 0 {
+	switch len(known) {
+	case 0:
 		return "expected no name here"
+	case 1:
+		return "expected " + known[0]
 	}
 	return "expected one of " + strings.Join(known, ", ")
 }

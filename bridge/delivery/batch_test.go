@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-var grouped = Terms{Late: LateLatest, Digest: Digest{Above: 5, Within: 20 * time.Second}}
+var grouped = Terms{Late: LateLatest, DigestAbove: 5}
 
 // wave queues so many events of one type at once.
 func (p *plan) wave(name string, n int, azureType string, notice time.Duration) {
@@ -40,18 +40,9 @@ func TestManyEventsOfOneTypeBecomeOneBatch(t *testing.T) {
 
 // With Above 1, two events are already a digest.
 func TestDigestAboveOne(t *testing.T) {
-	p := newPlan(Terms{Late: LateLatest, Digest: Digest{Above: 1, Within: 20 * time.Second}})
+	p := newPlan(Terms{Late: LateLatest, DigestAbove: 1})
 	p.wave("A", 2, "Reboot", far)
 	p.want(t, "both", p.try(), "A0-scheduled", "A1-scheduled")
-}
-
-// However large a wave is, only the last Digest.Above arrival times are kept.
-func TestArrivalTimesAreBounded(t *testing.T) {
-	p := newPlan(grouped)
-	p.wave("A", 1000, "Reboot", far)
-	if n := len(p.waves[wave{"Reboot", scheduled}].times); n != 5 {
-		t.Errorf("%d times are remembered, want 5", n)
-	}
 }
 
 // A digest delivers only the latest change of each event. The older ones are settled with it.
@@ -68,101 +59,6 @@ func TestDigestDeliversOnlyTheLatestChanges(t *testing.T) {
 	if got, want := len(a.superseded), 6; got != want {
 		t.Errorf("it stands for %d older changes, want %d", got, want)
 	}
-}
-
-// Of events that arrive one by one, the first five are delivered at once. The next ones wait until 20 s have passed
-// since the first of them, and then become one batch. Events that start in less than two minutes never wait.
-func TestEventsThatArriveOneByOneBecomeADigest(t *testing.T) {
-	p := newPlan(grouped)
-	for i := range 5 {
-		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
-		p.want(t, "one of the first", p.try(), fmt.Sprintf("A%d-scheduled", i))
-		p.later(time.Second)
-	}
-	var want []string
-	for i := range 9 {
-		p.owe(fmt.Sprintf("B%d", i), scheduled, far)
-		want = append(want, fmt.Sprintf("B%d-scheduled", i))
-		p.want(t, "one of the next", p.try())
-		p.later(time.Second)
-	}
-	p.wave("EVICTED", 1, "Preempt", 90*time.Second)
-	p.want(t, "another type", p.try(), "EVICTED0-scheduled")
-	_, wake := p.next()
-	if in := wake.Sub(p.now); in != 11*time.Second {
-		t.Errorf("the batch is due in %v, want 11s", in)
-	}
-	p.later(11 * time.Second)
-	p.want(t, "the gathered", p.try(), want...)
-
-	p = newPlan(grouped)
-	for i := range 9 {
-		p.owe(fmt.Sprintf("NOW%d", i), scheduled, 119*time.Second)
-		p.want(t, "what is due soon", p.try(), fmt.Sprintf("NOW%d-scheduled", i))
-		p.owe(fmt.Sprintf("MOVED%d", i), updated, 119*time.Second)
-		p.want(t, "what moved and is due soon", p.try(), fmt.Sprintf("MOVED%d-updated", i))
-	}
-	p.owe("SOON", scheduled, 2*time.Minute)
-	p.want(t, "what is due in two minutes", p.try())
-}
-
-// A digest is complete 20 s after its first item arrived, even if that item is removed.
-func TestDigestTimeStaysWhenItsFirstItemIsRemoved(t *testing.T) {
-	p := newPlan(grouped)
-	for i := range 5 {
-		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
-		p.try()
-	}
-	first := p.owe("FIRST", scheduled, far)
-	p.later(15 * time.Second)
-	p.owe("SECOND", scheduled, far)
-	p.remove(first.Seq, p.now)
-	p.later(4 * time.Second)
-	p.want(t, "before", p.try())
-	p.later(time.Second)
-	p.want(t, "20 s after the first", p.try(), "SECOND-scheduled")
-}
-
-// Messages about the bridge never wait for a digest, however many there are.
-func TestMessagesAboutTheBridgeWaitForNoDigest(t *testing.T) {
-	p := newPlan(grouped)
-	for range 9 {
-		p.owe("", "", 0)
-		p.want(t, "one of nine", p.try(), "-")
-	}
-}
-
-// The first five events count for 20 s. An event that arrives after that is delivered at once again.
-func TestWaveEndsAfterWithin(t *testing.T) {
-	p := newPlan(grouped)
-	for i := range 5 {
-		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
-		p.try()
-	}
-	p.later(20*time.Second - 1)
-	p.owe("STILL", scheduled, far)
-	p.want(t, "just before they are over", p.try())
-	p = newPlan(grouped)
-	for i := range 5 {
-		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
-		p.try()
-	}
-	p.later(20 * time.Second)
-	p.owe("NEXT", scheduled, far)
-	p.want(t, "when they are over", p.try(), "NEXT-scheduled")
-}
-
-// A stop delivers what waits for a digest, because the next start may be far away.
-func TestStopWaitsForNoDigest(t *testing.T) {
-	p := newPlan(grouped)
-	for i := range 5 {
-		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
-		p.try()
-	}
-	p.owe("B", scheduled, far)
-	p.want(t, "before the stop", p.try())
-	p.stop(p.now)
-	p.want(t, "at the stop", p.try(), "B-scheduled")
 }
 
 // A rejected digest is delivered one by one, because one member may be the cause. A digest that failed otherwise is
