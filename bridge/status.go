@@ -81,7 +81,9 @@ type SinkStatus struct {
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
 	LastError            string    `json:"lastError"`             // of the pending deliveries, or the last dead letter
 	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
-	Relay                string    `json:"relay,omitempty"` // that serves it
+	// WaitsFor is why that isn't now: see delivery.Reason.
+	WaitsFor delivery.Reason `json:"waitsFor,omitempty"`
+	Relay    string          `json:"relay,omitempty"` // that serves it
 	// OverdueSince is when the oldest delivery could first be made of those that are about an event which has begun, or
 	// begins within 15 minutes, and have waited for more than a minute and an attempt.
 	OverdueSince time.Time `json:"overdueSince,omitzero"`
@@ -254,7 +256,7 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 		s.State = SinkRetrying
 	}
 	if st.Pending > 0 {
-		s.NextAttempt = w.Next.UTC()
+		s.NextAttempt, s.WaitsFor = w.Next.UTC(), w.Waits
 	}
 	return s
 }

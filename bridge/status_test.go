@@ -187,8 +187,10 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		}
 		for name, want := range map[string]SinkStatus{
 			"well": {Name: "well", Kind: "ear", State: SinkOK, Delivered: 2},
-			"down": {Name: "down", Kind: "ear", State: SinkRetrying, Pending: 2, LastError: errDown.Error()},
-			"refusing": {Name: "refusing", Kind: "ear", State: SinkIsBlocked, Pending: 2, LastError: errRefused.Error()},
+			"down": {Name: "down", Kind: "ear", State: SinkRetrying, Pending: 2, LastError: errDown.Error(),
+				WaitsFor: delivery.WaitsForRetry},
+			"refusing": {Name: "refusing", Kind: "ear", State: SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
+				WaitsFor: delivery.WaitsForSomebody},
 			"strict": {Name: "strict", Kind: "ear", State: SinkOK, DeadLetters: 2},
 			"gone":   {Name: "gone", State: SinkOrphaned, Pending: 2},
 		} {

@@ -144,7 +144,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 		k.State = bridge.SinkRetrying
 	}
 	if q.pending > 0 {
-		k.NextAttempt = w.Next.UTC()
+		k.NextAttempt, k.WaitsFor = w.Next.UTC(), w.Waits
 	}
 	k.OverdueSince = q.overdue.UTC()
 	r.needs.Keep(&k)

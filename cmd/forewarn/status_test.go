@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/cmd/forewarn/internal/statustest"
 )
 
@@ -208,6 +209,8 @@ func TestStatusText(t *testing.T) {
 			NeededSince: now.Add(-time.Minute), LastError: "timeout"},
 		bridge.SinkStatus{Name: "shaky", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 299,
 			LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
+		bridge.SinkStatus{Name: "slow", State: bridge.SinkRetrying, Pending: 1, LastError: "429 (asks for 20m)",
+			NextAttempt: now.Add(20 * time.Minute), WaitsFor: delivery.WaitsForRetryAfter},
 		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
 		bridge.SinkStatus{Name: "fresh", State: bridge.SinkOK},
 		bridge.SinkStatus{Name: "ahead", State: bridge.SinkOK, Pending: 1, NextAttempt: now.Add(2 * time.Hour)},
@@ -233,6 +236,8 @@ hushed    NEEDS YOU         1, 1 muted        -              0     0
   muted; last error: timeout
 shaky     trying again      1, for 4 min 59 s  -              0     0
   next try in 3 s; last error: bad line [2J
+slow      trying again      1, for 0 s         -              0     0
+  it asks to wait; next try in 20 min 0 s; last error: 429 (asks for 20m)
 picky     last failed  0                  -              0     2
   422
 audit     works             0                  48 s ago       34    0         file

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/wording"
 )
@@ -234,6 +235,8 @@ func sinksText(s bridge.Status, heard time.Time, zone *time.Location) string {
 			detail = "muted; last error: " + detail
 		case k.NextAttempt.IsZero():
 			detail = "trying now; last error: " + detail
+		case k.WaitsFor == delivery.WaitsForRetryAfter:
+			detail = "it asks to wait; next try in " + wording.Span(k.NextAttempt.Sub(heard)) + "; last error: " + detail
 		default:
 			detail = "next try in " + wording.Span(k.NextAttempt.Sub(heard)) + "; last error: " + detail
 		}
