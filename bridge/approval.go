@@ -144,7 +144,7 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 // asksWhen reports whether a rule needs the CloudEvent of an event's latest change. It is read from disk only then,
 // because the rules are evaluated every second.
 func asksWhen(rules []Rule) bool {
-	return slices.ContainsFunc(rules, func(r Rule) bool { return r.Filter.When != nil })
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.When != nil })
 }
 
 // verdicts applies the rules to the present state of an event. ce is the CloudEvent of its latest change if asksWhen;
@@ -173,7 +173,7 @@ func (b *Bridge) verdicts(
 	doubt := b.doubt(e.ID)
 	for i, v := range all {
 		switch {
-		case v.Filter.When != nil && ce == nil:
+		case v.When != nil && ce == nil:
 			all[i].ruling = notYet("its CloudEvent can't be read") // perhaps it can in a moment
 		case doubt != "" && !v.final:
 			all[i].ruling = notYet("%s", doubt)

@@ -96,7 +96,7 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 					})
 					s.beginsLate()
 					rule := rebootRule
-					rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
+					rule.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
 					s.opts.Rules = []Rule{rule}
 					b := s.start((&ear{}).all("audit"))
 					pause(1500 * time.Millisecond)
@@ -142,7 +142,7 @@ func TestADocumentThatChangesAtEachLook(t *testing.T) {
 		})
 		s.beginsLate()
 		rule := rebootRule
-		rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
+		rule.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
 		s.opts.Rules = []Rule{rule}
 		b := s.start((&ear{}).all("audit"))
 		pause(1500 * time.Millisecond)
@@ -175,7 +175,7 @@ func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 				return body
 			})
 			rule := rebootRule
-			rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
+			rule.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
 			s.opts.Rules = []Rule{rule}
 			b := s.start((&ear{}).all("audit"))
 			pause(1500 * time.Millisecond)
@@ -206,7 +206,7 @@ func TestAnUnreadableEntryKeepsRulesFromApproving(t *testing.T) {
 				})
 				s.beginsLate()
 				rule := rebootRule
-				rule.Filter.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
+				rule.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
 				s.opts.Rules = []Rule{rule}
 				b := s.start((&ear{}).all("audit"))
 				pause(1500 * time.Millisecond)

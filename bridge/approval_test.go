@@ -49,11 +49,11 @@ func (e *ear) results(t *testing.T) (list []string) {
 }
 
 // rebootRule approves every reboot of this VM alone, at once.
-var rebootRule = Rule{Filter: Filter{Only: Match{Types: []string{"Reboot"}}}}
+var rebootRule = Rule{Only: Match{Types: []string{"Reboot"}}}
 
 // drainRule approves what users asked for, once the route drain has taken it.
 var drainRule = Rule{
-	Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second,
+	Only: Match{Types: TypesValues, Sources: []string{"User"}}, After: []string{"drain"}, Wait: 5 * time.Second,
 }
 
 // What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told
@@ -377,7 +377,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 				op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
 				return true
 			})
-			b.Reload(b.Routes, []Rule{{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}}, SettingsInfo{})
+			b.Reload(b.Routes, []Rule{{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}, SettingsInfo{})
 			pause(10 * time.Second)
 			wantIDs(t, s.approvals())
 			if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != cloudevent.ResultMoot {
@@ -439,7 +439,7 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 // Two VMs of one set that both run with a rule for the leader approve once.
 func TestOnlyTheLeaderApproves(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		leader := Rule{Filter: Filter{Only: Match{VMs: "leader", Types: TypesValues}}, Others: true}
+		leader := Rule{Only: Match{VMs: "leader", Types: TypesValues}, Others: true}
 		s.opts.Rules = []Rule{leader}
 		s.beginsLate()
 		first := s.start((&ear{}).all("a"))
@@ -688,7 +688,7 @@ func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 		{false, nil, true}, {false, []string{"scheduled"}, false}, {false, []string{"approved"}, true},
 		{true, nil, false}, {true, []string{"scheduled"}, false}, {true, []string{"scheduled", "approved"}, true},
 	} {
-		r := Route{Terms: Terms{Acts: tt.acts}, Filter: Filter{Only: Match{Changes: tt.changes}}}
+		r := Route{Terms: Terms{Acts: tt.acts}, Filter: Filter{Only: Only{Changes: tt.changes}}}
 		if got := r.Hears(imds.Change{Kind: imds.Approved}, "vm-0"); got != tt.hears {
 			t.Errorf("a sink that acts: %v, with changes %v, hears of an approval: %v, want %v", tt.acts, tt.changes, got, tt.hears)
 		}
@@ -790,7 +790,7 @@ func TestAFailedReadEndsNoDecision(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		rule := rebootRule
-		rule.Filter.When = condition(t, "severity > 0")
+		rule.When = condition(t, "severity > 0")
 		s.opts.Rules = []Rule{rule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		audit := &ear{}
@@ -842,7 +842,7 @@ func TestWhatMovesDuringTheLastLookIsDecidedAnew(t *testing.T) {
 
 // A reload that puts another rule before the one that decided loses nothing that is pending.
 func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
-	platform := Rule{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}
+	platform := Rule{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}
 	for claim, tt := range map[string]struct {
 		rules []Rule
 		by    string
@@ -884,7 +884,7 @@ func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
 		"for another sink": func(s *stage, b *running) { b.Reload(b.Routes, []Rule{drainRule}, SettingsInfo{}) },
 		"for longer":       func(s *stage, b *running) { b.Reload(b.Routes, []Rule{longer}, SettingsInfo{}) },
 		"for longer, but for one that never will": func(s *stage, b *running) {
-			b.Reload(b.Routes, []Rule{longer, {Filter: Filter{Only: Match{Types: []string{"Freeze"}}}}}, SettingsInfo{})
+			b.Reload(b.Routes, []Rule{longer, {Only: Match{Types: []string{"Freeze"}}}}, SettingsInfo{})
 		},
 		"for a disk that is back before the decision is looked at": func(s *stage, b *running) {
 			s.disk.fail(errFull)
@@ -967,7 +967,7 @@ func TestStatusSaysWhatWasApproved(t *testing.T) {
 		{"by a rule", []Rule{rebootRule}, imdstest.ApproveIgnore, "rule 1", ""},
 		{"by hand", nil, imdstest.ApproveIgnore, "root", ""},
 		{"refused", []Rule{rebootRule}, imdstest.ApproveRefuse, "", "rule 1: Azure refused the approval"},
-		{"no rule is for it", []Rule{{Filter: Filter{Only: Match{Types: []string{"Freeze"}}}}}, imdstest.ApproveIgnore, "", ""},
+		{"no rule is for it", []Rule{{Only: Match{Types: []string{"Freeze"}}}}, imdstest.ApproveIgnore, "", ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -1054,7 +1054,7 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 		s.userReboot(idA)
 		pause(3 * time.Second)
 		broken := rebootRule
-		broken.Filter.When = condition(t, "data.no.such.thing > 1")
+		broken.When = condition(t, "data.no.such.thing > 1")
 		b.Reload(b.Routes, []Rule{broken}, SettingsInfo{})
 		pause(10 * time.Second)
 		s.redeploy(idB, time.Hour)

@@ -20,7 +20,7 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 					s.beginsLate()
 					rule := rebootRule
 					rule.After, rule.Wait = after, time.Minute
-					rule.Filter.When = condition(t, "true") // so that the CloudEvent is read back, with its time
+					rule.When = condition(t, "true") // so that the CloudEvent is read back, with its time
 					s.opts.Rules = []Rule{rule}
 					b := s.start((&ear{}).all("drain"))
 					pause(1500 * time.Millisecond)

@@ -53,7 +53,7 @@ func Example() {
 		Outbox: box,
 		Routes: []bridge.Route{{
 			Name: "console", Kind: "printer", Sink: printer{stop},
-			Filter: bridge.Filter{Only: bridge.Match{VMs: "self"}},
+			Filter: bridge.Filter{Only: bridge.Only{VMs: "self"}},
 			Terms:  bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Batch: 1}},
 		}},
 		Log: quiet,
@@ -86,7 +86,7 @@ func ExampleFilter() {
 	if err != nil {
 		log.Fatal(err) // it names the place, and what was meant
 	}
-	filter := bridge.Filter{Only: bridge.Match{VMs: "self", Types: []string{"Reboot", "Freeze"}}, When: urgent}
+	filter := bridge.Filter{Only: bridge.Only{VMs: "self", Types: []string{"Reboot", "Freeze"}}, When: urgent}
 	for _, name := range []string{"reboot", "redeploy", "freeze"} {
 		change, ce := cloudEventOf(name, 0)
 		passes, key, err := filter.Event(change, cloudevent.Fields(ce), "vm-0")
@@ -101,8 +101,8 @@ func ExampleFilter() {
 // What rules of approval would decide, if every sink took what it gets. Nothing is approved.
 func ExampleForecasts() {
 	rules := []bridge.Rule{{
-		Filter: bridge.Filter{Only: bridge.Match{VMs: "self", Types: []string{"Reboot"}, Sources: []string{"User"}}},
-		After:  []string{"drain"}, Wait: 30 * time.Second,
+		Only:  bridge.Match{VMs: "self", Types: []string{"Reboot"}, Sources: []string{"User"}},
+		After: []string{"drain"}, Wait: 30 * time.Second,
 	}}
 	for _, name := range []string{"user-reboot", "reboot"} {
 		change, ce := cloudEventOf(name, 0)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/expr-lang/expr"
@@ -21,12 +20,14 @@ import (
 // VMs, Types, Sources and When decide once per Azure event: from the first change they accept, the route gets all later
 // ones. Changes decides about each change.
 type Filter struct {
-	Only, Except Match
-	When         *When
+	Only   Only
+	Except Except
+	When   *When
 }
 
-// A Match is a set of conditions that must all hold. Empty conditions hold. Values ignore the case of ASCII letters.
-type Match struct {
+// Only is a set of conditions that must all hold. Empty conditions hold; VMs is self then. Values ignore the case of ASCII
+// letters. What Azure did not send, and a value that is not known, hold.
+type Only struct {
 	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first; all: all events"`
 	Types   []string `yaml:"types" doc:"Azure's event types"`
 	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
@@ -35,9 +36,18 @@ type Match struct {
 	Groups  []string `yaml:"groups" doc:"patterns of resource groups, such as rg-prod-*"`
 }
 
-// The valid values of a Match.
+// Except is a set of conditions. What meets all that are given is left out. What Azure did not send meets none.
+type Except struct {
+	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first"`
+	Types   []string `yaml:"types" doc:"Azure's event types"`
+	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
+	Changes []string `yaml:"changes" doc:"which changes; first is the first change of each event"`
+}
+
+// The valid values of these conditions.
 var (
 	VMsValues     = []string{"self", "leader", "all"}
+	OwnVMsValues  = []string{"self", "leader"} // of Except and of a Match
 	TypesValues   = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 	SourcesValues = []string{"Platform", "User"}
 	ChangesValues = []string{"scheduled", "updated", "started", "vanished", "first", "approved", "reminder"}
@@ -104,15 +114,15 @@ func (f Filter) Event(c imds.Change, fields map[string]any, self string) (ok boo
 		vms = "self"
 	}
 	switch {
-	case self != "" && !hits(vms, e, self):
+	case self != "" && !matchesVMs(vms, e, self):
 		return false, "only.vms", nil
-	case !passes(f.Only.Types, e.Type, TypesValues):
+	case !allowsWord(f.Only.Types, e.Type, TypesValues):
 		return false, "only.types", nil
-	case !passes(f.Only.Sources, e.Source, SourcesValues):
+	case !allowsWord(f.Only.Sources, e.Source, SourcesValues):
 		return false, "only.sources", nil
-	case len(f.Only.Names) > 0 && len(e.Resources) > 0 && !fits(f.Only.Names, e.Resources...):
+	case len(f.Only.Names) > 0 && len(e.Resources) > 0 && !matchesPattern(f.Only.Names, e.Resources...):
 		return false, "only.names", nil
-	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !fits(f.Only.Groups, groupOf(fields)):
+	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !matchesPattern(f.Only.Groups, groupOf(fields)):
 		return false, "only.groups", nil
 	}
 	if f.When != nil {
@@ -122,7 +132,7 @@ func (f Filter) Event(c imds.Change, fields map[string]any, self string) (ok boo
 		}
 		err = failed
 	}
-	if len(f.Except.Changes) == 0 && f.Except.matches(e, self) {
+	if len(f.Except.Changes) == 0 && f.Except.matchesEvent(e, self) {
 		return false, "except", err
 	}
 	return true, "", err
@@ -133,31 +143,28 @@ func (f Filter) Event(c imds.Change, fields map[string]any, self string) (ok boo
 func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
 	x := f.Except
 	switch {
-	case len(f.Only.Changes) > 0 && !wants(f.Only.Changes, c):
+	case len(f.Only.Changes) > 0 && !hasChange(f.Only.Changes, c):
 		return false, "only.changes"
-	case len(x.Changes) > 0 && wants(x.Changes, c) && (x.VMs+strings.Join(slices.Concat(x.Types, x.Sources), "") == "" ||
-		x.matches(c.Event, self)):
+	case len(x.Changes) > 0 && hasChange(x.Changes, c) && (x.ofAllEvents() || x.matchesEvent(c.Event, self)):
 		return false, "except.changes"
 	}
 	return true, ""
 }
 
-// matches reports whether all conditions of m but Changes are known to hold.
-func (m Match) matches(e imds.Event, self string) bool {
-	switch {
-	case m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0,
-		len(m.Types) > 0 && !has(m.Types, e.Type),
-		len(m.Sources) > 0 && !has(m.Sources, e.Source):
-		return false
-	case m.VMs == "", imds.SameWord(m.VMs, "all"):
-		return true
-	}
-	return self != "" && len(e.Resources) > 0 && hits(m.VMs, e, self)
+// ofAllEvents reports whether there is no condition about the event.
+func (x Except) ofAllEvents() bool { return x.VMs == "" && len(x.Types) == 0 && len(x.Sources) == 0 }
+
+// matchesEvent reports whether there are conditions about the event, and all are known to hold.
+func (x Except) matchesEvent(e imds.Event, self string) bool {
+	return !x.ofAllEvents() &&
+		(len(x.Types) == 0 || hasWord(x.Types, e.Type)) &&
+		(len(x.Sources) == 0 || hasWord(x.Sources, e.Source)) &&
+		(x.VMs == "" || self != "" && len(e.Resources) > 0 && matchesVMs(x.VMs, e, self))
 }
 
-// passes reports whether values allow v. Missing and unknown values pass.
-func passes(values []string, v string, known []string) bool {
-	return len(values) == 0 || !has(known, v) || has(values, v)
+// allowsWord reports whether values allow v. Missing and unknown values are allowed.
+func allowsWord(values []string, v string, known []string) bool {
+	return len(values) == 0 || !hasWord(known, v) || hasWord(values, v)
 }
 
 // needsFields reports whether Event looks at the fields of the CloudEvent.
@@ -171,8 +178,8 @@ func groupOf(fields map[string]any) string {
 	return group
 }
 
-// fits reports whether one of the texts matches one of the patterns, whatever their case.
-func fits(patterns []string, texts ...string) bool {
+// matchesPattern reports whether one of the texts matches one of the patterns, whatever their case.
+func matchesPattern(patterns []string, texts ...string) bool {
 	for _, pattern := range patterns {
 		for _, text := range texts {
 			if ok, _ := path.Match(imds.Upper(pattern), imds.Upper(text)); ok {
@@ -183,31 +190,29 @@ func fits(patterns []string, texts ...string) bool {
 	return false
 }
 
-// hits reports whether the event matches the condition vms. One of which Azure names no VM matches all of them.
-func hits(vms string, e imds.Event, self string) bool {
+// matchesVMs reports whether the event matches the condition vms. One of which Azure names no VM matches all of them.
+func matchesVMs(vms string, e imds.Event, self string) bool {
 	return imds.SameWord(vms, "all") || len(e.Resources) == 0 ||
 		imds.SameWord(vms, "leader") && e.LedBy(self) || imds.SameWord(vms, "self") && e.Affects(self)
 }
 
-// wants reports whether changes names the change.
-func wants(changes []string, c imds.Change) bool {
+// hasChange reports whether changes names the change.
+func hasChange(changes []string, c imds.Change) bool {
 	first := c.Kind.OfAzure() && c.Previous == nil && c.Kind != imds.Vanished
-	return has(changes, string(c.Kind)) || first && has(changes, "first")
+	return hasWord(changes, string(c.Kind)) || first && hasWord(changes, "first")
 }
 
-func has(values []string, v string) bool {
-	return slices.ContainsFunc(values, func(s string) bool { return imds.SameWord(s, v) })
+func hasWord(words []string, w string) bool {
+	return slices.ContainsFunc(words, func(s string) bool { return imds.SameWord(s, w) })
 }
 
-// usable returns an error that names a condition which the filter of a route doesn't know.
+// usable returns an error that names a value which can't be one of that condition.
 func (f Filter) usable() error {
 	switch {
-	case f.Only.VMs != "" && !has(VMsValues, f.Only.VMs):
+	case f.Only.VMs != "" && !hasWord(VMsValues, f.Only.VMs):
 		return fmt.Errorf("only.vms is %q; expected self, leader or all", f.Only.VMs)
-	case f.Except.VMs != "" && !has([]string{"self", "leader"}, f.Except.VMs):
+	case f.Except.VMs != "" && !hasWord(OwnVMsValues, f.Except.VMs):
 		return fmt.Errorf("except.vms is %q; expected self or leader", f.Except.VMs)
-	case len(f.Except.Names)+len(f.Except.Groups) > 0:
-		return errors.New("except knows no names and no groups")
 	}
 	return nil
 }

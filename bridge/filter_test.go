@@ -30,9 +30,9 @@ func condition(t *testing.T, src string) *When {
 // passes: better twice than never.
 func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 	const named, unnamed = "vm-0", ""
-	only := func(m Match) Filter { return Filter{Only: m} }
-	except := func(m Match) Filter { return Filter{Only: Match{VMs: "all"}, Except: m} }
-	when := func(src string) Filter { return Filter{Only: Match{VMs: "all"}, When: condition(t, src)} }
+	only := func(o Only) Filter { return Filter{Only: o} }
+	except := func(x Except) Filter { return Filter{Only: Only{VMs: "all"}, Except: x} }
+	when := func(src string) Filter { return Filter{Only: Only{VMs: "all"}, When: condition(t, src)} }
 	leads, follows, others := entry(), entry("Resources", `["vm-1","vm-0"]`), entry("Resources", `["vm-1","vm-01","xvm-0"]`)
 	nobody, shouted := entry("Resources", ""), entry("Resources", `["VM-0"]`, "EventType", `"REBOOT"`, "EventSource", `"PLATFORM"`)
 	for _, tt := range []struct {
@@ -48,63 +48,61 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"without a key it passes when nobody knows the name", Filter{}, others, unnamed, ""},
 		{"of nobody it does not depend on the name", Filter{}, nobody, unnamed, ""},
 
-		{"self takes this VM", only(Match{VMs: "self"}), follows, named, ""},
-		{"self takes it in any case", only(Match{VMs: "SELF"}), shouted, named, ""},
-		{"self leaves others", only(Match{VMs: "self"}), others, named, "only.vms"},
-		{"self leaves a VM whose name only looks like this one", only(Match{VMs: "self"}), entry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
-		{"a source that only looks like another passes, as nobody knows it", only(Match{Sources: []string{"Platform"}}),
+		{"self takes this VM", only(Only{VMs: "self"}), follows, named, ""},
+		{"self takes it in any case", only(Only{VMs: "SELF"}), shouted, named, ""},
+		{"self leaves others", only(Only{VMs: "self"}), others, named, "only.vms"},
+		{"self leaves a VM whose name only looks like this one", only(Only{VMs: "self"}), entry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
+		{"a source that only looks like another passes, as nobody knows it", only(Only{Sources: []string{"Platform"}}),
 			entry("EventSource", `"U\u017fer"`), named, ""},
-		{"and none that is excepted", except(Match{Sources: []string{"User"}}), entry("EventSource", `"U\u017fer"`), named, ""},
-		{"a type that only looks like another is none that is excepted", except(Match{Types: []string{"Preempt"}}),
+		{"and none that is excepted", except(Except{Sources: []string{"User"}}), entry("EventSource", `"U\u017fer"`), named, ""},
+		{"a type that only looks like another is none that is excepted", except(Except{Types: []string{"Preempt"}}),
 			entry("EventType", `"\u0420reempt"`), named, ""},
-		{"leader takes the first", only(Match{VMs: "leader"}), leads, named, ""},
-		{"leader leaves the second", only(Match{VMs: "Leader"}), follows, named, "only.vms"},
-		{"leader takes an event of nobody", only(Match{VMs: "leader"}), nobody, named, ""},
-		{"leader passes when nobody knows the name", only(Match{VMs: "leader"}), follows, unnamed, ""},
-		{"all takes others", only(Match{VMs: "all"}), others, named, ""},
-		{"names takes a VM by its pattern, in any case", only(Match{VMs: "all", Names: []string{"DB-*", "xVM-*"}}), others, named,
+		{"leader takes the first", only(Only{VMs: "leader"}), leads, named, ""},
+		{"leader leaves the second", only(Only{VMs: "Leader"}), follows, named, "only.vms"},
+		{"leader takes an event of nobody", only(Only{VMs: "leader"}), nobody, named, ""},
+		{"leader passes when nobody knows the name", only(Only{VMs: "leader"}), follows, unnamed, ""},
+		{"all takes others", only(Only{VMs: "all"}), others, named, ""},
+		{"names takes a VM by its pattern, in any case", only(Only{VMs: "all", Names: []string{"DB-*", "xVM-*"}}), others, named,
 			""},
-		{"names leaves the others", only(Match{VMs: "all", Names: []string{"db-*"}}), others, named, "only.names"},
-		{"names takes an event of nobody", only(Match{VMs: "all", Names: []string{"db-*"}}), nobody, named, ""},
-		{"groups takes a group by its pattern, in any case", only(Match{VMs: "all", Groups: []string{"RG-*"}}), others, named,
+		{"names leaves the others", only(Only{VMs: "all", Names: []string{"db-*"}}), others, named, "only.names"},
+		{"names takes an event of nobody", only(Only{VMs: "all", Names: []string{"db-*"}}), nobody, named, ""},
+		{"groups takes a group by its pattern, in any case", only(Only{VMs: "all", Groups: []string{"RG-*"}}), others, named,
 			""},
-		{"groups leaves the others", only(Match{VMs: "all", Groups: []string{"web"}}), others, named, "only.groups"},
-		{"all in capitals takes others", only(Match{VMs: "ALL"}), others, named, ""},
-		{"all does not depend on the name", only(Match{VMs: "all"}), others, unnamed, ""},
+		{"groups leaves the others", only(Only{VMs: "all", Groups: []string{"web"}}), others, named, "only.groups"},
+		{"all in capitals takes others", only(Only{VMs: "ALL"}), others, named, ""},
+		{"all does not depend on the name", only(Only{VMs: "all"}), others, unnamed, ""},
 
-		{"types take what they name", only(Match{Types: []string{"Freeze", "reboot"}}), leads, named, ""},
-		{"types take it in any case", only(Match{Types: []string{"Reboot"}}), shouted, named, ""},
-		{"types leave the rest", only(Match{Types: []string{"Freeze"}}), leads, named, "only.types"},
-		{"types let an unknown type pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", `"New"`), named, ""},
-		{"types let an event without one pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", ""), named, ""},
-		{"types let one that cannot be read pass", only(Match{Types: []string{"Freeze"}}), entry("EventType", "7"), named, ""},
-		{"sources take what they name", only(Match{Sources: []string{"user", "PLATFORM"}}), leads, named, ""},
-		{"sources leave the rest", only(Match{Sources: []string{"User"}}), leads, named, "only.sources"},
-		{"sources let an event without one pass", only(Match{Sources: []string{"User"}}), entry("EventSource", ""), named, ""},
-		{"sources let an unknown one pass", only(Match{Sources: []string{"User"}}), entry("EventSource", `"Tenant"`), named, ""},
-		{"all keys must hold, the first that does not is named", only(Match{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, "only.types"},
-		{"a key that refuses needs no name", only(Match{Types: []string{"Freeze"}}), leads, unnamed, "only.types"},
-		{"changes say nothing about the event", only(Match{Changes: []string{"vanished"}}), leads, named, ""},
+		{"types take what they name", only(Only{Types: []string{"Freeze", "reboot"}}), leads, named, ""},
+		{"types take it in any case", only(Only{Types: []string{"Reboot"}}), shouted, named, ""},
+		{"types leave the rest", only(Only{Types: []string{"Freeze"}}), leads, named, "only.types"},
+		{"types let an unknown type pass", only(Only{Types: []string{"Freeze"}}), entry("EventType", `"New"`), named, ""},
+		{"types let an event without one pass", only(Only{Types: []string{"Freeze"}}), entry("EventType", ""), named, ""},
+		{"types let one that cannot be read pass", only(Only{Types: []string{"Freeze"}}), entry("EventType", "7"), named, ""},
+		{"sources take what they name", only(Only{Sources: []string{"user", "PLATFORM"}}), leads, named, ""},
+		{"sources leave the rest", only(Only{Sources: []string{"User"}}), leads, named, "only.sources"},
+		{"sources let an event without one pass", only(Only{Sources: []string{"User"}}), entry("EventSource", ""), named, ""},
+		{"sources let an unknown one pass", only(Only{Sources: []string{"User"}}), entry("EventSource", `"Tenant"`), named, ""},
+		{"all keys must hold, the first that does not is named", only(Only{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, "only.types"},
+		{"a key that refuses needs no name", only(Only{Types: []string{"Freeze"}}), leads, unnamed, "only.types"},
+		{"changes say nothing about the event", only(Only{Changes: []string{"vanished"}}), leads, named, ""},
 
-		{"an empty except takes nothing away", except(Match{}), leads, named, ""},
-		{"except types takes away what they name", except(Match{Types: []string{"reboot"}}), leads, named, "except"},
-		{"except types leaves the rest", except(Match{Types: []string{"Freeze"}}), leads, named, ""},
-		{"except types leaves what Azure did not send", except(Match{Types: []string{"Reboot"}}), entry("EventType", ""), named, ""},
-		{"except types leaves an unknown one", except(Match{Types: []string{"Reboot"}}), entry("EventType", `"New"`), named, ""},
-		{"except sources takes away what they name", except(Match{Sources: []string{"PLATFORM"}}), leads, named, "except"},
-		{"except sources leaves what Azure did not send", except(Match{Sources: []string{"Platform"}}), entry("EventSource", ""), named, ""},
-		{"except takes away only what all its keys name", except(Match{Types: []string{"Reboot"}, Sources: []string{"User"}}), leads, named, ""},
-		{"except takes away what all its keys name", except(Match{Types: []string{"Reboot"}, Sources: []string{"Platform"}}), leads, named, "except"},
-		{"except self takes away this VM's", except(Match{VMs: "self"}), follows, named, "except"},
-		{"except self leaves those of others", except(Match{VMs: "self"}), others, named, ""},
-		{"except self leaves those of nobody", except(Match{VMs: "self"}), nobody, named, ""},
-		{"except self leaves what nobody can decide", except(Match{VMs: "self"}), leads, unnamed, ""},
-		{"except leader takes away what this VM leads", except(Match{VMs: "leader"}), leads, named, "except"},
-		{"except leader leaves what another leads", except(Match{VMs: "leader"}), follows, named, ""},
-		{"except all with types takes them away from everyone", except(Match{VMs: "all", Types: []string{"Reboot"}}), others, named, "except"},
-		{"except all with types takes them away from nobody too", except(Match{VMs: "all", Types: []string{"Reboot"}}), nobody, unnamed, "except"},
-		{"except self with types depends on the name only for these", except(Match{VMs: "self", Types: []string{"Freeze"}}), leads, unnamed, ""},
-		{"except with changes is asked of each change", except(Match{Types: []string{"Reboot"}, Changes: []string{"started"}}), leads, named, ""},
+		{"an empty except takes nothing away", except(Except{}), leads, named, ""},
+		{"except types takes away what they name", except(Except{Types: []string{"reboot"}}), leads, named, "except"},
+		{"except types leaves the rest", except(Except{Types: []string{"Freeze"}}), leads, named, ""},
+		{"except types leaves what Azure did not send", except(Except{Types: []string{"Reboot"}}), entry("EventType", ""), named, ""},
+		{"except types leaves an unknown one", except(Except{Types: []string{"Reboot"}}), entry("EventType", `"New"`), named, ""},
+		{"except sources takes away what they name", except(Except{Sources: []string{"PLATFORM"}}), leads, named, "except"},
+		{"except sources leaves what Azure did not send", except(Except{Sources: []string{"Platform"}}), entry("EventSource", ""), named, ""},
+		{"except takes away only what all its keys name", except(Except{Types: []string{"Reboot"}, Sources: []string{"User"}}), leads, named, ""},
+		{"except takes away what all its keys name", except(Except{Types: []string{"Reboot"}, Sources: []string{"Platform"}}), leads, named, "except"},
+		{"except self takes away this VM's", except(Except{VMs: "self"}), follows, named, "except"},
+		{"except self leaves those of others", except(Except{VMs: "self"}), others, named, ""},
+		{"except self leaves those of nobody", except(Except{VMs: "self"}), nobody, named, ""},
+		{"except self leaves what nobody can decide", except(Except{VMs: "self"}), leads, unnamed, ""},
+		{"except leader takes away what this VM leads", except(Except{VMs: "leader"}), leads, named, "except"},
+		{"except leader leaves what another leads", except(Except{VMs: "leader"}), follows, named, ""},
+		{"except self with types depends on the name only for these", except(Except{VMs: "self", Types: []string{"Freeze"}}), leads, unnamed, ""},
+		{"except with changes is asked of each change", except(Except{Types: []string{"Reboot"}, Changes: []string{"started"}}), leads, named, ""},
 
 		{"when takes what it accepts", when(`azeventtype == "Reboot" and severity >= 17`), leads, named, ""},
 		{"when leaves what it refuses", when(`notice < 60`), leads, named, "when"},
@@ -113,8 +111,8 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"when sees names that the language has functions for", when(`first and duration == -1 and type endsWith ".scheduled"`), leads, named, ""},
 		{"when leaves what it asks for in vain", when(`data.test`), leads, named, "when"},
 		{"when needs no name to refuse", Filter{When: condition(t, `false`)}, leads, unnamed, "when"},
-		{"when comes after the keys of only", Filter{Only: Match{Types: []string{"Freeze"}}, When: condition(t, `false`)}, leads, named, "only.types"},
-		{"except takes away what when accepts", Filter{Except: Match{Types: []string{"Reboot"}}, When: condition(t, `true`)}, leads, named, "except"},
+		{"when comes after the keys of only", Filter{Only: Only{Types: []string{"Freeze"}}, When: condition(t, `false`)}, leads, named, "only.types"},
+		{"except takes away what when accepts", Filter{Except: Except{Types: []string{"Reboot"}}, When: condition(t, `true`)}, leads, named, "except"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, tt.event)}
@@ -146,7 +144,7 @@ func TestWhenThatFailsLetsTheEventPass(t *testing.T) {
 	if !passes || fmt.Sprint(err) != unread {
 		t.Errorf("without the fields it passes: %t, %v, want that it does, and %s", passes, err, unread)
 	}
-	f := Filter{When: condition(t, `data.event`), Except: Match{Types: []string{"Reboot"}}}
+	f := Filter{When: condition(t, `data.event`), Except: Except{Types: []string{"Reboot"}}}
 	passes, key, err := f.Event(c, fields, "vm-0")
 	if passes || key != "except" || err == nil {
 		t.Errorf("with an except that fits it passes: %t, refused by %q, %v", passes, key, err)
@@ -189,8 +187,8 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 	started := imds.Change{Kind: imds.Started, Event: was, Previous: &was}
 	sudden := imds.Change{Kind: imds.Started, Event: was}
 	vanished := imds.Change{Kind: imds.Vanished, Event: was}
-	only := func(changes ...string) Filter { return Filter{Only: Match{Changes: changes}} }
-	except := func(m Match, changes ...string) Filter { m.Changes = changes; return Filter{Except: m} }
+	only := func(changes ...string) Filter { return Filter{Only: Only{Changes: changes}} }
+	except := func(x Except, changes ...string) Filter { x.Changes = changes; return Filter{Except: x} }
 	all := []imds.Change{scheduled, updated, started, sudden, vanished}
 	for _, tt := range []struct {
 		claim  string
@@ -200,23 +198,22 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 		key    string // that refuses the others
 	}{
 		{"without a key all are wanted", Filter{}, "vm-0", all, ""},
-		{"the other keys say nothing about it", Filter{Only: Match{VMs: "leader", Types: []string{"Freeze"}}, Except: Match{Types: []string{"Reboot"}}}, "vm-9", all, ""},
+		{"the other keys say nothing about it", Filter{Only: Only{VMs: "leader", Types: []string{"Freeze"}}, Except: Except{Types: []string{"Reboot"}}}, "vm-9", all, ""},
 		{"only scheduled", only("scheduled"), "vm-0", []imds.Change{scheduled}, "only.changes"},
 		{"only started, from whatever it was", only("Started"), "vm-0", []imds.Change{started, sudden}, "only.changes"},
 		{"only updated and vanished", only("UPDATED", "vanished"), "vm-0", []imds.Change{updated, vanished}, "only.changes"},
 		{"only what comes first", only("first"), "vm-0", []imds.Change{scheduled, sudden}, "only.changes"},
 		{"what comes first, and the end", only("First", "vanished"), "vm-0", []imds.Change{scheduled, sudden, vanished}, "only.changes"},
-		{"all but vanished", except(Match{}, "Vanished"), "vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
-		{"all but what comes first", except(Match{}, "first"), "vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
-		{"except with types, of these", except(Match{Types: []string{"reboot"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
-		{"except with types, of no other", except(Match{Types: []string{"Freeze"}}, "updated"), "vm-0", all, ""},
-		{"except with sources, of these", except(Match{Sources: []string{"Platform"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
-		{"except with sources, of no other", except(Match{Sources: []string{"User"}}, "updated"), "vm-0", all, ""},
-		{"except with self, of this VM", except(Match{VMs: "self"}, "started"), "vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
-		{"except with self, of no other", except(Match{VMs: "self"}, "started"), "vm-9", all, ""},
-		{"except with self, of nobody as long as there is no name", except(Match{VMs: "self"}, "started"), "", all, ""},
-		{"except with all, of every VM", except(Match{VMs: "all"}, "started"), "", []imds.Change{scheduled, updated, vanished}, "except.changes"},
-		{"both", Filter{Only: Match{Changes: []string{"first", "vanished"}}, Except: Match{Changes: []string{"started"}}}, "vm-0", []imds.Change{scheduled, vanished}, ""},
+		{"all but vanished", except(Except{}, "Vanished"), "vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
+		{"all but what comes first", except(Except{}, "first"), "vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
+		{"except with types, of these", except(Except{Types: []string{"reboot"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"except with types, of no other", except(Except{Types: []string{"Freeze"}}, "updated"), "vm-0", all, ""},
+		{"except with sources, of these", except(Except{Sources: []string{"Platform"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"except with sources, of no other", except(Except{Sources: []string{"User"}}, "updated"), "vm-0", all, ""},
+		{"except with self, of this VM", except(Except{VMs: "self"}, "started"), "vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
+		{"except with self, of no other", except(Except{VMs: "self"}, "started"), "vm-9", all, ""},
+		{"except with self, of nobody as long as there is no name", except(Except{VMs: "self"}, "started"), "", all, ""},
+		{"both", Filter{Only: Only{Changes: []string{"first", "vanished"}}, Except: Except{Changes: []string{"started"}}}, "vm-0", []imds.Change{scheduled, vanished}, ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			for _, c := range all {

@@ -37,7 +37,7 @@ type FleetFilter struct{ Set, Group string }
 
 // has reports whether something of the set and group is selected.
 func (f FleetFilter) has(set, group string) bool {
-	return (f.Set == "" || fits([]string{f.Set}, set)) && (f.Group == "" || fits([]string{f.Group}, group))
+	return (f.Set == "" || matchesPattern([]string{f.Set}, set)) && (f.Group == "" || matchesPattern([]string{f.Group}, group))
 }
 
 // Status returns the status of a relay with the VMs and events that are selected.

@@ -80,12 +80,12 @@ func TestWhatIsInDoubtIsNotPromised(t *testing.T) {
 			pause(2 * time.Second)
 		}},
 		{claim: "it is another VM's first", event: imdstest.Event{Resources: []string{"vm-1", "vm-0"}},
-			rule: func(r *Rule) { r.Others, r.Filter.Only.VMs = true, "leader" }},
+			rule: func(r *Rule) { r.Others, r.Only.VMs = true, "leader" }},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				rule, audit := namedRule(), &ear{}
-				rule.Filter.Only.Types = []string{"Reboot"}
+				rule.Only.Types = []string{"Reboot"}
 				if tt.rule != nil {
 					tt.rule(&rule)
 				}
@@ -277,7 +277,7 @@ func TestAnUpdateThatEndsAPromiseIsTold(t *testing.T) {
 			t.Run(tt.claim+", "+claim, func(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
 					rule := namedRule()
-					rule.Filter.Only.Types = []string{"Reboot"}
+					rule.Only.Types = []string{"Reboot"}
 					s.opts.Rules = []Rule{rule}
 					drain, audit := &ear{}, &ear{}
 					if busy {
@@ -599,7 +599,7 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 		{claim: "it has a new name, and the drain failed", before: []Rule{drain}, failed: true,
 			after: []Rule{with(drain, func(r *Rule) { r.Name = "empty it" })}, told: []string{"rejected: exit 75"}},
 		{claim: "it is for other events", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
-			r.Filter.Only.Types = []string{"Freeze"}
+			r.Only.Types = []string{"Freeze"}
 		})}, told: []string{"only.types: it is a Reboot"}},
 		{claim: "it waits for another sink", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
 			r.After = []string{"drain-2"}

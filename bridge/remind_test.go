@@ -468,7 +468,7 @@ func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
 		drain := &ear{}
 		route := drain.reminds("drain", 10*time.Minute)
-		route.Filter.Only = Match{VMs: "self", Changes: []string{"reminder"}}
+		route.Filter.Only = Only{VMs: "self", Changes: []string{"reminder"}}
 		b := s.start(route)
 		s.redeploy(idA, 40*time.Minute)
 		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
@@ -488,7 +488,7 @@ func TestAnEventThatComesToThisVMReminds(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			drain := &ear{}
 			route := drain.reminds("drain", 10*time.Minute)
-			route.Filter.Only = Match{VMs: "self", Changes: []string{"scheduled", "reminder"}}
+			route.Filter.Only = Only{VMs: "self", Changes: []string{"scheduled", "reminder"}}
 			b := s.start(route)
 			pause(5 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})

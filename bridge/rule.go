@@ -17,9 +17,10 @@ import (
 type Rule struct {
 	// Name is what people call it; "" for its number.
 	Name string
-	// Filter selects the events. Only types in Only.Types are approved, and of those only TypesValues. Only.VMs is self or
-	// leader. Changes is ignored. A missing field, and a When that fails, mean no.
-	Filter Filter
+	// Only selects the events: only types in Only.Types are approved, and of those only TypesValues. Except and When narrow
+	// that. A missing field, and a When that fails, mean no.
+	Only, Except Match
+	When         *When
 	// After names the routes that must have accepted the event's latest change. A route whose filter refused that change
 	// keeps the rule from approving.
 	After []string
@@ -28,6 +29,13 @@ type Rule struct {
 	Wait time.Duration
 	// Others allows events that also name other VMs, whose sinks this observer does not see.
 	Others bool
+}
+
+// A Match is a set of conditions of a Rule. Values ignore the case of ASCII letters.
+type Match struct {
+	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first"`
+	Types   []string `yaml:"types" doc:"Azure's event types"`
+	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
 }
 
 // A ruling is the decision of a rule about an event at one time.
@@ -215,23 +223,23 @@ func PromisedRules(forecasts []Forecast) (rules []cloudevent.Rule) {
 
 // picks decides whether the rule applies to the event at all.
 func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
-	only, except := r.Filter.Only, r.Filter.Except
+	only, except := r.Only, r.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
 	if e.Doubt != "" { // before anything is compared with it, also by when
 		return no("%s", e.Doubt)
 	}
 	switch { // first the events that the rule is not for
-	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
+	case !hasWord(only.Types, e.Type) || !hasWord(TypesValues, e.Type):
 		return notApplicable("only.types: it is a %s", e.Type)
-	case len(only.Sources) > 0 && e.Source != "" && !has(only.Sources, e.Source):
+	case len(only.Sources) > 0 && e.Source != "" && !hasWord(only.Sources, e.Source):
 		return notApplicable("only.sources: it comes from %q", e.Source)
 	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
 		return notApplicable("it does not name this VM")
-	case r.excepts(except, e, self) && (has(SourcesValues, e.Source) || len(except.Sources) == 0):
+	case except.mayMatch(e, self) && (hasWord(SourcesValues, e.Source) || len(except.Sources) == 0):
 		return notApplicable("except")
 	}
-	if r.Filter.When != nil {
-		switch ok, err := r.Filter.When.holds(fields); {
+	if r.When != nil {
+		switch ok, err := r.When.holds(fields); {
 		case err != nil:
 			return no("when fails: %v", err)
 		case !ok:
@@ -251,30 +259,27 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
 	case len(only.Sources) > 0 && e.Source == "":
 		return no("only.sources: Azure does not say whether it comes from %s", strings.Join(only.Sources, " or "))
-	case r.excepts(except, e, self):
+	case except.mayMatch(e, self):
 		return no("except: Azure does not say whether it comes from %s", strings.Join(except.Sources, " or "))
 	}
 	return ruling{approve: true}
 }
 
-// excepts reports whether except matches the event, or may match it.
-func (r Rule) excepts(except Match, e imds.Event, self string) bool {
-	if except.VMs == "" && len(except.Types) == 0 && len(except.Sources) == 0 {
+// mayMatch reports whether there are conditions, and none is known not to hold.
+func (m Match) mayMatch(e imds.Event, self string) bool {
+	if m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0 {
 		return false
 	}
-	return (len(except.Types) == 0 || has(except.Types, e.Type)) &&
-		(len(except.Sources) == 0 || !has(SourcesValues, e.Source) || has(except.Sources, e.Source)) &&
-		(!imds.SameWord(except.VMs, "leader") || e.LedBy(self))
+	return (len(m.Types) == 0 || hasWord(m.Types, e.Type)) &&
+		(len(m.Sources) == 0 || !hasWord(SourcesValues, e.Source) || hasWord(m.Sources, e.Source)) &&
+		(!imds.SameWord(m.VMs, "leader") || e.LedBy(self))
 }
 
-// usable returns an error that names a condition which a rule doesn't know. Ignoring it would approve more than was meant.
+// usable returns an error that names a value which can't be one of that condition. Ignoring it would refuse every event.
 func (r Rule) usable() error {
-	for key, m := range map[string]Match{"only": r.Filter.Only, "except": r.Filter.Except} {
-		switch {
-		case m.VMs != "" && !has([]string{"self", "leader"}, m.VMs):
-			return fmt.Errorf("%s.vms is %q; expected self or leader", key, m.VMs)
-		case len(m.Names)+len(m.Groups) > 0:
-			return fmt.Errorf("%s: a rule knows no names and no groups", key)
+	for key, vms := range map[string]string{"only.vms": r.Only.VMs, "except.vms": r.Except.VMs} {
+		if vms != "" && !hasWord(OwnVMsValues, vms) {
+			return fmt.Errorf("%s is %q; expected self or leader", key, vms)
 		}
 	}
 	return nil

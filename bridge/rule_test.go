@@ -21,7 +21,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		return e
 	}
 	as := func(*imds.Event) {}
-	user := Rule{Filter: Filter{Only: Match{VMs: "self", Types: []string{"Reboot", "Redeploy"}, Sources: []string{"user"}}}}
+	user := Rule{Only: Match{VMs: "self", Types: []string{"Reboot", "Redeploy"}, Sources: []string{"user"}}}
 	with := func(change func(*Rule)) Rule {
 		r := user
 		change(&r)
@@ -33,7 +33,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	state := func(s string) func(string) acceptance {
 		return func(string) acceptance { return acceptance{state: s} }
 	}
-	types := func(types ...string) func(*Rule) { return func(r *Rule) { r.Filter.Only.Types = types } }
+	types := func(types ...string) func(*Rule) { return func(r *Rule) { r.Only.Types = types } }
 	after := func(r *Rule) { r.After, r.Wait = []string{"drain"}, 30*time.Second }
 	for _, tt := range []struct {
 		claim string
@@ -53,8 +53,8 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"it hits another VM too", user, event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "also names vm-1", true},
 		{"others are allowed", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "", false},
 		{"others are allowed, and it does not name this VM", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not name this VM", true},
-		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
-		{"the second does not", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "does not name this VM first", true},
+		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
+		{"the second does not", with(func(r *Rule) { r.Others = true; r.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "does not name this VM first", true},
 		{"it has begun", user, event(func(e *imds.Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
 		{"its status is unheard of", user, event(func(e *imds.Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
 		{"its type is another", user, event(func(e *imds.Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
@@ -65,39 +65,39 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"its type is not the one that the rule names", with(types("Redeploy")), event(as), "vm-0", nil, "only.types", true},
 		{"the rule names no types", with(types()), event(as), "vm-0", nil, "only.types", true},
 		{"the rule only says what it does not approve", with(func(r *Rule) {
-			r.Filter.Only.Types, r.Filter.Except.Types = nil, []string{"Freeze"}
+			r.Only.Types, r.Except.Types = nil, []string{"Freeze"}
 		}), event(as), "vm-0", nil, "only.types", true},
 		{"Azure did not send its type", with(types("", "Reboot")), event(func(e *imds.Event) { e.Type = "" }), "vm-0", nil, "only.types", true},
 		{"the rule names a type that is unheard of", with(types("Levitate")), event(func(e *imds.Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
 		{"its source is another", user, event(func(e *imds.Event) { e.Source = "Platform" }), "vm-0", nil, "only.sources", true},
 		{"Azure did not send its source", user, event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "only.sources", true},
-		{"it is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"reboot"} }), event(as), "vm-0", nil, "except", true},
-		{"something else is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"Freeze"} }), event(as), "vm-0", nil, "", false},
+		{"it is excepted", with(func(r *Rule) { r.Except.Types = []string{"reboot"} }), event(as), "vm-0", nil, "except", true},
+		{"something else is excepted", with(func(r *Rule) { r.Except.Types = []string{"Freeze"} }), event(as), "vm-0", nil, "", false},
 		{"it may be excepted", with(func(r *Rule) {
-			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+			r.Only.Sources, r.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "except", true},
 		{"another source is excepted", with(func(r *Rule) {
-			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+			r.Only.Sources, r.Except.Sources = nil, []string{"Platform"}
 		}), event(as), "vm-0", nil, "", false},
 		{"its source is excepted", with(func(r *Rule) {
-			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+			r.Only.Sources, r.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "Platform" }), "vm-0", nil, "except", true},
 		{"its source is not known, and one is excepted", with(func(r *Rule) {
-			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+			r.Only.Sources, r.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "except: Azure does not say", true},
 		{"it is in doubt", user, event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
 		{"it is in doubt, whatever the rule looks at", with(func(r *Rule) {
-			r.Filter.Only.Sources, r.Filter.When = nil, condition(t, "true")
+			r.Only.Sources, r.When = nil, condition(t, "true")
 		}), event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
 		{"its type is excepted, whichever VM it names first", with(func(r *Rule) {
-			r.Others, r.Filter.Except.Types = true, []string{"Reboot"}
+			r.Others, r.Except.Types = true, []string{"Reboot"}
 		}), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "except", true},
-		{"the rule names no source", with(func(r *Rule) { r.Filter.Only.Sources = nil }), event(as), "vm-0", nil, "", false},
-		{"neither the rule nor Azure names a source", with(func(r *Rule) { r.Filter.Only.Sources = nil }),
+		{"the rule names no source", with(func(r *Rule) { r.Only.Sources = nil }), event(as), "vm-0", nil, "", false},
+		{"neither the rule nor Azure names a source", with(func(r *Rule) { r.Only.Sources = nil }),
 			event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "", false},
-		{"when holds", with(func(r *Rule) { r.Filter.When = condition(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
-		{"when does not hold", with(func(r *Rule) { r.Filter.When = condition(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
-		{"when fails", with(func(r *Rule) { r.Filter.When = condition(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
+		{"when holds", with(func(r *Rule) { r.When = condition(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
+		{"when does not hold", with(func(r *Rule) { r.When = condition(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
+		{"when fails", with(func(r *Rule) { r.When = condition(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
 		{"the sink accepted long enough ago", with(after), event(as), "vm-0", accepted(30 * time.Second), "", false},
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
@@ -123,9 +123,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 
 // A rule for other events says nothing about this one; a rule that is for it says why it does not approve.
 func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
-	rule := Rule{Filter: Filter{
-		Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: condition(t, "duration < 0"),
-	}}
+	rule := Rule{Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: condition(t, "duration < 0")}
 	for _, tt := range []struct {
 		claim    string
 		event    imds.Event
@@ -152,7 +150,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
 		}
 	}
-	rule.Filter.Except = Match{Sources: []string{"User"}}
+	rule.Except = Match{Sources: []string{"User"}}
 	for source, speaks := range map[string]bool{"User": false, "": true} {
 		e := imds.Event{ID: idA, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
 		got := rule.picks(e, map[string]any{"duration": -1}, "vm-0")
@@ -167,7 +165,7 @@ func (r ruling) String() string { return fmt.Sprintf("{%v %v %q}", r.approve, r.
 // What rules would decide about an open event is told without approving anything: as if all sinks accepted it that have it,
 // and as if its wait were over. Of an event that is not open nothing is told.
 func TestWhatRulesWouldDecideIsForecast(t *testing.T) {
-	rules := []Rule{rebootRule, drainRule, {Filter: Filter{Only: Match{Types: []string{"Freeze"}}}}}
+	rules := []Rule{rebootRule, drainRule, {Only: Match{Types: []string{"Freeze"}}}}
 	for _, tt := range []struct {
 		claim    string
 		answer   error

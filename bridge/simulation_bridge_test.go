@@ -310,8 +310,8 @@ var whens = sync.OnceValue(func() map[string]*bridge.When {
 func (r routePlan) filter() bridge.Filter {
 	x := r.except
 	return bridge.Filter{
-		Only:   bridge.Match{VMs: r.vms, Types: r.types, Sources: r.sources, Changes: r.changes},
-		Except: bridge.Match{VMs: x.vms, Types: x.types, Sources: x.sources, Changes: x.changes},
+		Only:   bridge.Only{VMs: r.vms, Types: r.types, Sources: r.sources, Changes: r.changes},
+		Except: bridge.Except{VMs: x.vms, Types: x.types, Sources: x.sources, Changes: x.changes},
 		When:   whens()[r.when.text],
 	}
 }
@@ -319,8 +319,8 @@ func (r routePlan) filter() bridge.Filter {
 func rules(plans []rulePlan) (list []bridge.Rule) {
 	for _, r := range plans {
 		list = append(list, bridge.Rule{
-			Filter: bridge.Filter{Only: bridge.Match{VMs: "self", Types: r.types, Sources: r.sources}},
-			After:  r.after, Wait: r.wait, Others: r.others,
+			Only:  bridge.Match{VMs: "self", Types: r.types, Sources: r.sources},
+			After: r.after, Wait: r.wait, Others: r.others,
 		})
 	}
 	return list

@@ -573,7 +573,7 @@ var brokenVariants = []variant{
 	{claim: "when is not looked at", promise: "filters", seed: 6,
 		routesOf: each(func(r *bridge.Route) { r.Filter.When = nil })},
 	{claim: "except is not looked at", promise: "filters", seed: 10,
-		routesOf: each(func(r *bridge.Route) { r.Filter.Except = bridge.Match{} })},
+		routesOf: each(func(r *bridge.Route) { r.Filter.Except = bridge.Except{} })},
 	{claim: "nobody waits for the name of the VM", promise: "filters", seed: 1,
 		transportOf: instance(func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
 	{claim: "nobody waits for a name that may come", promise: "filters", story: namelessStory,
@@ -774,7 +774,7 @@ var brokenVariants = []variant{
 
 	// Promise 9.
 	{number: 9, claim: "a rule that names one type approves every type", promise: "approval", seed: 56,
-		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Types = append(slices.Clone(azureTypes), "Levitate") })},
+		rulesOf: rule(func(r *bridge.Rule) { r.Only.Types = append(slices.Clone(azureTypes), "Levitate") })},
 	{number: 9, claim: "by hand, whatever is listed is approved", promise: "approval", blind: true, story: []step{
 		{at(time.Minute), list{event: reboot}},
 		{at(2 * time.Minute), show{reboot.id}},
@@ -783,7 +783,7 @@ var brokenVariants = []variant{
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{number: 9, claim: "a rule's sources are not looked at", promise: "approval", seed: 88,
-		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
+		rulesOf: rule(func(r *bridge.Rule) { r.Only.Sources = nil })},
 	{number: 9, claim: "who asked is taken from an older document", promise: "approval", story: inDoubt(asksNobody),
 		transportOf: answers(rewritten(func(body string) string {
 			if strings.Contains(body, `"EventSource"`) {

@@ -353,7 +353,7 @@ func (e *ear) types() []string {
 
 // all routes everything about all VMs to the ear.
 func (e *ear) all(name string) Route {
-	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Match{VMs: "all"}}, Terms: Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
+	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Only{VMs: "all"}}, Terms: Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
 }
 
 // with returns a route with other terms.

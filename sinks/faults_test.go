@@ -82,7 +82,7 @@ func TestSinksUnderFaults(t *testing.T) {
 			}
 			all = append(all, bridge.Route{
 				Name: d.name, Kind: d.kind, Sink: witness{opened.Sink, f, d, terms.Timeout}, Terms: terms,
-				Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
+				Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}},
 			})
 		}
 		return all

@@ -63,7 +63,7 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 			Log: log,
 			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink,
 				Terms:  bridge.Terms{Terms: slackTerms, Bridge: bridge.LevelTrouble},
-				Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
+				Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}}},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -70,7 +70,7 @@ func changes(t *testing.T, name string, speed float64) []string {
 		Outbox:   box,
 		Interval: time.Second,
 		Routes: []bridge.Route{{
-			Name: "ear", Kind: "ear", Sink: ear, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
+			Name: "ear", Kind: "ear", Sink: ear, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}},
 			Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}},
 		}},
 		Host: "host", Version: "test", Log: log,

@@ -276,7 +276,7 @@ func (f *fleet) settled(sink string) {
 }
 
 func route(name string, s delivery.Sink) bridge.Route {
-	return bridge.Route{Name: name, Kind: "webhook", Sink: s, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
+	return bridge.Route{Name: name, Kind: "webhook", Sink: s, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}},
 		Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1}}}
 }
 

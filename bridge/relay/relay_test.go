@@ -201,7 +201,7 @@ func TestFilterDecidesOncePerEventAcrossRelays(t *testing.T) {
 	freezes := route("hook", sink)
 	freezes.Filter.Only.Types = []string{"Freeze"}
 	ends := route("ends", sink)
-	ends.Filter.Only = bridge.Match{VMs: "all", Types: []string{"Reboot"}, Changes: []string{"vanished"}}
+	ends.Filter.Only = bridge.Only{VMs: "all", Types: []string{"Reboot"}, Changes: []string{"vanished"}}
 	_, stop := f.start(relay.Options{Routes: []bridge.Route{freezes, ends}})
 	f.begin("hook")
 	f.begin("ends")

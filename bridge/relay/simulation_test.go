@@ -93,7 +93,7 @@ type routePlan struct {
 func (r routePlan) route(s delivery.Sink) bridge.Route {
 	return bridge.Route{
 		Name: r.name, Kind: "webhook", Sink: s,
-		Filter: bridge.Filter{Only: bridge.Match{VMs: "all", Types: r.types, Sources: r.sources, Changes: r.changes}},
+		Filter: bridge.Filter{Only: bridge.Only{VMs: "all", Types: r.types, Sources: r.sources, Changes: r.changes}},
 		Terms: bridge.Terms{Lead: r.lead, Bridge: r.bridge, Terms: delivery.Terms{
 			Timeout: r.timeout, MaxAge: r.maxAge, Late: r.late, Batch: r.batch, Parallel: r.parallel, Durable: r.durable,
 			Fallback: delivery.Fallback{Sink: r.fallback, After: r.after}, DigestAbove: r.above,

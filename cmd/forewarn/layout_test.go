@@ -31,7 +31,7 @@ var arrows = map[string]arrow{
 	"bridge/cloudevent/chain": {},
 	"bridge/delivery":         {},
 	"bridge/jsontime":         {}, // the two encoders below the bridge need it
-	"bridge/outbox":           {may: []string{"bridge/delivery", "bridge/jsontime"}},
+	"bridge/outbox":           {may: []string{"bridge/delivery", "bridge/jsontime"}, inTests: []string{"bridge/systemtest"}},
 	"bridge/discovery":        {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
 	"bridge/imds":             {may: []string{"bridge/jsontime"}, inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
 	"bridge/systemtest":       {},

@@ -14,7 +14,7 @@ import (
 // ruleSettings is one item of approve. Without any, approval is off.
 type ruleSettings struct {
 	Name   string        `yaml:"name" doc:"what messages call the rule, such as drain first (default: its number)"`
-	Only   bridge.Match  `yaml:"only" doc:"which events; types is required, vms is self or leader, there is no changes"`
+	Only   bridge.Match  `yaml:"only" doc:"which events, by vms (self or leader), types (required) and sources"`
 	Except bridge.Match  `yaml:"except" doc:"which events not; as in only"`
 	When   string        `yaml:"when" doc:"an expression that must be true"`
 	After  []string      `yaml:"after" doc:"sinks that must have accepted the event's latest change"`
@@ -66,16 +66,6 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 func rule(doc *document, n *node, names []string) bridge.Rule {
 	var in ruleSettings
 	doc.report(checkValues(doc, n), doc.decode(n, &in, ""))
-	for _, key := range []string{"only", "except"} {
-		if e, ok := n.find(key + ".changes"); ok {
-			doc.report(doc.errorAt(e.pos, "%s.changes: a rule decides about the whole event; expected no such key here", key))
-		}
-	}
-	for _, key := range []string{"only.names", "only.groups"} {
-		if e, ok := n.find(key); ok {
-			doc.report(doc.errorAt(e.pos, "%s: a VM approves what hits itself; expected only.vms", key))
-		}
-	}
 	if e, ok := n.find("only.vms"); ok && imds.SameWord(in.Only.VMs, "all") {
 		doc.report(doc.errorAt(e.value.pos, "only.vms: all is not allowed in approve; expected self or leader"))
 	}
@@ -94,11 +84,10 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 			}
 		}
 	}
-	r := bridge.Rule{Name: in.Name, Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait,
-		Others: in.Others}
+	r := bridge.Rule{Name: in.Name, Only: in.Only, Except: in.Except, After: in.After, Wait: in.Wait, Others: in.Others}
 	if when, ok := n.find("when"); ok {
 		var err error
-		r.Filter.When, err = parseWhen(doc, when.value)
+		r.When, err = parseWhen(doc, when.value)
 		doc.report(err)
 	}
 	return r

@@ -31,25 +31,8 @@ func isKey(word string) bool {
 func Schema(kinds map[string]sinks.Kind) map[string]any {
 	sink := schemaOf(reflect.TypeFor[sinkSettings]())
 	keys := sink["properties"].(properties)
-	for _, key := range []string{"only", "except"} {
-		match := keys.of(key)["properties"].(properties)
-		for name, values := range map[string][]string{
-			"types": bridge.TypesValues, "sources": bridge.SourcesValues, "changes": bridge.ChangesValues,
-		} {
-			match.of(name)["items"] = oneOf(values)
-		}
-		delete(match.of("vms"), "type")
-		maps.Copy(match.of("vms"), oneOf(bridge.VMsValues))
-	}
-	left := keys.of("except")
-	var kept properties
-	for _, p := range left["properties"].(properties) {
-		if p.key != "names" && p.key != "groups" {
-			kept = append(kept, p)
-		}
-	}
-	left["properties"] = kept
-	maps.Copy(left["properties"].(properties).of("vms"), oneOf(exceptVMsValues))
+	offerWords(keys.of("only"), bridge.VMsValues)
+	offerWords(keys.of("except"), bridge.OwnVMsValues)
 	for key, values := range map[string][]string{
 		"late":   {string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)},
 		"bridge": {string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)},
@@ -75,13 +58,10 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 
 	rule := schemaOf(reflect.TypeFor[ruleSettings]())
 	of := rule["properties"].(properties)
-	some := map[string]any{
-		"required": []string{"types"}, "properties": map[string]any{"types": map[string]any{"minItems": 1}},
-	}
-	of.set("only", map[string]any{"description": of.of("only")["description"], "allOf": []any{keys.of("only"), some}})
-	except := maps.Clone(keys.of("except"))
-	except["description"] = of.of("except")["description"]
-	of.set("except", except)
+	offerWords(of.of("only"), bridge.OwnVMsValues)
+	offerWords(of.of("except"), bridge.OwnVMsValues)
+	of.of("only")["required"] = []string{"types"}
+	of.of("only")["properties"].(properties).of("types")["minItems"] = 1
 	rule["required"] = []string{"only"}
 
 	root := schemaOf(reflect.TypeFor[Settings]())
@@ -92,6 +72,23 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 			"items": rule}})
 	root["required"] = []string{"sinks"}
 	return root
+}
+
+// offerWords adds the values of the keys to the schema of an only or an except. vms are those of its key vms.
+func offerWords(schema map[string]any, vms []string) {
+	for _, p := range schema["properties"].(properties) {
+		switch p.key {
+		case "vms":
+			delete(p.schema, "type")
+			maps.Copy(p.schema, oneOf(vms))
+		case "types":
+			p.schema["items"] = oneOf(bridge.TypesValues)
+		case "sources":
+			p.schema["items"] = oneOf(bridge.SourcesValues)
+		case "changes":
+			p.schema["items"] = oneOf(bridge.ChangesValues)
+		}
+	}
 }
 
 // oneOf returns the schema of one of some words, in any case: editors offer the words as they are, and accept all.

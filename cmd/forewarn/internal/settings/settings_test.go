@@ -91,8 +91,8 @@ func TestEveryKeySetsItsField(t *testing.T) {
 	}
 	chat, audit, hook := s.Routes[0], s.Routes[1], s.Routes[2]
 	wantFilter := bridge.Filter{
-		Only:   bridge.Match{VMs: "leader", Types: []string{"reboot", "Redeploy"}, Sources: []string{"Platform"}},
-		Except: bridge.Match{Changes: []string{"updated"}},
+		Only:   bridge.Only{VMs: "leader", Types: []string{"reboot", "Redeploy"}, Sources: []string{"Platform"}},
+		Except: bridge.Except{Changes: []string{"updated"}},
 		When:   chat.Filter.When,
 	}
 	if !reflect.DeepEqual(chat.Filter, wantFilter) || chat.Filter.When == nil {

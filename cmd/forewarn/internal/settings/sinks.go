@@ -21,8 +21,8 @@ import (
 // sinkSettings holds the keys that every sink can have besides the one of its kind.
 type sinkSettings struct {
 	Name    string        `yaml:"name" doc:"unique name; pending deliveries belong to it"`
-	Only    bridge.Match  `yaml:"only" doc:"what the sink gets"`
-	Except  bridge.Match  `yaml:"except" doc:"what the sink doesn't get"`
+	Only    bridge.Only   `yaml:"only" doc:"what the sink gets"`
+	Except  bridge.Except `yaml:"except" doc:"what the sink doesn't get"`
 	When    string        `yaml:"when" doc:"an expression that must be true, such as severity >= 17 and notice < 600"`
 	Bridge  string        `yaml:"bridge" doc:"which CloudEvents about forewarn itself the sink gets"`
 	Timeout time.Duration `yaml:"timeout" doc:"time limit of one attempt"`
@@ -372,9 +372,6 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	return problems.err()
 }
 
-// exceptVMsValues are those of except.vms: with all there would be nothing left to send.
-var exceptVMsValues = []string{"self", "leader"}
-
 // checkValues refuses unknown words as values of the common keys of the sink n.
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
@@ -384,7 +381,7 @@ func checkValues(doc *document, n *node) error {
 		key     string
 		allowed []string
 	}{
-		{"only.vms", bridge.VMsValues}, {"except.vms", exceptVMsValues},
+		{"only.vms", bridge.VMsValues}, {"except.vms", bridge.OwnVMsValues},
 		{"only.types", bridge.TypesValues}, {"except.types", bridge.TypesValues},
 		{"only.sources", bridge.SourcesValues}, {"except.sources", bridge.SourcesValues},
 		{"only.changes", bridge.ChangesValues}, {"except.changes", bridge.ChangesValues},
@@ -414,12 +411,6 @@ func checkValues(doc *document, n *node) error {
 			if _, err := path.Match(v.text, ""); err != nil || v.text == "" {
 				problems = problems.with(doc.valueError(v, key, "a pattern such as vm-db-*"))
 			}
-		}
-	}
-	for _, key := range []string{"except.names", "except.groups"} {
-		if e, ok := n.find(key); ok {
-			problems = problems.with(doc.errorAt(e.pos, "%s: there is no such exception; expected only.%s, or when", key,
-				strings.TrimPrefix(key, "except.")))
 		}
 	}
 	return problems.err()
