@@ -22,7 +22,6 @@ import (
 	"github.com/cloudevents/sdk-go/v2/types"
 
 	"forewarn/bridge/imds"
-	"forewarn/bridge/jsontime"
 )
 
 // The types of CloudEvents. The part after the prefix is the kind of the change, or what happened to the bridge.
@@ -181,7 +180,7 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	}
 	ce.SetSource(in.Source)
 	ce.SetSubject(e.ID)
-	ce.SetTime(jsontime.Bound(in.Time.UTC()))
+	ce.SetTime(in.Time.UTC())
 	ce.SetDataSchema(DataSchema)
 
 	set := func(name, value string) {
@@ -245,7 +244,7 @@ func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) 
 		ce.SetSubject(s)
 		ce.SetExtension("observer", s)
 	}
-	ce.SetTime(jsontime.Bound(at))
+	ce.SetTime(at)
 	ce.SetDataSchema(DataSchema)
 	switch typ {
 	case SinkBlocked, DeliveryDeadLettered, IMDSUnavailable, OutboxUnwritable:

@@ -1135,36 +1135,3 @@ func FuzzWrap(f *testing.F) {
 		}
 	})
 }
-
-// What is told while the clock is past the year 9999 can be read, though its time is the last that can be said. The ids
-// are as different as the times.
-func TestAClockPastTheYear9999EndsNothing(t *testing.T) {
-	far := time.Date(10899, 10, 3, 4, 0, 0, 0, time.UTC)
-	last := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
-	ids := map[string]bool{}
-	for _, at := range []time.Time{far, far.Add(time.Second)} {
-		about, err := WrapBridge(BridgeHeartbeat, map[string]any{"since": at}, imds.Observer{Name: "vm-0"}, at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		change := imds.Change{Kind: imds.Scheduled, Event: imds.Event{ID: at.String(), Raw: []byte(`{}`)}}
-		of, err := Wrap(change, Circumstances{Time: at, Announced: at})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, ce := range []event.Event{about, of} {
-			text, err := json.Marshal(ce)
-			if err != nil {
-				t.Fatal(err)
-			}
-			read, err := Decode(text)
-			if err != nil || !read.Time().Equal(last) {
-				t.Errorf("%s is read with the time %v (%v), want %v", text, read.Time(), err, last)
-			}
-			ids[ce.ID()] = true
-		}
-	}
-	if len(ids) != 4 {
-		t.Errorf("the ids are %v, want four", ids)
-	}
-}

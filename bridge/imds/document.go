@@ -14,8 +14,6 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"forewarn/bridge/jsontime"
 )
 
 // A Document is one valid answer of the Scheduled Events endpoint.
@@ -415,17 +413,13 @@ func DifferingFields(a, b Event) []string {
 	return names
 }
 
-// CompactJSON encodes v as compact JSON with sorted keys and without escapes for HTML. Times that JSON can't say are
-// bounded. It panics if v cannot be encoded.
+// CompactJSON encodes v as compact JSON with sorted keys and without escapes for HTML. It panics if v cannot be
+// encoded.
 func CompactJSON(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(v)
-	if err != nil {
-		err = enc.Encode(jsontime.BoundAll(v))
-	}
-	if err != nil {
+	if err := enc.Encode(v); err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}
 	return slices.Clone(bytes.TrimSuffix(b.Bytes(), []byte{'\n'}))

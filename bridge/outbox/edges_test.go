@@ -515,39 +515,3 @@ func TestAMessageIsKnownWhileItIsReferredTo(t *testing.T) {
 		}
 	})
 }
-
-// A clock that is stepped past the last year that JSON can say ends nothing: what is committed then is read again.
-func TestAClockPastTheYear9999EndsNothing(t *testing.T) {
-	far := time.Date(10899, 10, 3, 4, 0, 0, 0, time.UTC)
-	dir := t.TempDir()
-	for range 2 { // the second time, what the first wrote is read
-		box, err := outbox.Open(dir, outbox.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := delivery.Message{Seq: box.Reserve(far), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
-		add := outbox.Addition{Message: m, Body: []byte(`{}`), To: []outbox.Recipient{{Route: "ops", Due: far}}}
-		batch := outbox.Batch{Now: far, Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{add}}
-		if err := box.Apply(batch); err != nil {
-			t.Fatal(err)
-		}
-		q := box.Queue("ops")
-		q.Report(delivery.Report{Now: far, Failed: q.Changes().Pending, Error: "no answer", Next: far, Durable: true})
-		if err := box.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	box, err := outbox.OpenReadOnly(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer box.Close()
-	for _, d := range box.List(outbox.Selection{}) {
-		if d.Attempts == 0 || d.Error != "no answer" || d.Next.Year() != 9999 {
-			t.Errorf("read is %+v", d.Item)
-		}
-	}
-	if n := len(box.List(outbox.Selection{})); n != 2 {
-		t.Errorf("%d deliveries are read, want 2", n)
-	}
-}

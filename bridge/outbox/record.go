@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/jsontime"
 )
 
 // A Delivery is one CloudEvent for one route: pending, or a dead letter. Commands print its JSON; the file holds it
@@ -100,8 +99,7 @@ func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 	return e
 }
 
-// encode returns a record as the file stores it; nil for a deleted one. Every record of the outbox can be
-// encoded, once its times are bounded.
+// encode returns a record as the file stores it; nil for a deleted one. Every record of the outbox can be encoded.
 func encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:
@@ -114,9 +112,6 @@ func encode(v any) []byte {
 		return append([]byte(seqKey(v.Latest)+" "), v.State...)
 	}
 	data, err := json.Marshal(v)
-	if err != nil {
-		data, err = json.Marshal(jsontime.BoundAll(v))
-	}
 	if err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}

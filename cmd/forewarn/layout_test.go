@@ -27,13 +27,12 @@ var arrows = map[string]arrow{
 		may:     []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest"},
 	},
-	"bridge/cloudevent":       {may: []string{"bridge/imds", "bridge/jsontime"}, inTests: []string{"bridge/delivery"}},
+	"bridge/cloudevent":       {may: []string{"bridge/imds"}, inTests: []string{"bridge/delivery"}},
 	"bridge/cloudevent/chain": {},
 	"bridge/delivery":         {},
-	"bridge/jsontime":         {}, // the two encoders below the bridge need it
-	"bridge/outbox":           {may: []string{"bridge/delivery", "bridge/jsontime"}, inTests: []string{"bridge/systemtest"}},
+	"bridge/outbox":           {may: []string{"bridge/delivery"}, inTests: []string{"bridge/systemtest"}},
 	"bridge/discovery":        {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
-	"bridge/imds":             {may: []string{"bridge/jsontime"}, inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
+	"bridge/imds":             {inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
 	"bridge/systemtest":       {},
 	measure:                   {inTests: []string{"bridge/delivery", "bridge/imdstest", "bridge/outbox"}},
 	measure + "/bare":         {}, // what it compares forewarn with
@@ -71,7 +70,7 @@ var arrows = map[string]arrow{
 		"cmd/forewarn/internal/wording",
 	}},
 	"cmd/forewarn/internal/wording": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/jsontime",
+		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
 	}},
 	"examples": {},
 }

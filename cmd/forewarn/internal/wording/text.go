@@ -14,19 +14,14 @@ import (
 	"unicode"
 
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/jsontime"
 )
 
-// PrintJSON writes v as one indented JSON value. Times that JSON can't say are bounded.
+// PrintJSON writes v as one indented JSON value.
 func PrintJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	err := enc.Encode(v) // it writes nothing of a value that it can't encode
-	if _, refused := errors.AsType[*json.MarshalerError](err); refused {
-		err = enc.Encode(jsontime.BoundAll(v))
-	}
-	return err
+	return enc.Encode(v)
 }
 
 // Printable replaces everything unprintable by spaces, so that text from outside fits on one line of a terminal.
