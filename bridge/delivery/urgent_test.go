@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +15,23 @@ import (
 
 // A trial is a destination that answers at once, and notes when it is asked about what.
 type trial struct {
+	mu     sync.Mutex
 	answer error
 	asked  []inquiry
+}
+
+// say makes it answer so, and forgets what it was asked.
+func (s *trial) say(answer error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer, s.asked = answer, nil
+}
+
+// all returns what it was asked since.
+func (s *trial) all() []inquiry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.asked)
 }
 
 type inquiry struct {
@@ -24,6 +40,8 @@ type inquiry struct {
 }
 
 func (s *trial) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, d := range batch {
 		s.asked = append(s.asked, inquiry{time.Now(), d.Event.ID()})
 	}
@@ -63,16 +81,17 @@ var troubles = []struct {
 }
 
 // eachTrouble makes a route wait for minutes, and then runs f with the number of the next delivery.
-func eachTrouble(t *testing.T, terms delivery.Terms, f func(t *testing.T, m *memory, s *trial, next uint64)) {
+func eachTrouble(t *testing.T, terms delivery.Terms, f func(t *testing.T, m *memory, s *trial, failure error, next uint64)) {
 	for _, trouble := range troubles {
 		t.Run(trouble.name, func(t *testing.T) {
 			onTrial(t, terms, func(m *memory, s *trial) {
-				s.answer = trouble.err
+				s.say(trouble.err)
 				for n := range trouble.others {
 					m.add(change(uint64(n+1), fmt.Sprint("OTHER-", n), "scheduled", 24*time.Hour))
 				}
 				pause(20 * time.Minute)
-				f(t, m, s, uint64(trouble.others+1))
+				s.say(trouble.err)
+				f(t, m, s, trouble.err, uint64(trouble.others+1))
 			})
 		})
 	}
@@ -81,18 +100,18 @@ func eachTrouble(t *testing.T, terms delivery.Terms, f func(t *testing.T, m *mem
 // A Preempt leaves 30 seconds. It is tried at once and every five seconds, whatever the sink is waiting for, so that it
 // is delivered within five seconds of the destination's return.
 func TestWhatIsUrgentWaitsFiveSecondsAtMost(t *testing.T) {
-	eachTrouble(t, delivery.Terms{}, func(t *testing.T, m *memory, s *trial, next uint64) {
+	eachTrouble(t, delivery.Terms{}, func(t *testing.T, m *memory, s *trial, failure error, next uint64) {
 		for _, back := range []time.Duration{0, 6 * time.Second, 17 * time.Second, 26 * time.Second} {
-			came, failure := time.Now(), s.answer
+			came := time.Now()
 			m.add(change(next, fmt.Sprint("PREEMPT-", next), "scheduled", 30*time.Second))
 			next++
 			pause(back)
-			s.answer = nil
+			s.say(nil)
 			pause(5 * time.Second)
 			if got := m.ids(&m.accepted); !slices.Contains(got, fmt.Sprintf("PREEMPT-%d-scheduled", next-1)) {
 				t.Errorf("back after %v: %v after it came only %v are delivered", back, time.Since(came), got)
 			}
-			s.answer = failure
+			s.say(failure)
 			for n := range uint64(20) { // it waits again
 				m.add(change(next+n, fmt.Sprint("MORE-", next+n), "scheduled", 24*time.Hour))
 			}
@@ -105,14 +124,13 @@ func TestWhatIsUrgentWaitsFiveSecondsAtMost(t *testing.T) {
 // The mail server is down, and an event begins in six minutes. No wait is longer than a quarter of what is left, and in
 // the last two minutes none is longer than five seconds. After that the schedule counts.
 func TestNoWaitIsLongerThanAQuarterOfWhatIsLeft(t *testing.T) {
-	eachTrouble(t, delivery.Terms{}, func(t *testing.T, m *memory, s *trial, next uint64) {
-		s.asked = nil
+	eachTrouble(t, delivery.Terms{}, func(t *testing.T, m *memory, s *trial, failure error, next uint64) {
 		came := time.Now()
 		begins := came.Add(6 * time.Minute)
 		m.add(change(next, "SOON", "scheduled", 6*time.Minute))
 		pause(6*time.Minute + 40*time.Minute)
 		last := came
-		for _, one := range s.asked {
+		for _, one := range s.all() {
 			left := begins.Sub(last)
 			most := max(5*time.Second, left/4)
 			if left <= 2*time.Minute {
@@ -124,7 +142,7 @@ func TestNoWaitIsLongerThanAQuarterOfWhatIsLeft(t *testing.T) {
 			last = one.at
 		}
 		after := 0
-		for _, one := range s.asked {
+		for _, one := range s.all() {
 			if one.at.After(begins.Add(time.Minute)) {
 				after++
 			}
@@ -141,22 +159,22 @@ func TestUrgentEventsAreFiveSecondsApart(t *testing.T) {
 	for _, trouble := range troubles[2:] {
 		t.Run(trouble.name, func(t *testing.T) {
 			onTrial(t, delivery.Terms{Parallel: 4}, func(m *memory, s *trial) {
-				s.answer = trouble.err
+				s.say(trouble.err)
 				for n := range 20 {
 					m.add(change(uint64(n+1), fmt.Sprint("OTHER-", n), "scheduled", 24*time.Hour))
 				}
 				pause(20 * time.Minute)
-				s.asked = nil
+				s.say(trouble.err)
 				began := time.Now()
 				for n := range 30 {
 					m.add(change(uint64(n+21), fmt.Sprint("URGENT-", n), "scheduled", 10*time.Minute))
 				}
 				pause(150 * time.Second)
 				tried := map[string]bool{}
-				for _, one := range s.asked {
+				for _, one := range s.all() {
 					tried[one.id] = true
 				}
-				if n := len(s.asked); n < 30 || n > 34 { // one every five seconds, and the probes
+				if n := len(s.all()); n < 30 || n > 34 { // one every five seconds, and the probes
 					t.Errorf("%d attempts in %v, want one every five seconds", n, time.Since(began))
 				}
 				for n := range 30 {
@@ -172,18 +190,18 @@ func TestUrgentEventsAreFiveSecondsApart(t *testing.T) {
 // A Retry-After holds back even what is urgent. When it ends, that goes first.
 func TestARetryAfterHoldsBackWhatIsUrgent(t *testing.T) {
 	onTrial(t, delivery.Terms{}, func(m *memory, s *trial) {
-		s.answer = &delivery.RetryAfter{After: time.Minute, Err: errDown}
+		s.say(&delivery.RetryAfter{After: time.Minute, Err: errDown})
 		m.add(change(1, "OTHER", "scheduled", 24*time.Hour))
 		pause(time.Second)
-		s.answer = nil
+		s.say(nil)
 		m.add(change(2, "PREEMPT", "scheduled", 90*time.Second))
 		pause(59*time.Second - time.Millisecond)
-		if n := len(s.asked); n != 1 {
-			t.Errorf("%d attempts before the Retry-After ended, want one", n)
+		if asked := s.all(); len(asked) > 0 {
+			t.Errorf("attempts are %v before the Retry-After ended, want none", asked)
 		}
 		pause(2 * time.Millisecond)
-		if n := len(s.asked); n != 3 || s.asked[1].id != "PREEMPT-scheduled" {
-			t.Errorf("attempts are %v, want the urgent event as the second of three", s.asked)
+		if asked := s.all(); len(asked) != 2 || asked[0].id != "PREEMPT-scheduled" {
+			t.Errorf("attempts are %v, want the urgent event as the first of two", asked)
 		}
 	})
 }
@@ -191,13 +209,13 @@ func TestARetryAfterHoldsBackWhatIsUrgent(t *testing.T) {
 // An event that moves closer is tried in time too, and so is one whose sink takes only its latest change.
 func TestAnEventThatMovesCloserIsTriedInTime(t *testing.T) {
 	for _, late := range []delivery.Late{delivery.LateSend, delivery.LateLatest} {
-		eachTrouble(t, delivery.Terms{Late: late}, func(t *testing.T, m *memory, s *trial, next uint64) {
+		eachTrouble(t, delivery.Terms{Late: late}, func(t *testing.T, m *memory, s *trial, failure error, next uint64) {
 			m.add(change(next, "E", "scheduled", 24*time.Hour))
 			pause(time.Hour)
-			s.asked = nil
+			s.say(failure)
 			m.add(change(next+1, "E", "updated", 20*time.Minute)) // not urgent yet
 			pause(5 * time.Minute)
-			if n := len(s.asked); n == 0 {
+			if len(s.all()) == 0 {
 				t.Errorf("with %s it was not tried in a quarter of the time that was left", late)
 			}
 		})
