@@ -249,7 +249,8 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		return answer, m.server.failure(ctx, redact, err)
 	}
 	now, names, class := outcome(to, refused, redact)
-	if have = append(have, now...); len(have) > 0 {
+	have = append(have, now...)
+	if len(have) > 0 {
 		answer.Progress, _ = json.Marshal(have) // texts always can be
 	}
 	if names != "" && (class == nil || len(have) == 0) {
@@ -343,7 +344,8 @@ func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 type mailText struct{ subject, text, html string }
 
 func (m *email) parts(f map[string]any) (t mailText, err error) {
-	if t.subject, err = m.subjectOf(f); err == nil {
+	t.subject, err = m.subjectOf(f)
+	if err == nil {
 		t.text, err = execute(m.text, f)
 	}
 	if err == nil {
@@ -358,7 +360,8 @@ func (m *email) subjectOf(f map[string]any) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if subject = templates.Cut(templates.Line(subject), maxHeadline); subject == "" {
+	subject = templates.Cut(templates.Line(subject), maxHeadline)
+	if subject == "" {
 		return "", errors.New("the subject is empty")
 	}
 	return subject, nil

@@ -348,7 +348,8 @@ func eventStart(d delivery.Delivery) time.Time {
 // who started the bridge, the variables about the CloudEvent, and own, those of the settings, which replace others of
 // the same name.
 func (c *command) message(d delivery.Delivery, own []variable) (input []byte, env []variable, err error) {
-	if input, err = jsonLines([]delivery.Delivery{d}); err != nil {
+	input, err = jsonLines([]delivery.Delivery{d})
+	if err != nil {
 		return nil, nil, err
 	}
 	event, err := eventVariables(d, c.Name, c.now())

@@ -198,10 +198,12 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		return s, nil
 	}
 	n.Close()
-	if s, err = n.servers.dial(ctx, natsQuota); err != nil {
+	s, err = n.servers.dial(ctx, natsQuota)
+	if err != nil {
 		return nil, err
 	}
-	if s.js, err = jetstream.NewWithAPIPrefix(s.conn, n.api); err != nil {
+	s.js, err = jetstream.NewWithAPIPrefix(s.conn, n.api)
+	if err != nil {
 		s.end()
 		return nil, err
 	}

@@ -101,7 +101,8 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
 		one.Text, s.URL = s.URL[0].Text, nil
 	}
-	if n.urls = (sources{one}); len(s.URL) > 0 {
+	n.urls = (sources{one})
+	if len(s.URL) > 0 {
 		n.urls = listSources("url", s.URL)
 	}
 	password := keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv)
@@ -191,12 +192,14 @@ func (n *NATS) read() (natsAccess, error) {
 			wrong.add(err)
 			continue
 		}
-		if a.login, err = l.use(secret, a.redact); err != nil {
+		a.login, err = l.use(secret, a.redact)
+		if err != nil {
 			wrong.add(l.wrong(err))
 			continue
 		}
 		a.stamp += secret
-		if given, a.signsNonce = l.key, l.signsNonce; !l.signsNonce {
+		given, a.signsNonce = l.key, l.signsNonce
+		if !l.signsNonce {
 			shown = l.from()
 		}
 	}

@@ -80,7 +80,8 @@ func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*n
 		if conn.r.Buffered() > 0 {
 			return nil, errors.New("the server says more than INFO before TLS")
 		}
-		if conn, err = a.handshake(ctx, raw, address); err != nil {
+		conn, err = a.handshake(ctx, raw, address)
+		if err != nil {
 			return nil, err
 		}
 		info.MaxPayload = natsMaxPayload
@@ -183,7 +184,8 @@ func (c *natsConn) readNext() error {
 	if c.quota == 0 {
 		most = natsMaxRead
 	}
-	if c.payload, c.ending, err = natsAnnounced(line, most); err != nil {
+	c.payload, c.ending, err = natsAnnounced(line, most)
+	if err != nil {
 		return err
 	}
 	if now := time.Now(); now.Sub(c.countedFrom) > time.Minute {

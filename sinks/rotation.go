@@ -130,7 +130,8 @@ func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 	rest, begins := strings.CutPrefix(name, stem+"-")
 	rest, ends := strings.CutSuffix(rest, ext)
 	at, number, numbered := strings.Cut(rest, "-")
-	if n = 1; numbered {
+	n = 1
+	if numbered {
 		n, _ = strconv.Atoi(number)
 	}
 	t, err := time.Parse(rotatedAt, at)
@@ -142,7 +143,8 @@ func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 // is "".
 func splitName(path string) (stem, ext string) {
 	ext = filepath.Ext(path)
-	if stem = strings.TrimSuffix(path, ext); stem == "" || os.IsPathSeparator(stem[len(stem)-1]) {
+	stem = strings.TrimSuffix(path, ext)
+	if stem == "" || os.IsPathSeparator(stem[len(stem)-1]) {
 		return path, ""
 	}
 	return stem, ext

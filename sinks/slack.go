@@ -175,7 +175,8 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	const otherwise = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
 	switch {
 	case k.api == "":
-		if a.hook, err = parseURL(secret, otherwise, k.secure, "http", "https"); err == nil && a.hook.User != nil {
+		a.hook, err = parseURL(secret, otherwise, k.secure, "http", "https")
+		if err == nil && a.hook.User != nil {
 			err = errors.New(otherwise)
 		} else if err == nil {
 			a.redact.hideURL(a.hook)
@@ -193,7 +194,8 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	if err != nil {
 		return nil, k.secret.wrong(err)
 	}
-	if a.inClear = isExposed(a.to); a.inClear && !k.insecure {
+	a.inClear = isExposed(a.to)
+	if a.inClear && !k.insecure {
 		address := k.secret.from()
 		if k.api != "" {
 			address = "api_url"

@@ -145,7 +145,8 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 // status does not ask for a retry.
 func (a *slackAPI) call(req *http.Request, read func(body string) string) (r response, known bool, err error) {
 	req.Header.Set("User-Agent", a.sink.Agent)
-	if r, err = a.fetch(req, a.redact); err != nil {
+	r, err = a.fetch(req, a.redact)
+	if err != nil {
 		return r, false, err
 	}
 	a.last = r
@@ -450,7 +451,8 @@ func fitList(b map[string]any, key string, limit int, fit func(any) bool) bool {
 			all = append(all, item)
 		}
 	}
-	if b[key] = all; len(all) == 0 {
+	b[key] = all
+	if len(all) == 0 {
 		delete(b, key)
 	}
 	return len(all) > 0

@@ -59,7 +59,8 @@ func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSessi
 		if len(m.command) == 0 || !errors.Is(err, delivery.ErrBlocked) {
 			return s, err
 		}
-		if m.token.Store(nil); !kept {
+		m.token.Store(nil)
+		if !kept {
 			return nil, err
 		}
 	}
@@ -71,7 +72,8 @@ func (m *mailServer) login(ctx context.Context, redact *redactor, secret string)
 	var config *tls.Config
 	if m.mode != "none" {
 		var err error
-		if config, err = m.tls.load(); err != nil {
+		config, err = m.tls.load()
+		if err != nil {
 			return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
@@ -101,14 +103,16 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 		return "", false, nil
 	case len(m.command) > 0:
 		token := m.token.Load()
-		if kept = token != nil; kept {
+		kept = token != nil
+		if kept {
 			secret = *token
 		} else if secret, err = runTokenCommand(ctx, m.command); err != nil {
 			return "", false, err
 		}
 		m.token.Store(&secret)
 	default:
-		if secret, err = m.password.read(m.Getenv); err != nil {
+		secret, err = m.password.read(m.Getenv)
+		if err != nil {
 			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
@@ -284,7 +288,8 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 		}
 		s.conn = secured
 	}
-	if s.client, err = smtp.NewClient(s.conn, s.host); err != nil {
+	s.client, err = smtp.NewClient(s.conn, s.host)
+	if err != nil {
 		return err
 	}
 	s.client.SkipSMTPUTF8(true)
@@ -367,7 +372,8 @@ func (s *emailSession) send(ctx context.Context, from string, to []string, mail 
 	}
 	refused = make([]error, len(to))
 	for i, address := range to {
-		if refused[i] = s.client.Rcpt("<" + address + ">"); refused[i] != nil && !isReply(refused[i]) {
+		refused[i] = s.client.Rcpt("<" + address + ">")
+		if refused[i] != nil && !isReply(refused[i]) {
 			return nil, "", s.cause(ctx, refused[i])
 		}
 	}

@@ -42,10 +42,12 @@ type templateKey struct {
 // fields that only templates of this kind have.
 func (k templateKey) open(own map[string]Field) error {
 	text, from, err := settingsText(k.key, k.text, k.file)
-	if *k.to = k.byDefault; err != nil || from == "" {
+	*k.to = k.byDefault
+	if err != nil || from == "" {
 		return err
 	}
-	if *k.to, err = k.parse(from, text); err == nil {
+	*k.to, err = k.parse(from, text)
+	if err == nil {
 		err = templates.CheckNames(text, messageShape(own))
 	}
 	if err == nil {

@@ -60,7 +60,8 @@ func (b *budget) spend(n int) error {
 	if n > maxWork { // also keeps later sums from overflowing
 		n = maxWork + 1
 	}
-	if b.left -= n; b.left < 0 {
+	b.left -= n
+	if b.left < 0 {
 		b.left = -1
 		return errEndless
 	}
@@ -74,7 +75,8 @@ type boundedWriter struct {
 }
 
 func (w *boundedWriter) Write(p []byte) (int, error) {
-	if w.left -= len(p); w.left < 0 {
+	w.left -= len(p)
+	if w.left < 0 {
 		w.left = -1
 		return 0, errTooLong
 	}
@@ -181,7 +183,8 @@ func bounded(all template.FuncMap, b *budget) template.FuncMap {
 	}
 	all[roundName] = func() (bool, error) { return false, b.spend(stepCost) }
 	all[enterName] = func() (bool, error) {
-		if b.depth++; b.depth > maxDepth {
+		b.depth++
+		if b.depth > maxDepth {
 			return false, errTooDeep
 		}
 		return false, b.spend(stepCost)
@@ -245,13 +248,15 @@ func weight(v any) int {
 		n += len(v)
 	case []any:
 		for _, item := range v {
-			if n += weight(item); n > maxWork {
+			n += weight(item)
+			if n > maxWork {
 				break
 			}
 		}
 	case map[string]any:
 		for name, item := range v {
-			if n += len(name) + weight(item); n > maxWork {
+			n += len(name) + weight(item)
+			if n > maxWork {
 				break
 			}
 		}

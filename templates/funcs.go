@@ -173,7 +173,8 @@ func names(n, list any) string {
 func dict(pairs ...any) map[string]any {
 	m := make(map[string]any, len(pairs)/2)
 	for i := 0; i < len(pairs); i += 2 {
-		if m[text(pairs[i])] = ""; i+1 < len(pairs) {
+		m[text(pairs[i])] = ""
+		if i+1 < len(pairs) {
 			m[text(pairs[i])] = pairs[i+1]
 		}
 	}
@@ -189,7 +190,8 @@ func dig(path ...any) any {
 	v, instead := path[len(path)-1], path[len(path)-2]
 	for _, name := range path[:len(path)-2] {
 		m, _ := v.(map[string]any)
-		if v = m[text(name)]; v == nil {
+		v = m[text(name)]
+		if v == nil {
 			return instead
 		}
 	}
@@ -226,7 +228,8 @@ func title(v any) string {
 	between := true
 	return strings.Map(func(r rune) rune {
 		first := between
-		if between = unicode.IsSpace(r); first {
+		between = unicode.IsSpace(r)
+		if first {
 			return unicode.ToTitle(r)
 		}
 		return r
@@ -246,7 +249,8 @@ func Cut(s string, n int) string {
 	}
 	end := len(s)
 	for i := range s { // the byte at which character n begins
-		if n--; n == 0 {
+		n--
+		if n == 0 {
 			end = i
 			break
 		}
@@ -350,7 +354,8 @@ func (z *zones) in(t time.Time, name string) time.Time {
 	zone := z.loaded[name]
 	if zone == nil {
 		var err error
-		if zone, err = time.LoadLocation(name); err != nil {
+		zone, err = time.LoadLocation(name)
+		if err != nil {
 			zone = time.UTC
 		}
 		z.loaded[name] = zone

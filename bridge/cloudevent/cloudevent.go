@@ -184,7 +184,8 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	ce.SetDataSchema(DataSchema)
 
 	set := func(name, value string) {
-		if value = attribute(value); value != "" {
+		value = attribute(value)
+		if value != "" {
 			ce.SetExtension(name, value)
 		}
 	}

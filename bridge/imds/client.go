@@ -150,7 +150,8 @@ func (c *Client) PollUnless(ctx context.Context, etag string, s Seen) Poll {
 			continue
 		}
 		tried = append(tried, v)
-		if p, refused = c.pollAs(ctx, v, inUse, etag, s); !refused {
+		p, refused = c.pollAs(ctx, v, inUse, etag, s)
+		if !refused {
 			return p
 		}
 	}
@@ -166,7 +167,8 @@ func (c *Client) pollAs(ctx context.Context, version, inUse, etag string, s Seen
 	if version == inUse {
 		return c.poll(ctx, version, etag, s)
 	}
-	if p, refused = c.poll(ctx, version, "", s); p.Err == nil {
+	p, refused = c.poll(ctx, version, "", s)
+	if p.Err == nil {
 		c.useVersion(version)
 	}
 	return p, refused
@@ -237,7 +239,8 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	case resp.ContentLength < 0 && len(resp.TransferEncoding) == 0:
 		return fail(PollRetry, "the answer has no length, so it may be truncated")
 	}
-	if p.Seen = p.Sum == s.Sum && version == s.Version; p.Seen {
+	p.Seen = p.Sum == s.Sum && version == s.Version
+	if p.Seen {
 		p.Document = Document{Incarnation: s.Incarnation, APIVersion: version}
 		return p, false
 	}

@@ -86,7 +86,8 @@ func DecodeDocument(body []byte) (Document, error) {
 		d.addProblem("the document %s", odd)
 	}
 	if raw, ok := envelope["DocumentIncarnation"]; ok {
-		if d.Incarnation, ok = scalar(raw); !ok || len(d.Incarnation) > maxIncarnation {
+		d.Incarnation, ok = scalar(raw)
+		if !ok || len(d.Incarnation) > maxIncarnation {
 			d.Incarnation = ""
 			d.addProblem("DocumentIncarnation %.40s is neither a number nor a short string", raw)
 		}
@@ -206,7 +207,8 @@ func decodeEvent(raw json.RawMessage) (e Event, id string, problems []string) {
 	}
 	if strings.TrimSpace(notBefore) != "" {
 		var err error
-		if e.NotBefore, err = parseNotBefore(notBefore); err != nil {
+		e.NotBefore, err = parseNotBefore(notBefore)
+		if err != nil {
 			problems = append(problems, err.Error())
 		}
 	}

@@ -27,13 +27,15 @@ type Running struct {
 func (s *Server) Listen(metadata, control string) (*Running, error) {
 	r := &Running{Server: s}
 	var err error
-	if r.URL, err = r.listen(metadata, s.Metadata()); err != nil {
+	r.URL, err = r.listen(metadata, s.Metadata())
+	if err != nil {
 		return nil, err
 	}
 	if control == "" {
 		return r, nil
 	}
-	if r.ControlURL, err = r.listen(control, s.Control()); err != nil {
+	r.ControlURL, err = r.listen(control, s.Control())
+	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil

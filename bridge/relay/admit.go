@@ -121,7 +121,8 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	if m.change.Kind.OfAzure() {
 		outdated = g.rec.outdated(m)
 		g.rec.update(m)
-		if selected, _ = q.route.Filter.Change(m.change, ""); !outdated {
+		selected, _ = q.route.Filter.Change(m.change, "")
+		if !outdated {
 			q.supersede(g, m, selected)
 		}
 	} else {

@@ -231,7 +231,8 @@ func (f *fleet) add(r rawMessage) {
 		l = &azureEvent{}
 		f.events[m.eventID] = l
 	}
-	if l.changes++; l.changes <= maxChanges || m.change.Kind == imds.Vanished {
+	l.changes++
+	if l.changes <= maxChanges || m.change.Kind == imds.Vanished {
 		l.Add(m.ce, nil)
 	}
 	l.seq, l.lastChange = r.seq, r.stored

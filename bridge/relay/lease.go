@@ -133,7 +133,8 @@ func (l *lease) renew(ctx context.Context) error {
 		if now != 0 && by.ID != l.me.ID {
 			return fmt.Errorf("%w: %s holds it", errOvertaken, by.Relay)
 		}
-		if next, err = writeRevision(ctx, l.kv, l.key, body, now); isConflict(err) {
+		next, err = writeRevision(ctx, l.kv, l.key, body, now)
+		if isConflict(err) {
 			return fmt.Errorf("%w: it took the lease just now", errOvertaken)
 		}
 	}

@@ -84,7 +84,8 @@ func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, m
 			}
 		}
 	}
-	if more = max(0, len(list)-n); more > 0 {
+	more = max(0, len(list)-n)
+	if more > 0 {
 		list = list[:n]
 	}
 	return list, more, nil

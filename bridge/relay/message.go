@@ -50,7 +50,8 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 		if strings.HasPrefix(strings.ToLower(content), "application/cloudevents-batch") {
 			return ce, errors.New("a batch; expected one CloudEvent")
 		}
-		if ce, err = cloudevent.Decode(data); err != nil {
+		ce, err = cloudevent.Decode(data)
+		if err != nil {
 			return ce, err
 		}
 		return ce, validate(ce)
@@ -159,7 +160,8 @@ func setAttribute(ce *event.Event, name, value string) error {
 // newMessage decodes a message of the stream. An error tells why it isn't a CloudEvent.
 func newMessage(seq uint64, stored time.Time, header nats.Header, subject string, data []byte) (m message, err error) {
 	m = message{seq: seq, stored: stored}
-	if m.ce, err = decode(header, data); err != nil {
+	m.ce, err = decode(header, data)
+	if err != nil {
 		return m, err
 	}
 	m.onlySink = onlySinkOf(subject)

@@ -187,7 +187,8 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 			}
 		}
 		if len(next.Unpublished) > 0 || len(next.Silent) != len(s.Silent) {
-			if rev, err = next.save(ctx, st.records, rev); errors.Is(err, errOvertaken) {
+			rev, err = next.save(ctx, st.records, rev)
+			if errors.Is(err, errOvertaken) {
 				return nil // another relay was faster
 			} else if err != nil {
 				return err
@@ -210,7 +211,8 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 		r.Log.Info("told who fell silent or is back", "type", ce.Type(), "vm", ce.Subject(), "id", ce.ID())
 	}
 	s.Unpublished = nil
-	if _, err = s.save(ctx, st.records, rev); errors.Is(err, errOvertaken) {
+	_, err = s.save(ctx, st.records, rev)
+	if errors.Is(err, errOvertaken) {
 		return nil
 	}
 	return err

@@ -110,7 +110,8 @@ func (q *queue) open() error {
 	case err != nil:
 		return err
 	case c.Stream.IsZero():
-		if c, err = q.newCursor(info, q.from); err != nil {
+		c, err = q.newCursor(info, q.from)
+		if err != nil {
 			return err
 		}
 		q.log.Info("this sink is new to the stream", "stream", info.Config.Name, "after", c.After, "open", len(c.Open))
@@ -127,7 +128,8 @@ func (q *queue) open() error {
 			q.log.Warn("the stream's servers lost messages, so what came since is read again; nothing is told twice",
 				"stream", info.Config.Name, "since", c.ReadAt)
 			was := c
-			if c, err = q.newCursor(info, c.ReadAt.Add(-lostBefore)); err != nil {
+			c, err = q.newCursor(info, c.ReadAt.Add(-lostBefore))
+			if err != nil {
 				return err
 			}
 			c.After = min(c.After, was.After) // some may have waited for longer

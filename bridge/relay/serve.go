@@ -45,7 +45,8 @@ func (r *Relay) keepServing(
 func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) {
 	l, err := takeLease(ctx, st.leases, route.Name, r.self, r.yieldTime, func() { r.addLeases(-1) }, func(h holder) {
 		r.locked(func() {
-			if s.holder = h; h.Relay != "" && h.ID != r.self.ID {
+			s.holder = h
+			if h.Relay != "" && h.ID != r.self.ID {
 				s.err = nil
 			}
 		})

@@ -44,22 +44,27 @@ func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	st = &storage{js: js}
-	if st.stream, err = js.Stream(ctx, stream); err != nil {
+	st.stream, err = js.Stream(ctx, stream)
+	if err != nil {
 		return nil, notFound("stream", stream, err)
 	}
 	st.duplicates = st.stream.CachedInfo().Config.Duplicates
-	if st.records.kv, err = st.openBucket(ctx, recordsBucket(stream)); err != nil {
+	st.records.kv, err = st.openBucket(ctx, recordsBucket(stream))
+	if err != nil {
 		return nil, err
 	}
-	if st.leases, err = st.openBucket(ctx, leasesBucket(stream)); err != nil {
+	st.leases, err = st.openBucket(ctx, leasesBucket(stream))
+	if err != nil {
 		return nil, err
 	}
 	dead := deadStream(stream)
-	if _, err = js.Stream(ctx, dead); err != nil {
+	_, err = js.Stream(ctx, dead)
+	if err != nil {
 		return nil, notFound("stream", dead, err)
 	}
 	st.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(stream), maxPayload: int(js.Conn().MaxPayload())}
-	if st.heartbeats, err = js.StreamNameBySubject(ctx, heartbeatsSubject); err != nil {
+	st.heartbeats, err = js.StreamNameBySubject(ctx, heartbeatsSubject)
+	if err != nil {
 		st.note("no stream takes %s, so nobody hears which VMs fall silent", heartbeatsSubject)
 	}
 	if name, err := js.StreamNameBySubject(ctx, sinkPrefix+"x.x"); err != nil || name != stream {

@@ -78,7 +78,8 @@ func connectToState(_ context.Context, s *settings.Settings) connectResult {
 	}
 	if err == nil {
 		tried = filepath.Join(string(s.State), "outbox.db")
-		if f, err = os.OpenFile(tried, os.O_RDWR, 0); err == nil {
+		f, err = os.OpenFile(tried, os.O_RDWR, 0)
+		if err == nil {
 			err = f.Close()
 		} else if errors.Is(err, fs.ErrNotExist) {
 			err = nil

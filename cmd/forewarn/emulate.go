@@ -158,7 +158,8 @@ func indented(words []string, width int) string {
 		if len(line)+len(word)+2 > width {
 			text, line = text+line+"\n", " "
 		}
-		if line += " " + word; i < len(words)-1 {
+		line += " " + word
+		if i < len(words)-1 {
 			line += ","
 		}
 	}

@@ -108,7 +108,8 @@ func findEntries(word string) (found []entry) {
 		for i, b := range blocks {
 			switch {
 			case b.Kind == manual.Table:
-				if b.Rows = rowsOf(b, word); len(b.Rows) > 1 {
+				b.Rows = rowsOf(b, word)
+				if len(b.Rows) > 1 {
 					e.blocks, explained = append(e.blocks, b), true
 				}
 			case len(b.Names) > 0 && isName(b.Names[0], word) && strings.HasPrefix(b.Text, b.Names[0]):

@@ -63,7 +63,8 @@ See "forewarn help sinks file" for what this proves and what it does not.`,
 				return p.verifyFiles(files)
 			}
 			var err error
-			if period.Since, err = parseSince(since, time.Now()); err != nil {
+			period.Since, err = parseSince(since, time.Now())
+			if err != nil {
 				return exit(exitUsage, err)
 			}
 			n := math.MaxInt // JSON and CSV are complete
@@ -73,7 +74,8 @@ See "forewarn help sinks file" for what this proves and what it does not.`,
 			var histories []bridge.EventHistory
 			var older int
 			if file != "" {
-				if histories, err = p.fileHistory(file, period); err != nil {
+				histories, err = p.fileHistory(file, period)
+				if err != nil {
 					return err
 				}
 				older = max(0, len(histories)-n)

@@ -30,7 +30,8 @@ each event, one with late drop only that.`,
 			if past.Sink == "" || since == "" {
 				return exit(exitUsage, errors.New("expected --sink and --since, such as --since 24h --sink ops"))
 			}
-			if past.Since, err = parseSince(since, time.Now()); err != nil {
+			past.Since, err = parseSince(since, time.Now())
+			if err != nil {
 				return exit(exitUsage, err)
 			}
 			past.By, past.Run = p.user(), rand.Text()[:12]

@@ -118,7 +118,8 @@ func main() {
 			continue
 		}
 		if trials == nil {
-			if trials, err = trialsOf(packages, *last); err != nil {
+			trials, err = trialsOf(packages, *last)
+			if err != nil {
 				fail(err)
 			}
 		}

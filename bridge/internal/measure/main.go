@@ -102,7 +102,8 @@ func run(b *bench, out string, wanted []string) (err error) {
 			return fmt.Errorf("there is no part %q", w)
 		}
 	}
-	if b.dir, err = os.MkdirTemp("", "measure"); err != nil {
+	b.dir, err = os.MkdirTemp("", "measure")
+	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()

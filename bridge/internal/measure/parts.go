@@ -149,7 +149,8 @@ func (b *bench) atRest() error {
 	look := func(rows []*row) error {
 		time.Sleep(min(b.idle, 10*time.Second))
 		for _, r := range rows {
-			if r.cpu, err = r.p.cpu(); err != nil {
+			r.cpu, err = r.p.cpu()
+			if err != nil {
 				return fmt.Errorf("%s: %w\n%s", r.what, err, r.p.log.Bytes())
 			}
 		}
@@ -189,7 +190,8 @@ func (b *bench) atRest() error {
 		r.p.stop()
 	}
 	rows = nil
-	if path, err = b.settings("idle-wave", c.url, "1s", "webhook: {url: "+h.url+"}"); err != nil {
+	path, err = b.settings("idle-wave", c.url, "1s", "webhook: {url: "+h.url+"}")
+	if err != nil {
 		return err
 	}
 	if err := begin("after a wave of 1,000 events", b.forewarn, "run", "--config", path); err != nil {
@@ -313,7 +315,8 @@ func (b *bench) delays() error {
 	for _, where := range []string{"disk", "memory"} {
 		if where == "memory" {
 			dir := b.dir
-			if b.dir, err = os.MkdirTemp("/dev/shm", "measure"); err != nil {
+			b.dir, err = os.MkdirTemp("/dev/shm", "measure")
+			if err != nil {
 				return err
 			}
 			defer func() { _ = os.RemoveAll(b.dir); b.dir = dir }()

@@ -39,7 +39,8 @@ func listenPipe(path string, d *windows.SECURITY_DESCRIPTOR) (*pipeListener, err
 		return nil, err
 	}
 	l := &pipeListener{path: path, next: first}
-	if l.closed, err = windows.CreateEvent(nil, 1, 0, nil); err == nil {
+	l.closed, err = windows.CreateEvent(nil, 1, 0, nil)
+	if err == nil {
 		l.waiting.HEvent, err = windows.CreateEvent(nil, 1, 0, nil)
 	}
 	if err != nil {

@@ -110,7 +110,8 @@ func Parse(doc string, links Links) []Block {
 		level, heading := headingOf(line)
 		switch mark := listMark.FindString(line); {
 		case strings.HasPrefix(line, fence):
-			if code = !code; code {
+			code = !code
+			if code {
 				blocks = append(blocks, Block{Kind: Code})
 			}
 			open = nil

@@ -138,7 +138,8 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	v.MoreVMs = max(0, len(v.VMs)-wording.ShownVMs)
 	v.VMs = v.VMs[:len(v.VMs)-v.MoreVMs]
 	if !v.Begun {
-		if v.YouCan = p.renderText("youCan", f); v.YouCan != "" {
+		v.YouCan = p.renderText("youCan", f)
+		if v.YouCan != "" {
 			v.Command, v.Cannot = p.renderText("approval", f), p.renderText("cannot", f)
 		} else if v.Class == "preempt" {
 			v.YouCan = "Nothing: a Spot eviction can't be stopped."

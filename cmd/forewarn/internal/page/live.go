@@ -290,7 +290,8 @@ func (p *webPage) addStream() bool {
 func (p *webPage) removeStream() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.streams--; p.streams == 0 {
+	p.streams--
+	if p.streams == 0 {
 		p.rendered = nil
 	}
 }

@@ -126,7 +126,8 @@ func create(p plan) (*mgr.Service, error) {
 	defer m.Disconnect()
 	var text [4]*uint16
 	for i, s := range []string{p.Name, p.Display, p.Command, p.Account} {
-		if text[i], err = windows.UTF16PtrFromString(s); err != nil {
+		text[i], err = windows.UTF16PtrFromString(s)
+		if err != nil {
 			return nil, fmt.Errorf("make the service: %q: %w", s, err)
 		}
 	}

@@ -59,7 +59,8 @@ func arguments(config, logFormat, logLevel string) []string {
 func commandLine(args []string) string {
 	quoted := make([]string, len(args))
 	for i, arg := range args {
-		if quoted[i] = arg; i == 0 || arg == "" || strings.ContainsAny(arg, " \t\"") {
+		quoted[i] = arg
+		if i == 0 || arg == "" || strings.ContainsAny(arg, " \t\"") {
 			quoted[i] = quoteArgument(arg)
 		}
 	}

@@ -95,7 +95,8 @@ func parseDocument(path string, data []byte) (*document, error) {
 	}
 	if err != nil {
 		doc.report(doc.syntaxError(err))
-		if docs = doc.withoutTabs(); docs == nil {
+		docs = doc.withoutTabs()
+		if docs == nil {
 			return nil, doc.err()
 		}
 	}
@@ -150,7 +151,8 @@ func (doc *document) withoutTabs() []*ast.DocumentNode {
 		if tab := strings.IndexByte(line[:blank], '\t'); tab >= 0 {
 			found = true
 			doc.report(doc.errorAt(pos{i + 1, tab + 1}, "a tab; expected spaces"))
-			if blank = depth; opens {
+			blank = depth
+			if opens {
 				blank += 2
 			}
 			lines[i] = strings.Repeat(" ", blank) + content
