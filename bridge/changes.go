@@ -218,7 +218,7 @@ func (s changeContext) address(a *outbox.Addition, routes []Route, ce *event.Eve
 		}
 		wanted, _ := r.Filter.Change(change, s.observer.Name)
 		if wanted {
-			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: r.Due(change, s.now)})
+			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: r.due(change, s.now)})
 		}
 	}
 }
@@ -370,16 +370,17 @@ func (b *Bridge) latestChange(e imds.Event, op openEvent, ce *event.Event) (outb
 	return a, change
 }
 
-// Due returns when a change is due for a route with a lead; zero for at once.
-func (r Route) Due(c imds.Change, now time.Time) time.Time {
-	return leadTime(r.Terms.Lead, c.Kind, c.Event.NotBefore, now)
-}
-
-func leadTime(lead time.Duration, kind imds.ChangeKind, notBefore, now time.Time) time.Time {
-	if lead <= 0 || kind != imds.Scheduled && kind != imds.Updated {
+// LeadTime returns when a change may be told to a route with a lead; zero for at once.
+func (r Route) LeadTime(kind imds.ChangeKind, notBefore time.Time) time.Time {
+	if r.Terms.Lead <= 0 || kind != imds.Scheduled && kind != imds.Updated {
 		return time.Time{}
 	}
-	if due := notBefore.Add(-lead); due.After(now) {
+	return notBefore.Add(-r.Terms.Lead)
+}
+
+func (r Route) due(c imds.Change, now time.Time) time.Time {
+	due := r.LeadTime(c.Kind, c.Event.NotBefore)
+	if due.After(now) {
 		return due
 	}
 	return time.Time{}

@@ -164,12 +164,12 @@ func (q *queue) endSettles(m message) bool {
 }
 
 // supersede settles the pending deliveries that a newer change of their event makes obsolete: at the end of the event what
-// delivery.Late.OverAtEnd says, else reminders, and what is not due yet. If the sink doesn't get the newer change, and it
-// is no start or end, a reminder stays unless its time was another, as one of the new time will come, and what is not due
-// yet moves with NotBefore. mu is held.
+// delivery.Late.OverAtEnd says, else reminders, and what waits for its lead. If the sink doesn't get the newer change, and
+// it is no start or end, a reminder stays unless its time was another, as one of the new time will come, and what waits for
+// its lead moves with NotBefore. mu is held.
 func (q *queue) supersede(g *group, m message, selected bool) {
 	now := time.Now()
-	newWaits := !q.route.Due(m.change, now).IsZero()
+	newWaits := q.route.LeadTime(m.change.Kind, m.notBefore()).After(now)
 	ends := m.change.Kind == imds.Started || m.change.Kind == imds.Vanished
 	eventOver := m.change.Kind == imds.Vanished && q.route.Terms.Late.OverAtEnd(selected)
 	for _, seq := range g.pending {
@@ -177,8 +177,7 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 			continue
 		}
 		e := q.pending[seq]
-		waits, over := e.item.Due.After(now), selected || ends
-		announces := e.item.Change == string(imds.Scheduled) || e.item.Change == string(imds.Updated)
+		waits, over := q.waits(e, now), selected || ends
 		reminder := e.item.Change == string(imds.Reminder)
 		u := q.unkept[seq]
 		dead := u != nil && u.dead // it has failed for good, and that stays on record
@@ -187,24 +186,36 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 			q.settle(e, result{At: now.UTC(), State: resultSuperseded, Answer: delivery.EventOver})
 			q.notifyWorker(seq)
 		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.notBefore()),
-			selected && announces && newWaits:
+			selected && announces(imds.ChangeKind(e.item.Change)) && newWaits:
 			q.settle(e, result{At: now.UTC(), State: resultSuperseded})
 			q.notifyWorker(seq)
 		case waits:
 			next := *e.item
-			next.Due, next.NotBefore = next.Due.Add(m.notBefore().Sub(next.NotBefore)), m.notBefore()
+			next.NotBefore = m.notBefore()
+			next.PendingSince = q.route.LeadTime(imds.ChangeKind(next.Change), next.NotBefore)
 			q.replace(e, next)
 		}
 	}
 }
 
+// announces reports whether a change says that the event is still to come.
+func announces(k imds.ChangeKind) bool { return k == imds.Scheduled || k == imds.Updated }
+
+// waits reports whether a delivery waits for the lead of the route. Until then it is not pending for the Worker, and its
+// PendingSince lies ahead. mu is held.
+func (q *queue) waits(e *pendingItem, now time.Time) bool {
+	return q.route.Terms.Lead > 0 && e.item.PendingSince.After(now)
+}
+
 // addPending makes a message pending. mu is held.
 func (q *queue) addPending(g *group, m message) {
-	var due time.Time
-	if m.onlySink == "" {
-		due = q.route.Due(m.change, time.Now())
+	id, i := m.deliveryID(), m.item()
+	if q.route.Terms.Lead > 0 && m.onlySink == "" && announces(m.change.Kind) {
+		if announces(g.rec.Kind) { // the message may be read again, and the event have moved since
+			i.NotBefore = g.rec.NotBefore
+		}
+		i.PendingSince = later(m.stored, q.route.LeadTime(m.change.Kind, i.NotBefore))
 	}
-	id, i := m.deliveryID(), m.item(due)
 	if t, tried := g.rec.Retries[id]; tried && (t.Stored.IsZero() || t.Stored.Equal(m.stored)) {
 		i.Attempts, i.Next, i.Error, i.Progress = t.Attempts, t.Next, t.Error, t.Progress
 		i.Batch, i.FellBack = t.Batch, t.FellBack

@@ -751,6 +751,28 @@ func TestALeadMovesWithItsEventOnARelay(t *testing.T) {
 	})
 }
 
+// Also a relay that starts when the time has passed that was announced first waits for the one that counts.
+func TestALeadMovesWithItsEventWhileNoRelayRuns(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r := with(route("drain", sink), func(t *bridge.Terms) { t.Lead = 10 * time.Minute })
+		r.Filter.Only.Changes = []string{"scheduled", "started"}
+		_, stop := s.run(r)
+		a := eventNo(1).in(20 * time.Minute)
+		scheduled := a.say(t, imds.Scheduled, "vm-1")
+		s.publish(scheduled, a.in(40*time.Minute).updated(t, a))
+		pause(time.Second)
+		stop()
+		pause(12 * time.Minute)
+		_, stop = s.run(r)
+		pause(15 * time.Minute)
+		wantIDs(t, "before the time of the move", sink.all())
+		pause(4 * time.Minute)
+		wantIDs(t, "when it has come", sink.all(), scheduled)
+		stop()
+	})
+}
+
 // What is too late is nobody's business any more: it doesn't fall back.
 func TestWhatIsLateDoesNotFallBackOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

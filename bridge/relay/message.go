@@ -231,15 +231,15 @@ func (m message) recordID() string { return cmp.Or(m.eventID, m.ce.ID()) }
 // notBefore returns when the Azure event may begin; zero if it has begun or the time is unknown.
 func (m message) notBefore() time.Time { return m.change.Event.NotBefore }
 
-// item returns the message as an item of the delivery loop, to be attempted no earlier than due.
-func (m message) item(due time.Time) *delivery.Item {
+// item returns the message as an item of the delivery loop.
+func (m message) item() *delivery.Item {
 	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
 	return &delivery.Item{
 		Message: &delivery.Message{
 			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.eventID, Change: string(m.change.Kind), AzureType: azureType,
 			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
 		},
-		PendingSince: m.stored, NotBefore: m.notBefore(), Due: due, FallbackFor: m.fallbackFor,
+		PendingSince: m.stored, NotBefore: m.notBefore(), FallbackFor: m.fallbackFor,
 		Replayed: m.onlySink != "" && m.fallbackFor == nil && m.eventID != "", ReplayedBy: m.replayedBy,
 	}
 }

@@ -44,7 +44,7 @@ func FuzzMessage(f *testing.F) {
 			}
 			return
 		}
-		item := m.item(stored)
+		item := m.item()
 		switch {
 		case m.ce.ID() == "" || m.recordID() == "" || m.deliveryID() == "" || item.Message.ID != m.ce.ID() || item.Message.Seq != 7:
 			t.Errorf("it has id %q, group %q, mark %q, and is delivered as %+v", m.ce.ID(), m.recordID(), m.deliveryID(), item.Message)

@@ -64,7 +64,8 @@ type queue struct {
 	catchUpTo     uint64          // the Worker gets nothing before the stream is read to here; 0 when it may
 	groups        map[string]*group
 	dirty         map[*group]bool // groups with changes that aren't in the bucket
-	changedSeqs   map[uint64]bool // for the next Changes
+	changedSeqs   map[uint64]bool // for the next Changes, or for one when a lead has come
+	nextLead      time.Time       // when the first of these leads comes; zero if none does
 	bodies        int             // number of CloudEvents in memory
 	full          bool            // it has stopped reading
 	readErr       error           // why the stream can't be read; nil if it can
@@ -192,16 +193,24 @@ func wake(c chan struct{}) {
 // Changed implements delivery.Queue.
 func (q *queue) Changed() <-chan struct{} { return q.changed }
 
-// Changes implements delivery.Queue. It leaves out what is to become a dead letter.
+// Changes implements delivery.Queue. It leaves out what is to become a dead letter, and what waits for its lead until that
+// has come.
 func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.catchUpTo > 0 {
 		return c
 	}
+	now := time.Now()
+	q.nextLead = time.Time{}
 	for seq := range q.changedSeqs {
 		e, u := q.pending[seq], q.unkept[seq]
 		switch {
+		case e != nil && q.waits(e, now):
+			if q.nextLead.IsZero() || e.item.PendingSince.Before(q.nextLead) {
+				q.nextLead = e.item.PendingSince
+			}
+			continue
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
 		case u == nil:
@@ -211,8 +220,8 @@ func (q *queue) Changes() (c delivery.Changes) {
 			next.FellBack = true
 			c.Pending = append(c.Pending, &next)
 		}
+		delete(q.changedSeqs, seq)
 	}
-	clear(q.changedSeqs)
 	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c
 }

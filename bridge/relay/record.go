@@ -37,12 +37,13 @@ func (r *record) refused(m message) bool {
 }
 
 // A stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, the change's
-// sequence number in the stream, and when the stream stored it.
+// sequence number in the stream, when the stream stored it, and when the event may begin.
 type stage struct {
-	Kind   imds.ChangeKind `json:"kind,omitempty"`
-	Seen   time.Time       `json:"seen,omitzero"`
-	Seq    uint64          `json:"seq,omitempty"`
-	Stored time.Time       `json:"stored,omitzero"`
+	Kind      imds.ChangeKind `json:"kind,omitempty"`
+	Seen      time.Time       `json:"seen,omitzero"`
+	Seq       uint64          `json:"seq,omitempty"`
+	Stored    time.Time       `json:"stored,omitzero"`
+	NotBefore time.Time       `json:"notBefore,omitzero"`
 }
 
 // precedes reports whether a change comes after the latest one in the stream, or in one that was made later. The clock
@@ -61,7 +62,7 @@ func (s *stage) outdated(m message) bool {
 // update moves the stage on to a change, unless that is outdated or read again.
 func (s *stage) update(m message) {
 	if s.precedes(m) && !s.outdated(m) {
-		s.Kind, s.Seen, s.Seq, s.Stored = m.change.Kind, m.ce.Time(), m.seq, m.stored
+		*s = stage{m.change.Kind, m.ce.Time(), m.seq, m.stored, m.notBefore()}
 	}
 }
 

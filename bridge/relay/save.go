@@ -163,7 +163,8 @@ func (q *queue) setSaveErr(err error) {
 	}
 }
 
-// keepSaving calls flush regularly until the lease ends, and once more then.
+// keepSaving calls flush regularly until the lease ends, and once more then. It also wakes the Worker when a lead has come:
+// by the clock, which may be set.
 func (q *queue) keepSaving() {
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()
@@ -174,7 +175,16 @@ func (q *queue) keepSaving() {
 			return
 		case <-tick.C:
 			q.flush()
+			q.wakeForLead()
 		}
+	}
+}
+
+func (q *queue) wakeForLead() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.nextLead.IsZero() && !q.nextLead.After(time.Now()) {
+		wake(q.changed)
 	}
 }
 

@@ -143,7 +143,10 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	case w.Failing:
 		k.State = bridge.SinkRetrying
 	}
-	if q.pending > 0 {
+	switch {
+	case !q.lead.IsZero():
+		k.NextAttempt, k.WaitsFor = q.lead.UTC(), delivery.WaitsForLead
+	case q.pending > 0:
 		k.NextAttempt, k.WaitsFor = w.Next.UTC(), w.Waits
 	}
 	k.OverdueSince = q.overdue.UTC()
@@ -160,6 +163,7 @@ type queueStatus struct {
 	pending, delivered int
 	muted              int // of the pending
 	accepted, oldest   time.Time
+	lead               time.Time // when the first lead comes, if all that is pending waits for one; else zero
 	urgent             bool      // the event of something pending begins soon
 	overdue            time.Time // since when the oldest urgent one waits that is overdue; zero for none
 	problems           []string  // why it isn't as it should be
@@ -188,7 +192,7 @@ func (q *queue) status() queueStatus {
 		}
 	}
 	if s.oldest.After(now) {
-		s.oldest = time.Time{}
+		s.oldest, s.lead = time.Time{}, s.oldest
 	}
 	for _, w := range []struct {
 		so  bool

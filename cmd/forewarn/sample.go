@@ -99,14 +99,14 @@ func (r *sampleRequest) promise(s *cloudevent.Sample, o imds.Observer, now time.
 	return nil
 }
 
-// getsAt returns when a route would get a sample: zero for at once; ok is false if its filter keeps it out.
+// getsAt returns when a route would get a sample, which may have passed; ok is false if its filter keeps it out.
 func (r *sampleRequest) getsAt(route bridge.Route, s cloudevent.Sample, o imds.Observer, now time.Time) (
 	at time.Time, ok bool,
 ) {
 	result, err := filterResult(route.Filter, s, o, now)
 	message := delivery.Message{AzureType: s.Change.Event.Type, VMs: s.Change.Event.Resources}
 	mute := delivery.MuteOf(r.mutes, route.Name, route.Terms.People, &delivery.Item{Message: &message})
-	at = route.Due(s.Change, now)
+	at = route.LeadTime(s.Change.Kind, s.Change.Event.NotBefore)
 	if mute.Active() && mute.Until.After(at) {
 		at = mute.Until
 	}
