@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
-
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -93,11 +91,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.noteStanding(id, nil)
 		return
 	}
-	var ce *event.Event
-	if asksWhen(rules) {
-		ce = b.cloudEvent(op.Latest)
-	}
-	all := b.verdicts(rules, e, op, ce, now)
+	all := b.verdicts(rules, e, op, now)
 	b.noteStanding(id, all.standing())
 	if d.unsent() && d.waits(now) && !all.final() {
 		why := b.lastRuling(id)
@@ -141,17 +135,8 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 	return b.rules, b.byHand[id] > 0
 }
 
-// asksWhen reports whether a rule needs the CloudEvent of an event's latest change. It is read from disk only then,
-// because the rules are evaluated every second.
-func asksWhen(rules []Rule) bool {
-	return slices.ContainsFunc(rules, func(r Rule) bool { return r.When != nil })
-}
-
-// verdicts applies the rules to the present state of an event. ce is the CloudEvent of its latest change if asksWhen;
-// nil if it can't be read.
-func (b *Bridge) verdicts(
-	rules []Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time,
-) (all verdicts) {
+// verdicts applies the rules to the present state of an event.
+func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Time) (all verdicts) {
 	err := b.Outbox.Durable()
 	if err != nil { // then no wait is counted either
 		for i, r := range rules {
@@ -160,8 +145,8 @@ func (b *Bridge) verdicts(
 		return all
 	}
 	var fields map[string]any
-	if ce != nil {
-		fields = cloudevent.Fields(*ce)
+	if slices.ContainsFunc(rules, func(r Rule) bool { return r.When != nil }) {
+		fields = cloudevent.Fields(op.latest())
 	}
 	delivered := func(route string) acceptance { return b.acceptance(e.ID, op, route, now) }
 	for _, r := range rules {
@@ -172,10 +157,7 @@ func (b *Bridge) verdicts(
 	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
 	doubt := b.doubt(e.ID)
 	for i, v := range all {
-		switch {
-		case v.When != nil && ce == nil:
-			all[i].ruling = notYet("its CloudEvent can't be read") // perhaps it can in a moment
-		case doubt != "" && !v.final:
+		if doubt != "" && !v.final {
 			all[i].ruling = notYet("%s", doubt)
 		}
 	}
@@ -200,20 +182,16 @@ func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
 // nothing. For an event that is not open it returns nil.
-func (b *Bridge) Forecasts(rules []Rule, id string) ([]Forecast, error) {
+func (b *Bridge) Forecasts(rules []Rule, id string) []Forecast {
 	e, op, open := b.events.get(id)
 	if !open {
-		return nil, nil
-	}
-	ce := b.cloudEvent(op.Latest)
-	if ce == nil {
-		return nil, errors.New("its CloudEvent can't be read")
+		return nil
 	}
 	gets := func(sink string) (time.Time, bool) {
 		a := b.acceptance(id, op, sink, time.Now())
 		return a.at, a.state == outbox.StatePending || a.accepted()
 	}
-	return Forecasts(rules, e, cloudevent.Fields(*ce), b.approverName(), gets, time.Now()), nil
+	return Forecasts(rules, e, cloudevent.Fields(op.latest()), b.approverName(), gets, time.Now())
 }
 
 // noteRuling records why an event is not approved, for the status, and logs it if it is new.
@@ -301,12 +279,12 @@ func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) 
 // keepDecision writes a decision to disk, if the event has not changed, the rules still decide so, and nobody approves
 // or has approved it by hand meanwhile. It returns false if not, or if the disk can't be written.
 func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
-	return b.keep(e.ID, func(op *openEvent, ce *event.Event) bool {
+	return b.keep(e.ID, func(op *openEvent) bool {
 		rules, byHand := b.approvers(e.ID)
 		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
 			return false
 		}
-		if b.verdicts(rules, e, *op, ce, time.Now()).approving() != d.Rule {
+		if b.verdicts(rules, e, *op, time.Now()).approving() != d.Rule {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
@@ -315,25 +293,16 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 }
 
 // keep changes the state of an open event and writes it to disk. It returns false if change returns false, the event is
-// over, or the disk can't be written. change also gets the CloudEvent of the latest change; nil if no rule needs it or
-// it can't be read.
-func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) bool {
-	var wait func() error
-	need := func() []uint64 {
-		_, op, ok := b.events.get(id)
-		if rules, _ := b.approvers(id); !ok || !asksWhen(rules) {
-			return nil
-		}
-		return []uint64{op.Latest}
-	}
-	b.withCloudEvents(need, func(read cloudEvents) {
-		if _, op, ok := b.events.get(id); ok && change(&op, read[op.Latest]) {
-			wait = b.commit(commit{open: map[string]*openEvent{id: &op}}, time.Now())
-		}
-	})
-	if wait == nil {
+// over, or the disk can't be written.
+func (b *Bridge) keep(id string, change func(*openEvent) bool) bool {
+	b.deciding.Lock()
+	_, op, open := b.events.get(id)
+	if !open || !change(&op) {
+		b.deciding.Unlock()
 		return false
 	}
+	wait := b.commit(commit{open: map[string]*openEvent{id: &op}}, time.Now())
+	b.deciding.Unlock()
 	if err := wait(); err != nil {
 		b.Log.Error("approval waits until the outbox can be written", "event", id, "err", err)
 		return false
@@ -405,7 +374,7 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	}
 	d.Attempts = 1
 	// A full disk must not keep people from approving, so the result is ignored.
-	b.keep(id, func(op *openEvent, _ *event.Event) bool { op.Approved = true; return true })
+	b.keep(id, func(op *openEvent) bool { op.Approved = true; return true })
 	answer, err := b.askAzure(ctx, doc, e)
 	if err != nil {
 		answer = cloudevent.Approval{Result: cloudevent.ResultUnanswered, Error: err.Error()}

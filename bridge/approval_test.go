@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -10,8 +9,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
@@ -373,7 +370,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
 			pause(1500 * time.Millisecond)
-			b.keep(idA, func(op *openEvent, _ *event.Event) bool {
+			b.keep(idA, func(op *openEvent) bool {
 				op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
 				return true
 			})
@@ -783,30 +780,6 @@ func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A CloudEvent that can't be read for a while ends no decision that was made.
-func TestAFailedReadEndsNoDecision(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.beginsLate()
-		rule := rebootRule
-		rule.When = condition(t, "severity > 0")
-		s.opts.Rules = []Rule{rule}
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-		audit := &ear{}
-		b := s.start(audit.all("audit"))
-		pause(1500 * time.Millisecond)
-		s.userReboot(idA)
-		pause(10 * time.Second)
-		s.disk.misread(errors.New("the disk is slow"))
-		pause(20 * time.Second)
-		s.disk.misread(nil)
-		s.azure.ClearFaults()
-		pause(2 * time.Minute)
-		wantIDs(t, s.approvals(), idA)
-		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
-		b.end()
-	})
 }
 
 // A decision about an event that Azure moves while the answer of the last look is on its way is moot. The next one is

@@ -166,7 +166,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	}
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
-	s.address(&a, s.routes, &ce, change, &op)
+	s.address(&a, s.routes, ce, change, &op)
 	in.Rules = s.promises(change, ce, a)
 	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {
 		op.Promised = in.Rules
@@ -191,7 +191,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 		c.open[e.ID] = nil
 		return facts, nil
 	}
-	op.Event, op.event, op.Said, op.Anew, op.lastListed = e.Raw, e, s.now, false, time.Time{}
+	op.Event, op.event, op.LatestAt, op.lastListed = e.Raw, e, s.now, time.Time{}
 	op.Rebooted = op.Rebooted && !op.notBegun(e, s.now)
 	c.open[e.ID] = &op
 	return facts, nil
@@ -206,12 +206,12 @@ func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 }
 
 // address adds those of the routes whose filter accepts the change as recipients, and records in op which want the event.
-// ce is the change's CloudEvent; nil if it can't be read.
-func (s changeContext) address(a *outbox.Addition, routes []Route, ce *event.Event, change imds.Change, op *openEvent) {
+// ce is the change's CloudEvent.
+func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range routes {
-		if r.Filter.needsFields() && fields == nil && ce != nil {
-			fields = cloudevent.Fields(*ce)
+		if r.Filter.needsFields() && fields == nil {
+			fields = cloudevent.Fields(ce)
 		}
 		if !s.decide(r, change, fields, op) {
 			continue
@@ -271,52 +271,40 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
 		})
 	}
-	need := func() []uint64 {
-		added, back := b.Outbox.NewRoutes(configured)
-		return b.neededFor(routesThat(func(r Route) bool {
-			return slices.Contains(added, r.Name) || slices.Contains(back, r.Name)
-		}, routes))
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	use()
+	added, back := b.Outbox.NewRoutes(configured)
+	missed := func(r Route, seq uint64) bool {
+		return slices.Contains(added, r.Name) ||
+			slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
 	}
-	b.withCloudEvents(need, func(read cloudEvents) {
-		use()
-		added, back := b.Outbox.NewRoutes(configured)
-		missed := func(r Route, seq uint64) bool {
-			return slices.Contains(added, r.Name) ||
-				slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
+	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
+	for _, name := range added { // what was told of an earlier route of that name says nothing about this one
+		if b.reported(valueBlocked + name) {
+			c.Values[valueBlocked+name] = []byte(troubleBefore)
 		}
-		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
-		for _, name := range added { // what was told of an earlier route of that name says nothing about this one
-			if b.reported(valueBlocked + name) {
-				c.Values[valueBlocked+name] = []byte(troubleBefore)
-			}
-		}
-		b.offer(&c, routes, added, missed, read, now)
-		wait = b.commit(c, now)
-	})
-	return wait
+	}
+	b.offer(&c, routes, added, missed, now)
+	return b.commit(c, now)
 }
 
 // offerUnknown offers the open events to the routes that a file read late doesn't have in its settings: when these were
 // set, the events in the file were not known.
 func (b *Bridge) offerUnknown(known map[string]bool, now time.Time) {
-	unknown := func() []Route {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return routesThat(func(r Route) bool { return !known[r.Name] }, b.routes)
-	}
-	b.withCloudEvents(func() []uint64 { return b.neededFor(unknown()) }, func(read cloudEvents) {
-		c := commit{open: map[string]*openEvent{}}
-		missed := func(r Route, seq uint64) bool { return b.Outbox.Outcome(r.Name, seq).State == "" }
-		b.offer(&c, unknown(), nil, missed, read, now)
-		b.commit(c, now)
-	})
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	b.mu.Lock()
+	unknown := routesThat(func(r Route) bool { return !known[r.Name] }, b.routes)
+	b.mu.Unlock()
+	c := commit{open: map[string]*openEvent{}}
+	b.offer(&c, unknown, nil, func(r Route, seq uint64) bool { return b.Outbox.Outcome(r.Name, seq).State == "" }, now)
+	b.commit(c, now)
 }
 
 // offer adds to the commit the latest change of every open event, for those of the routes that missed it. What an
 // earlier route with the name of an added one got does not count for that.
-func (b *Bridge) offer(
-	c *commit, routes []Route, added []string, missed func(Route, uint64) bool, read cloudEvents, now time.Time,
-) {
+func (b *Bridge) offer(c *commit, routes []Route, added []string, missed func(Route, uint64) bool, now time.Time) {
 	s := b.changeContext(observation{now: now})
 	events, states := b.events.all()
 	isAdded := func(route string) bool { return slices.Contains(added, route) }
@@ -324,50 +312,19 @@ func (b *Bridge) offer(
 		op := states[e.ID]
 		op.Routes = slices.DeleteFunc(op.Routes, isAdded)
 		who := routesThat(func(r Route) bool { return missed(r, op.Latest) }, routes)
-		a, change := b.latestChange(e, op, read[op.Latest])
-		switch {
-		case len(who) == 0:
-			continue
-		case a.ID == "": // nothing else in the file knows what it is
-			s.log.Error("the latest change of an open event can't be told to new sinks", "event", e.ID)
+		if len(who) == 0 {
 			continue
 		}
-		s.address(&a, who, read[op.Latest], change, &op)
-		c.open[e.ID] = &op
-		c.Add = append(c.Add, a)
-		s.offerAnswer(c, e, op, who, read[op.Answer])
-	}
-}
-
-// neededFor returns the sequence numbers of the CloudEvents without which open events can't be offered to these routes:
-// those that a filter looks into, those of which nothing else says what they are, and what came of approvals.
-func (b *Bridge) neededFor(routes []Route) []uint64 {
-	if len(routes) == 0 {
-		return nil
-	}
-	latest, answers := b.events.latest(), b.events.answers()
-	if !slices.ContainsFunc(routes, func(r Route) bool { return r.Filter.needsFields() }) {
-		latest = slices.DeleteFunc(latest, func(seq uint64) bool { return b.Outbox.Message(seq).ID != "" })
-	}
-	return append(latest, answers...)
-}
-
-// latestChange returns the latest change of an open event, as a message without recipients that is committed already. ce
-// is its CloudEvent; nil if that wasn't read.
-func (b *Bridge) latestChange(e imds.Event, op openEvent, ce *event.Event) (outbox.Addition, imds.Change) {
-	if ce != nil {
-		change := ChangeOf(*ce)
+		ce := op.latest()
+		change := ChangeOf(ce)
 		a := about(e, change.Kind)
 		a.Seq = op.Latest
-		describe(&a.Message, *ce)
-		return a, change
+		describe(&a.Message, ce)
+		s.address(&a, who, ce, change, &op)
+		c.open[e.ID] = &op
+		c.Add = append(c.Add, a)
+		s.offerAnswer(c, e, op, who)
 	}
-	a := outbox.Addition{Message: b.Outbox.Message(op.Latest), NotBefore: e.NotBefore}
-	change := imds.Change{Kind: imds.ChangeKind(a.Change), Event: e}
-	if change.Kind == imds.Updated || !op.Anew && !op.Said.Equal(op.Announced) {
-		change.Previous = &e // there was one; filters ask no more of it
-	}
-	return a, change
 }
 
 // LeadTime returns when a change may be told to a route with a lead; zero for at once.

@@ -3,7 +3,6 @@ package bridge
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -72,14 +71,14 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 			a.Seq = b.Outbox.Reserve(now)
 		}
 		op := c.open[a.Group]
-		if op != nil && a.Change == string(imds.Approved) {
-			op.Answer = a.Seq
+		if op != nil && a.Change == string(imds.Approved) && !again {
+			op.Answer = &answer{a.Seq, a.Body}
 		}
 		if !imds.ChangeKind(a.Change).OfAzure() {
 			continue
 		}
 		if op != nil && !again {
-			op.Latest, op.Answer = a.Seq, 0
+			op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
 		}
 		for _, d := range b.Outbox.Pending(a.Group) {
 			by := successor{kind: imds.ChangeKind(a.Change), notBefore: a.NotBefore}
@@ -245,41 +244,4 @@ func (h *heldLines) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h *heldLines) WithGroup(name string) slog.Handler {
 	return &heldLines{h.Handler.WithGroup(name), h.m}
-}
-
-// cloudEvents holds CloudEvents by sequence number; nil for one that can't be read.
-type cloudEvents map[uint64]*event.Event
-
-// withCloudEvents calls f with deciding held, and with the CloudEvents whose sequence numbers need returns. It reads them
-// without the lock, so that a disk that hangs does not block the poll loop. It calls need with deciding held, maybe
-// several times.
-func (b *Bridge) withCloudEvents(need func() []uint64, f func(read cloudEvents)) {
-	read := cloudEvents{}
-	for {
-		b.deciding.Lock()
-		missing := slices.DeleteFunc(need(), func(seq uint64) bool { _, ok := read[seq]; return ok })
-		if len(missing) == 0 {
-			break
-		}
-		b.deciding.Unlock()
-		for _, seq := range missing {
-			read[seq] = b.cloudEvent(seq)
-		}
-	}
-	defer b.deciding.Unlock()
-	f(read)
-}
-
-// cloudEvent reads a CloudEvent from the outbox; nil if it can't be read.
-func (b *Bridge) cloudEvent(seq uint64) *event.Event {
-	var ce event.Event
-	body, err := b.Outbox.Body(seq)
-	if err == nil {
-		err = json.Unmarshal(body, &ce)
-	}
-	if err != nil {
-		b.Log.Warn("cannot read a CloudEvent from the outbox", "seq", seq, "err", err)
-		return nil
-	}
-	return &ce
 }

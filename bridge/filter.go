@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -93,9 +92,6 @@ func whenEnv() map[string]any {
 }
 
 func (w *When) holds(fields map[string]any) (bool, error) {
-	if fields == nil {
-		return false, errors.New("the CloudEvent can't be read")
-	}
 	v, err := expr.Run(w.program, fields)
 	if err != nil {
 		return false, err
@@ -103,8 +99,7 @@ func (w *When) holds(fields map[string]any) (bool, error) {
 	return v.(bool), nil
 }
 
-// Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent, nil if it
-// can't be read. self is the observer's name; without one, "", every vms passes. If the route doesn't want the event, key
+// Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent. self is the observer's name; without one, "", every vms passes. If the route doesn't want the event, key
 // names the key of the settings that refuses, such as only.types. err is the error of a When that failed; the event passes
 // then. In both cases a message too many is better than one too few.
 func (f Filter) Event(c imds.Change, fields map[string]any, self string) (ok bool, key string, err error) {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
+
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
@@ -46,22 +48,28 @@ type openEvent struct {
 	Gap          bool            `json:"gap,omitempty"`          // nobody watched it for a while
 	Rebooted     bool            `json:"rebooted,omitempty"`     // the observer rebooted, perhaps because of it
 	LongestPause time.Duration   `json:"longestPause,omitempty"` // the longest pause
-	Latest       uint64          `json:"latest"`                 // sequence number of the latest change
+	Latest       uint64          `json:"-"`                      // sequence number of the latest change
 	Routes       []string        `json:"routes,omitempty"`       // the routes whose filter accepted it
-	Said         time.Time       `json:"said,omitzero"`          // when its latest change was seen
-	Anew         bool            `json:"anew,omitempty"`         // that counted as its first, because the file could not be read
+	LatestAt     time.Time       `json:"latestAt,omitzero"`      // when that was seen
 	Approval     *decision       `json:"approval,omitempty"`     // replaced, never changed
 	Approved     bool            `json:"approved,omitempty"`     // an approval was or may have been sent
 	Waited       *waited         `json:"waited,omitempty"`       // time that rules have waited; replaced, never changed
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
 	// never changed.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
-	// Answer is the sequence number of the last CloudEvent about its approval since the latest change; 0 for none.
-	Answer uint64 `json:"answer,omitempty"`
+	// Answer is the last CloudEvent about its approval since the latest change; replaced, never changed.
+	Answer *answer `json:"answer,omitempty"`
 
+	cloudEvent []byte     // the latest change; the outbox stores it beside this state
 	event      imds.Event // of Event
 	submitted  time.Time  // when it was last submitted to the outbox
 	lastListed time.Time  // when it was last seen, if a late file or a partial document hides how long it has been gone
+}
+
+// An answer is a CloudEvent about what came of an approval.
+type answer struct {
+	Seq        uint64          `json:"seq"`
+	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
 
 // unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that
@@ -89,7 +97,7 @@ func (op *openEvent) clone() openEvent {
 // group returns the event as the outbox stores it.
 func (op *openEvent) group() *outbox.Group {
 	op.submitted = time.Now()
-	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest}
+	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest, CloudEvent: op.cloudEvent}
 }
 
 // openEvents holds the open Azure events. It is safe for concurrent use. Code that derives changes from them also holds
@@ -145,8 +153,8 @@ func (op *openEvent) recall(was *openEvent, until time.Time, rebooted bool) {
 	if !was.Begun.IsZero() {
 		op.Begun = was.Begun
 	}
-	op.Anew = op.Said.Equal(op.Announced)
-	op.Announced, op.Occurrence, op.LongestPause = was.Announced, max(op.Occurrence, was.Occurrence), max(op.LongestPause, was.LongestPause)
+	op.Announced, op.Occurrence = was.Announced, max(op.Occurrence, was.Occurrence)
+	op.LongestPause = max(op.LongestPause, was.LongestPause)
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
 	for _, r := range was.Routes {
 		if !slices.Contains(op.Routes, r) {
@@ -184,9 +192,28 @@ func decodeOpen(g outbox.Group) (*openEvent, error) {
 	if err := json.Unmarshal(g.State, &op); err != nil {
 		return nil, fmt.Errorf("open event: %w", err)
 	}
+	var ce event.Event
+	err := json.Unmarshal(g.CloudEvent, &ce)
+	if err == nil && op.Answer != nil {
+		err = json.Unmarshal(op.Answer.CloudEvent, &ce)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("CloudEvent of an open event: %w", err)
+	}
 	event, err := imds.UnmarshalEvent(op.Event)
-	op.event, op.Latest = event, g.Latest
+	op.event, op.Latest, op.cloudEvent = event, g.Latest, g.CloudEvent
 	return &op, err
+}
+
+// latest returns the CloudEvent of the latest change.
+func (op *openEvent) latest() event.Event { return committed(op.cloudEvent) }
+
+// committed decodes a CloudEvent that this run has committed, or decodeOpen has decoded.
+func committed(cloudEvent []byte) (ce event.Event) {
+	if err := json.Unmarshal(cloudEvent, &ce); err != nil {
+		panic(fmt.Sprintf("decode a committed CloudEvent: %v", err))
+	}
+	return ce
 }
 
 // clear removes all events.
@@ -258,29 +285,6 @@ func (o *openEvents) toApprove(rules bool) (ids []string) {
 // byFirst orders events by when they were first seen.
 func byFirst(a, b *openEvent) int {
 	return cmp.Or(a.Announced.Compare(b.Announced), cmp.Compare(a.event.ID, b.event.ID))
-}
-
-// latest returns the sequence numbers of the latest changes.
-func (o *openEvents) latest() []uint64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	seqs := make([]uint64, 0, len(o.byID))
-	for _, op := range o.byID {
-		seqs = append(seqs, op.Latest)
-	}
-	return seqs
-}
-
-// answers returns the sequence numbers of what came of approvals.
-func (o *openEvents) answers() (seqs []uint64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, op := range o.byID {
-		if op.Answer != 0 {
-			seqs = append(seqs, op.Answer)
-		}
-	}
-	return seqs
 }
 
 // set replaces the states of events, nil for one that is over, and returns them as the outbox stores them. The caller has

@@ -17,7 +17,8 @@ func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
 	first := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	file := func(status string) outbox.Stored {
 		op := openEvent{Event: imds.CompactJSON(map[string]string{"EventId": idA, "EventStatus": status}), Occurrence: 1, Announced: first}
-		return outbox.Stored{Groups: map[string]outbox.Group{idA: {State: imds.CompactJSON(&op)}}}
+		op.cloudEvent = []byte(`{"specversion":"1.0","id":"x","source":"x","type":"x"}`)
+		return outbox.Stored{Groups: map[string]outbox.Group{idA: *op.group()}}
 	}
 	var o openEvents
 	o.load(file("Started"), first, time.Time{}, time.Time{}, slog.New(slog.DiscardHandler))

@@ -224,16 +224,15 @@ func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval, sta
 }
 
 // offerAnswer adds what came of the approval of an event since its latest change, for routes that are offered that
-// change: the change may say that a rule will approve it. ce is its CloudEvent; nil for none, and if it can't be
-// read.
-func (s changeContext) offerAnswer(c *commit, e imds.Event, op openEvent, who []Route, ce *event.Event) {
-	if ce == nil {
+// change: the change may say that a rule will approve it.
+func (s changeContext) offerAnswer(c *commit, e imds.Event, op openEvent, who []Route) {
+	if op.Answer == nil {
 		return
 	}
 	change := imds.Change{Kind: imds.Approved, Event: e}
 	a := about(e, change.Kind)
-	a.Seq = op.Answer
-	describe(&a.Message, *ce)
+	a.Seq = op.Answer.Seq
+	describe(&a.Message, committed(op.Answer.CloudEvent))
 	a.To = s.audience(who, change, op, false, false)
 	c.Add = append(c.Add, a)
 }

@@ -91,7 +91,7 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 		return commit{}, false
 	}
 	c.Marks = map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}
-	d := s.now.Sub(op.Said)
+	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain
 	in := s.circumstances(op)
 	rules, asked := s.standing(e.ID)

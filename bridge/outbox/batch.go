@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"encoding/json"
 	"maps"
 	"slices"
 	"time"
@@ -29,10 +30,12 @@ type Batch struct {
 
 // A Group is a set of related messages: those about one Azure event.
 type Group struct {
-	State []byte // the owner's
-	// Latest is the sequence number of its newest change. The body of that change and the outcome of its deliveries
-	// stay readable while the group is open.
-	Latest uint64
+	State json.RawMessage `json:"state"` // the owner's
+	// Latest is the sequence number of its newest change. The outcome of its deliveries stays known while the group is
+	// open.
+	Latest uint64 `json:"latest"`
+	// CloudEvent is that change. While the group is open it stays in memory, so that no damage to the file can lose it.
+	CloudEvent json.RawMessage `json:"cloudEvent,omitempty"`
 }
 
 // A Mark records that an id was used.
@@ -88,6 +91,7 @@ type change struct {
 	wrote       bool       // the change has added to writes
 	added       [][]byte   // CloudEvents
 	newDead     []Delivery // dead letters that the change made
+	lost        []Delivery // deliveries that replaceLost replaced
 	deadDropped int        // dead letters that the change dropped because of Bounds
 }
 
@@ -180,7 +184,7 @@ func (c *change) setGroup(id string, to *Group) {
 		defer c.unref(g.latest) // after the new one has its reference: both may be the same message
 	}
 	if to == nil {
-		g.state, g.latest, g.ended = nil, nil, c.now.UTC()
+		g.state, g.latest, g.cloudEvent, g.ended = nil, nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
 		c.write(bucketEnded, id, g.ended)
 		for _, e := range slices.SortedFunc(maps.Keys(g.pending), bySeq) {
@@ -188,9 +192,9 @@ func (c *change) setGroup(id string, to *Group) {
 		}
 		return
 	}
-	g.state, g.latest = to.State, c.message(to.Latest)
+	g.state, g.latest, g.cloudEvent = to.State, c.message(to.Latest), to.CloudEvent
 	c.ref(g.latest)
-	c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
+	c.write(bucketGroups, id, g.record())
 	if !g.ended.IsZero() {
 		g.ended = time.Time{}
 		c.write(bucketEnded, id, nil)

@@ -27,7 +27,7 @@ func wave(o *outbox.Outbox, n int, routes ...string) outbox.Batch {
 			a.To = append(a.To, outbox.Recipient{Route: name})
 		}
 		b.Add = append(b.Add, a)
-		b.Groups[group] = &outbox.Group{State: filler[:200], Latest: a.Seq}
+		b.Groups[group] = &outbox.Group{State: fmt.Appendf(nil, "%q", filler[:200]), Latest: a.Seq, CloudEvent: a.Body}
 		b.Marks[a.ID] = outbox.Mark{Times: 1, Group: group, At: now}
 	}
 	return b

@@ -236,7 +236,7 @@ func TestStoredReturnsTheStateOnce(t *testing.T) {
 		if want := map[string]bool{"a": true, "b": false, "c": true}; !maps.Equal(was.Routes, want) {
 			t.Errorf("stored are the routes %v, want %v", was.Routes, want)
 		}
-		if g := was.Groups["A"]; len(was.Groups) != 1 || g.Latest != a.Seq || string(g.State) != "scheduled" ||
+		if g := was.Groups["A"]; len(was.Groups) != 1 || g.Latest != a.Seq || string(g.State) != `"scheduled"` ||
 			len(was.Values) != 1 || string(was.Values["x"]) != "1" {
 			t.Errorf("stored are %+v, want the group A and the value x", was)
 		}
@@ -501,17 +501,4 @@ func (s *breaking) Write(writes []outbox.Write) error {
 		return fmt.Errorf("%w: a page has no end", outbox.ErrDamaged)
 	}
 	return s.Storage.Write(writes)
-}
-
-// What a CloudEvent is stays known while a delivery or an open group refers to it.
-func TestAMessageIsKnownWhileItIsReferredTo(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		a := mustAdd(t, o, "A", "scheduled", "hook")
-		if m := o.Message(a.Seq); m.ID != a.ID || m.Group != "A" || m.Change != "scheduled" {
-			t.Errorf("it is %+v, want A-scheduled", m)
-		}
-		if m := o.Message(a.Seq + 1); m.ID != "" {
-			t.Errorf("a CloudEvent that there is not is %+v", m)
-		}
-	})
 }

@@ -103,7 +103,7 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 			t.Helper()
 			want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
 			g := o.Groups()
-			if len(g) != 2 || g["A"].Latest != second.Seq || string(g["A"].State) != "started" || g["B"].Latest != first.Seq {
+			if len(g) != 2 || g["A"].Latest != second.Seq || string(g["A"].State) != `"started"` || g["B"].Latest != first.Seq {
 				t.Errorf("groups are %v", g)
 			}
 			if x, y, z := string(o.Value("x")), string(o.Value("y")), string(o.Value("z")); x != "new" || y != "old" || z != "" {
@@ -738,6 +738,7 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 func TestAReadThatHangsIsWaitedForOnce(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		old := mustAdd(t, o, "OLD", "scheduled", "a")
+		end(t, o, "OLD")
 		hang := make(chan struct{})
 		d.set(func() { d.misses, d.hang = hang, hang })
 		began := time.Now()

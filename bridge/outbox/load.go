@@ -13,7 +13,7 @@ import (
 )
 
 // format is the file format. It changes with the buckets and the JSON of their records.
-const format = "3"
+const format = "4"
 
 // open opens the storage, unless it is open, and loads its records; loaded reports whether it did. A file that is
 // damaged, another VM's or of another format is set aside.
@@ -68,7 +68,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 		o.merged, o.written = true, 0
 		return false, unwritable
 	case string(has) != format:
-		return false, fmt.Errorf("%w: its format is %q, and this one reads only %q", errFormat, has, format)
+		return false, fmt.Errorf("%s was %w: its format is %q, and this one reads only %q", o.path, errFormat, has, format)
 	case foreign != nil:
 		return false, foreign
 	}
@@ -212,7 +212,8 @@ func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, e
 		case bucketValues:
 			o.fileState.Values[w.Key] = w.Value
 		case bucketGroups:
-			if g, err := groupOf(w.Value); err == nil {
+			var g Group
+			if json.Unmarshal(w.Value, &g) == nil { // loadRecord reports another
 				o.fileState.Groups[w.Key] = g
 			}
 		case bucketRoutes:
@@ -267,14 +268,6 @@ func (o *Outbox) raiseMark(w Write) {
 	}
 }
 
-// groupOf decodes an open group, as encode wrote it.
-func groupOf(value []byte) (g Group, err error) {
-	latest, state, _ := strings.Cut(string(value), " ")
-	g.State = []byte(state)
-	g.Latest, err = seqOf(latest)
-	return g, err
-}
-
 // releaseLoaded shows readers the deliveries of a file that was read late. It is called after Callbacks.Loaded has
 // returned.
 func (o *Outbox) releaseLoaded() {
@@ -318,12 +311,12 @@ func (m *memory) loadRecord(w Write, late bool) (err error) {
 	case bucketValues:
 		m.values[w.Key] = w.Value
 	case bucketGroups:
-		was, err := groupOf(w.Value)
-		if err != nil {
+		var was Group
+		if err = json.Unmarshal(w.Value, &was); err != nil {
 			return err
 		}
 		g := m.group(w.Key)
-		g.state, g.latest = was.State, m.message(was.Latest)
+		g.state, g.latest, g.cloudEvent = was.State, m.message(was.Latest), was.CloudEvent
 		g.latest.refs++
 	case bucketHeads:
 		seq, err := seqOf(w.Key)
@@ -413,7 +406,7 @@ func (c *change) writeAll() {
 	}
 	for id, g := range c.groups {
 		if g.latest != nil {
-			c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
+			c.write(bucketGroups, id, g.record())
 		}
 		if !g.ended.IsZero() {
 			c.write(bucketEnded, id, g.ended)
@@ -440,8 +433,8 @@ func (c *change) writeAll() {
 		if m.ID != "" {
 			c.write(bucketHeads, seqKey(seq), &m.head)
 		}
-		if m.body != nil {
-			c.write(bucketEvents, seqKey(seq), m.body)
+		if body := c.body(seq); body != nil {
+			c.write(bucketEvents, seqKey(seq), body)
 		}
 	}
 }
@@ -450,8 +443,8 @@ func (c *change) writeAll() {
 func (o *Outbox) readBodies() {
 	var bodiless []*message
 	o.mu.Lock()
-	for _, m := range o.messages {
-		if m.body == nil {
+	for seq, m := range o.messages {
+		if o.body(seq) == nil {
 			bodiless = append(bodiless, m)
 		}
 	}

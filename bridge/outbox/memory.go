@@ -48,6 +48,22 @@ type message struct {
 // unreferenced reports whether nothing refers to the message. A nil message has no references.
 func (m *message) unreferenced() bool { return m == nil || m.refs == 0 }
 
+// record returns an open group as the file stores it.
+func (g *group) record() Group { return Group{g.state, g.latest.Seq, g.cloudEvent} }
+
+// body returns the JSON of a CloudEvent; nil if only the storage has it.
+func (m *memory) body(seq uint64) []byte {
+	msg := m.messages[seq]
+	if msg == nil {
+		return nil
+	}
+	g := m.groups[msg.Group]
+	if msg.body == nil && g != nil && g.latest == msg {
+		return g.cloudEvent
+	}
+	return msg.body
+}
+
 // forgettable reports whether nobody asks for a record of the history any more. A CloudEvent is asked for while
 // something refers to it, an outcome only while it is one of the latest change of an open group.
 func (m *memory) forgettable(p place) bool {
@@ -172,12 +188,13 @@ type route struct {
 
 // A group is the state of one group.
 type group struct {
-	state    []byte
-	latest   *message  // nil unless it is open
-	ended    time.Time // when it ended, or got its last mark or receipt after that; zero while it is open
-	marks    []mark
-	receipts []receipt
-	pending  map[*entry]bool // nil if there are none
+	state      []byte
+	latest     *message  // nil unless it is open
+	cloudEvent []byte    // of latest
+	ended      time.Time // when it ended, or got its last mark or receipt after that; zero while it is open
+	marks      []mark
+	receipts   []receipt
+	pending    map[*entry]bool // nil if there are none
 }
 
 // A mark is a compact Mark: there are many.

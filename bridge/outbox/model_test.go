@@ -477,7 +477,7 @@ func (p *player) change(now time.Time) {
 	p.m.groups[group] = a.Seq
 	p.m.marks[a.ID] = 1
 	p.check(p.o.Apply(outbox.Batch{
-		Now: now, Add: []outbox.Addition{a}, Groups: map[string]*outbox.Group{group: {Latest: a.Seq}},
+		Now: now, Add: []outbox.Addition{a}, Groups: map[string]*outbox.Group{group: groupWith(a)},
 		Marks: map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: now}},
 	}))
 }

@@ -208,7 +208,7 @@ func (o *Outbox) Groups() map[string]Group {
 	all := map[string]Group{}
 	for id, g := range o.groups {
 		if g.latest != nil {
-			all[id] = Group{g.state, g.latest.Seq}
+			all[id] = g.record()
 		}
 	}
 	return all

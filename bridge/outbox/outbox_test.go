@@ -74,13 +74,30 @@ func add(o *outbox.Outbox, group, change string, to ...string) (outbox.Addition,
 	a := addition(o, group, change, to...)
 	b := outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}
 	if group != "" {
-		b.Groups = map[string]*outbox.Group{group: {State: []byte(change), Latest: a.Seq}}
+		b.Groups = map[string]*outbox.Group{group: groupWith(a)}
 		b.Marks = map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: time.Now()}}
 		if change == "vanished" {
 			b.Groups[group] = nil
 		}
 	}
 	return a, o.Apply(b)
+}
+
+// groupWith returns an open group with that latest change.
+func groupWith(a outbox.Addition) *outbox.Group {
+	return &outbox.Group{State: fmt.Appendf(nil, "%q", a.Change), Latest: a.Seq, CloudEvent: a.Body}
+}
+
+// end ends groups. What is pending about them stays, but only the file has it.
+func end(t testing.TB, o *outbox.Outbox, groups ...string) {
+	t.Helper()
+	b := outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{}}
+	for _, group := range groups {
+		b.Groups[group] = nil
+	}
+	if err := o.Apply(b); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // mustAdd is add on a disk that works.
@@ -182,7 +199,7 @@ func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 		if got := o.Outcome("b", second.Seq); got.State != outbox.StateDead || !got.At.Equal(now) {
 			t.Errorf("the newest is %v for b", got)
 		}
-		if g := o.Groups()["A"]; string(g.State) != "started" || g.Latest != second.Seq {
+		if g := o.Groups()["A"]; string(g.State) != `"started"` || g.Latest != second.Seq {
 			t.Errorf("the group is %+v", g)
 		}
 		if m := o.Mark("A", "A-scheduled"); m.Times != 1 || m.Group != "A" || !m.At.Equal(now) {

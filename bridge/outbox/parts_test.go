@@ -19,7 +19,7 @@ func addMany(o *outbox.Outbox, prefix string, n int) error {
 		a := addition(o, fmt.Sprint(prefix, i), "scheduled", "a", "b")
 		a.Body = append(body(a.ID), strings.Repeat(" ", 300)...)
 		b.Add = append(b.Add, a)
-		b.Groups[a.Group] = &outbox.Group{State: []byte("scheduled"), Latest: a.Seq}
+		b.Groups[a.Group] = groupWith(a)
 		b.Marks[a.ID] = outbox.Mark{Times: 1, Group: a.Group, At: b.Now}
 	}
 	return o.Apply(b)

@@ -103,25 +103,11 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	return ce, receipt, nil
 }
 
-// Message returns what is known of a CloudEvent without reading it. It is the zero value unless a delivery or an open
-// group refers to that CloudEvent, and may be zero for a group from a file of the first format.
-func (o *Outbox) Message(seq uint64) delivery.Message {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if m := o.messages[seq]; m != nil {
-		return m.Message
-	}
-	return delivery.Message{}
-}
-
 // Body returns the JSON of the CloudEvent with that sequence number, which must not be changed. The error wraps
 // delivery.ErrLost if it can never be read again.
 func (o *Outbox) Body(seq uint64) ([]byte, error) {
 	o.mu.Lock()
-	var body []byte
-	if m := o.messages[seq]; m != nil {
-		body = m.body
-	}
+	body := o.body(seq)
 	foreign := seq <= o.foreign
 	o.mu.Unlock()
 	switch {
@@ -258,6 +244,9 @@ func (c *change) report(r *route, rep delivery.Report) {
 	}
 	counted := slices.Concat(rep.Failed, rep.Untried)
 	each(rep.Dead, func(e *entry) {
+		if rep.Reason == delivery.ReasonLost && c.replaceLost(e) {
+			return
+		}
 		ofAttempt := rep.Reason == delivery.ReasonRejected || rep.Reason == delivery.ReasonExpired
 		same := func(i *delivery.Item) bool { return i.Seq == e.Seq }
 		c.giveUp(e, rep.Reason, rep.Error, ofAttempt && !slices.ContainsFunc(counted, same))
@@ -272,6 +261,29 @@ func (c *change) report(r *route, rep delivery.Report) {
 			}
 		}
 	}
+}
+
+// replaceLost makes the latest change of a group pending instead of a delivery whose CloudEvent is lost, and reports whether
+// it did. It doesn't if the group is over, if the route's delivery of that change is a dead letter or was dropped, or if
+// the route acts: that begins nothing it was not given before.
+func (c *change) replaceLost(e *entry) bool {
+	g := c.groups[e.Group]
+	if g == nil || g.latest == nil || g.latest == e.message {
+		return false
+	}
+	switch state := c.outcome(e.route.name, g.latest.Seq).State; {
+	case state == StatePending:
+	case state == StateDead, state == StateDropped, e.route.late == delivery.LateDrop:
+		return false
+	default:
+		c.addPending(&entry{message: g.latest, route: e.route, Item: delivery.Item{
+			NotBefore: e.NotBefore, PendingSince: c.now.UTC(), FallbackFor: e.FallbackFor,
+			Replayed: e.Replayed, ReplayedBy: e.ReplayedBy,
+		}})
+	}
+	c.lost = append(c.lost, e.record())
+	c.supersede(e, "its CloudEvent is lost; the latest change of its event is delivered instead")
+	return true
 }
 
 // recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.

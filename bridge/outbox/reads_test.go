@@ -165,6 +165,7 @@ func TestFailedReadLaterLosesNothing(t *testing.T) {
 				s.set(-1, nil)
 				o := open(t, t.TempDir(), outbox.Options{Storage: s})
 				a := mustAdd(t, o, "A", "scheduled", "a")
+				end(t, o, "A")
 				s.set(0, cause)
 				if err := read(o, a.Seq); !errors.Is(err, cause) || errors.Is(err, delivery.ErrLost) {
 					t.Errorf("%s = %v, want %v", claim, err, cause)

@@ -108,8 +108,6 @@ func encode(v any) []byte {
 		return v
 	case *entry:
 		return v.encode()
-	case Group:
-		return append([]byte(seqKey(v.Latest)+" "), v.State...)
 	}
 	data, err := json.Marshal(v)
 	if err != nil {

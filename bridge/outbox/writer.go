@@ -136,6 +136,10 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	}
 	kept, callbacks := o.dead.n, o.callbacks
 	o.mu.Unlock()
+	for _, d := range c.lost {
+		o.log.Error("a pending CloudEvent is lost; the latest change of its event is delivered instead", "sink", d.Route,
+			"id", d.ID)
+	}
 	if c.deadDropped > 0 {
 		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", c.deadDropped, "kept", kept)
 		callbacks.forgot(ForgotDeadLetter, c.deadDropped)

@@ -113,9 +113,9 @@ func (p *dryRunPrinter) forecastApproval(b *bridge.Bridge, rules []bridge.Rule, 
 	default:
 		return nil // the rules look at no other change
 	}
-	forecasts, err := b.Forecasts(rules, ce.Subject())
-	if err != nil || len(forecasts) == 0 {
-		return err
+	forecasts := b.Forecasts(rules, ce.Subject())
+	if len(forecasts) == 0 {
+		return nil
 	}
 	result := forecastText(forecasts)
 	p.mu.Lock()
@@ -127,7 +127,7 @@ func (p *dryRunPrinter) forecastApproval(b *bridge.Bridge, rules []bridge.Rule, 
 	if why, refused := strings.CutPrefix(result, "no: "); refused {
 		words = "would not be approved: " + why
 	}
-	_, err = fmt.Fprintf(p.out, "%s  %s %s\n", p.clock(ce), ce.Subject(), wording.Printable(words))
+	_, err := fmt.Fprintf(p.out, "%s  %s %s\n", p.clock(ce), ce.Subject(), wording.Printable(words))
 	return err
 }
 

@@ -585,7 +585,7 @@ func (b *bench) growth() error {
 			for _, r := range routes {
 				a.To = append(a.To, outbox.Recipient{Route: r.Name})
 			}
-			state := &outbox.Group{State: body[:600], Latest: a.Seq}
+			state := &outbox.Group{State: fmt.Appendf(nil, "%q", body[:600]), Latest: a.Seq, CloudEvent: body}
 			if change == "vanished" {
 				state = nil
 			}
