@@ -289,7 +289,10 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.began, b.pauses.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
-	b.setRoutes(routes, now, func() { b.hasRoutes = true })
+	b.deciding.Lock()
+	b.hasRoutes = true
+	b.setRoutes(routes, now)
+	b.deciding.Unlock()
 	b.endMutes()
 	close(b.routed)
 
@@ -355,12 +358,13 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	wait := b.setRoutes(routes, time.Now(), func() { // under deciding: a change goes to the old routes or to the new ones
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.routes, b.rules, b.Settings = routes, rules, s
-		b.settings++
-	})
+	b.deciding.Lock() // a change goes to the old routes or to the new ones
+	b.mu.Lock()
+	b.routes, b.rules, b.Settings = routes, rules, s
+	b.settings++
+	b.mu.Unlock()
+	wait := b.setRoutes(routes, time.Now())
+	b.deciding.Unlock()
 	_ = wait() // the outbox logs its errors
 	b.endMutes()
 	b.reread.Store(true)

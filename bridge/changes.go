@@ -261,19 +261,16 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 	return x
 }
 
-// setRoutes replaces the routes, and calls use while no change is being derived. A new or returning route gets the
-// latest change of every open event that it does not have yet, and what came of its approval since. wait returns when
-// all of it is on disk.
-func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
+// setRoutes replaces the routes in the outbox. A new or returning route gets the latest change of every open event that it
+// does not have yet, and what came of its approval since. wait returns when all of it is on disk. The caller holds
+// deciding.
+func (b *Bridge) setRoutes(routes []Route, now time.Time) (wait func() error) {
 	configured := []outbox.Route{}
 	for _, r := range routes {
 		configured = append(configured, outbox.Route{
 			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
 		})
 	}
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
-	use()
 	added, back := b.Outbox.NewRoutes(configured)
 	missed := func(r Route, seq uint64) bool {
 		return slices.Contains(added, r.Name) ||

@@ -271,7 +271,8 @@ func (c *change) replaceLost(e *entry) bool {
 	if g == nil || g.latest == nil || g.latest == e.message {
 		return false
 	}
-	switch state := c.outcome(e.route.name, g.latest.Seq).State; {
+	state := c.outcome(e.route.name, g.latest.Seq).State
+	switch {
 	case state == StatePending:
 	case state == StateDead, state == StateDropped, e.route.late == delivery.LateDrop:
 		return false
