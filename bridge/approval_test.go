@@ -992,7 +992,7 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 		s.logged = func(words string) {
 			if words == "approving event" {
 				s.azure.End(idA)
-				ended.Store(b.handle(t.Context(), imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()}))
+				ended.Store(b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()}))
 			}
 		}
 		b = s.start(audit.all("audit"))
@@ -1019,7 +1019,7 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 		s.logged = func(words string) {
 			if words == "event not approved" {
 				s.azure.End(idA)
-				b.handle(t.Context(), imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()})
+				b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()})
 			}
 		}
 		b = s.start(audit.all("audit"))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -91,6 +90,7 @@ type Bridge struct {
 	byHand           map[string]int               // by EventId: the number of approvals by hand under way
 	workers          map[string]*routeWorker      // by route, also of removed routes until they have ended
 	delivering       bool                         // workers have been started
+	polled           chan struct{}                // closed when a poll was handled that began after it was set: see awaitPoll
 	settings         int                          // how often Reload has replaced the routes
 	stopping         bool                         // no more workers are started
 	imds             imdsState
@@ -108,10 +108,8 @@ type Bridge struct {
 	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time
 	deciding     loggingMutex  // held while changes are derived from open events and committed; taken before mu
-	hasRoutes    bool          // Run has set the routes; guarded by deciding
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
-	polled       chan struct{} // closed when the first poll is handled, whether it failed or not
 	watchEnded   chan struct{} // closed when the poll loop has ended
 	identified   chan struct{} // closed when instance metadata has said which VM this is, or won't soon
 	identity     chan struct{} // asks for it at once
@@ -177,57 +175,73 @@ func New(o Options) (*Bridge, error) {
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
 	b.deciding.logTo(o.Log)
-	o.Outbox.SetCallbacks(outbox.Callbacks{
-		Deciding: &b.deciding, Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot,
-	})
-	b.remember()
+	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Forgot: o.Meter.Forgot})
+	b.decodeValue(valueObserver, o.Outbox.Value(valueObserver), &b.observer)
+	b.decodeValue(valueAnswer, o.Outbox.Value(valueAnswer), &b.answer)
+	b.events.load(o.Outbox.Groups(), o.Log)
 	b.setObserver(imds.Observer{})
 	return b, nil
 }
 
-// takeUp merges an outbox's file that became readable late. As at a start, it waits first until it is known whether the
-// file is this machine's.
-func (b *Bridge) takeUp() {
-	b.awaitName(context.Background())
-	stored, routed := b.remember()
-	if stored.Groups != nil && routed { // else somebody else took it, or Run is about to set the routes
-		b.offerUnknown(stored.Routes, time.Now())
+// decodeValue decodes a value of the outbox, if there is one.
+func (b *Bridge) decodeValue(name string, value []byte, to any) {
+	if value == nil {
+		return
+	}
+	if err := json.Unmarshal(value, to); err != nil {
+		b.Log.Error("cannot read a value of the outbox", "name", name, "err", err)
 	}
 }
 
-// remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
-// late. routed reports whether Run had set the routes by then, so that they were not offered the events in the file.
-func (b *Bridge) remember() (stored outbox.Stored, routed bool) {
-	stored = b.Outbox.TakeStored()
+// takeOver takes over an outbox's file that becomes readable only now, as a start does with that of the run before. It
+// waits until it is known whether the file is this machine's, and then until a document has shown which of its events are
+// over, before it delivers what is pending in it.
+func (b *Bridge) takeOver(ctx context.Context) {
+	select {
+	case <-b.Outbox.Late():
+		b.awaitName(ctx, nameForBacklog)
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return // the outbox takes it over when it is closed
+	}
+	b.Log.Info("the outbox's file can be read now", "file", b.Outbox.Path())
+	b.reloading.Lock()
+	b.mu.Lock()
+	routes := b.routes
+	b.mu.Unlock()
+	b.deciding.Lock()
+	show := b.join()
+	b.setRoutes(routes, time.Now())
+	b.deciding.Unlock()
+	b.reloading.Unlock()
+	b.awaitPoll(ctx)
+	show()
+	b.deliver(ctx)
+}
+
+// join merges what a late file holds with what is known already, which is newer. No worker starts before the next poll.
+// The caller holds deciding.
+func (b *Bridge) join() (show func()) {
+	file, show := b.Outbox.Join()
 	var observer imds.Observer
 	var answer lastAnswer
-	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
-		if kept := stored.Values[name]; kept != nil {
-			if err := json.Unmarshal(kept, v); err != nil {
-				b.Log.Error("cannot read a value of the outbox", "name", name, "err", err)
-			}
-		}
-	}
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
+	b.decodeValue(valueObserver, file.Values[valueObserver], &observer)
+	b.decodeValue(valueAnswer, file.Values[valueAnswer], &answer)
 	b.mu.Lock()
-	since := b.answer.At
-	if since.IsZero() {
+	if b.answer.At.IsZero() {
 		b.answer = answer
 	}
 	if b.observer == (imds.Observer{}) {
 		b.observer = observer
 	}
+	b.delivering, b.polled = false, make(chan struct{})
 	b.mu.Unlock()
-	open := b.Outbox.Groups() // the others ended before the file became readable
-	maps.DeleteFunc(stored.Groups, func(id string, _ outbox.Group) bool { _, is := open[id]; return !is })
-	repeated := b.events.load(stored, answer.At, since, b.Booted, b.deciding.log)
+	b.reread.Store(true)
 	b.nextReminder = time.Time{}
-	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date
-		return stored, b.hasRoutes
-	}
-	b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: b.staleDeliveries(repeated), Groups: repeated})
-	return stored, b.hasRoutes
+	groups := b.events.join(file.Groups, answer.At, b.Booted, b.deciding.log)
+	b.Outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
+	return show
 }
 
 // lastAnswer returns the last valid answer, of this run or an earlier one.
@@ -290,7 +304,6 @@ func (b *Bridge) Run(ctx context.Context) error {
 	routes := b.routes
 	b.mu.Unlock()
 	b.deciding.Lock()
-	b.hasRoutes = true
 	b.setRoutes(routes, now)
 	b.deciding.Unlock()
 	b.endMutes()
@@ -298,7 +311,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 
 	var loops sync.WaitGroup
 	loops.Go(func() { b.identify(ctx) })
-	loops.Go(func() { b.startWorkers(ctx) })
+	loops.Go(func() { b.startWorkers(ctx); b.takeOver(ctx) })
 	loops.Go(func() { every(ctx, housekeepEvery, b.housekeep) })
 	loops.Go(func() { every(ctx, approveEvery, func() { b.approve(ctx) }) })
 	loops.Go(func() { b.discover(ctx) })
@@ -396,9 +409,14 @@ func (b *Bridge) SettingsFailed(err error) {
 // known whether the outbox belongs to this VM, and which of its events are over: nothing must be begun about those.
 func (b *Bridge) startWorkers(ctx context.Context) {
 	if all := b.Outbox.Totals(); all.Pending+all.Unreported > 0 {
-		b.awaitName(ctx)
+		b.awaitName(ctx, b.nameLimit())
 		b.awaitPoll(ctx)
 	}
+	b.deliver(ctx)
+}
+
+// deliver starts the workers.
+func (b *Bridge) deliver(ctx context.Context) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ctx.Err() != nil {
@@ -410,15 +428,21 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 	}
 }
 
-// awaitPoll waits a limited time until the first poll is handled. An endpoint that hangs must not hold back what may be
-// urgent.
+// awaitPoll waits a limited time until the first poll of this run, or since join, is handled, whether it failed or not. An
+// endpoint that hangs must not hold back what may be urgent.
 func (b *Bridge) awaitPoll(ctx context.Context) {
 	select {
-	case <-b.polled:
+	case <-b.awaitedPoll():
 	case <-ctx.Done():
 	case <-b.watchEnded:
 	case <-time.After(pollForBacklog):
 	}
+}
+
+func (b *Bridge) awaitedPoll() chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.polled
 }
 
 // startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It

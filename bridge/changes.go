@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"log/slog"
 	"slices"
@@ -59,35 +58,15 @@ func (b *Bridge) changeContext(o observation) changeContext {
 }
 
 // handle commits the changes of a document. It returns false unless all of them are on disk.
-func (b *Bridge) handle(ctx context.Context, doc imds.Document, o observation) bool {
-	wait, all := b.commitChanges(ctx, doc, o)
+func (b *Bridge) handle(doc imds.Document, o observation) bool {
+	wait, all := b.commitChanges(doc, o)
 	return wait() == nil && all
 }
 
-// commitChanges hands the changes of a document to the outbox. all is false if some were left out. If the outbox's file
-// became readable late, it first waits until the events in the file are known, because their ids are in use already.
-func (b *Bridge) commitChanges(ctx context.Context, doc imds.Document, o observation) (wait func() error, all bool) {
-	for {
-		if wait, all = b.tryChanges(doc, o); wait != nil {
-			return wait, all
-		}
-		if taken := b.Outbox.TakenUp(); taken != nil {
-			select {
-			case <-taken:
-			case <-ctx.Done():
-				return b.Outbox.Durable, false
-			}
-		}
-	}
-}
-
-// tryChanges is one attempt of commitChanges. wait is nil if the events in the outbox's file are not known yet.
-func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error, all bool) {
+// commitChanges hands the changes of a document to the outbox. all is false if some were left out.
+func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
-	if b.Outbox.TakenUp() != nil {
-		return nil, false
-	}
 	known, states := b.events.all()
 	b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc, o)})
 	found := imds.Diff(known, doc)
@@ -284,19 +263,6 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time) (wait func() error) {
 	}
 	b.offer(&c, routes, added, missed, now)
 	return b.commit(c, now)
-}
-
-// offerUnknown offers the open events to the routes that a file read late doesn't have in its settings: when these were
-// set, the events in the file were not known.
-func (b *Bridge) offerUnknown(known map[string]bool, now time.Time) {
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
-	b.mu.Lock()
-	unknown := routesThat(func(r Route) bool { return !known[r.Name] }, b.routes)
-	b.mu.Unlock()
-	c := commit{open: map[string]*openEvent{}}
-	b.offer(&c, unknown, nil, func(r Route, seq uint64) bool { return b.Outbox.Outcome(r.Name, seq).State == "" }, now)
-	b.commit(c, now)
 }
 
 // offer adds to the commit the latest change of every open event, for those of the routes that missed it. What an

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
@@ -151,50 +150,6 @@ func (c *commit) overtake(d outbox.Delivery, by successor, now time.Time) bool {
 		return false
 	}
 	return true
-}
-
-// staleDeliveries returns the pending deliveries from before the start that are out of date, because the file with them
-// became readable only after their event was announced again or had ended: deliveries that wait for their due time,
-// reminders, and those of routes that get only the latest change. repeated holds the events announced again. Of an event
-// that Azure no longer lists, and whose end the next document brings, they are those that this end would settle.
-func (b *Bridge) staleDeliveries(repeated map[string]*outbox.Group) (stale []outbox.Ref) {
-	b.mu.Lock()
-	began, routes := b.began, b.routes
-	b.mu.Unlock()
-	for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StatePending}) {
-		end := imds.Change{Kind: imds.Vanished, Event: imds.Event{ID: d.Group}}
-		_, op, _ := b.events.get(d.Group)
-		switch {
-		case d.Group == "", d.Seq() >= uint64(began.UnixMicro()):
-			continue
-		case !op.lastListed.IsZero():
-			if settledAtEnd(d, routes) {
-				stale = append(stale, outbox.Ref{Route: d.Route, Seq: d.Seq()})
-			}
-			continue
-		case b.events.open(d.Group):
-			if repeated[d.Group] == nil {
-				continue
-			}
-		case b.Outbox.Mark(d.Group, cloudevent.ChangeID(end)).At.Before(began):
-			continue
-		}
-		onlyLatest := slices.ContainsFunc(routes, func(r Route) bool {
-			return r.Name == d.Route && r.Terms.Late != delivery.LateSend
-		})
-		if onlyLatest || d.Due.After(time.Now()) || d.Change == string(imds.Reminder) {
-			stale = append(stale, outbox.Ref{Route: d.Route, Seq: d.Seq()})
-		}
-	}
-	return stale
-}
-
-// settledAtEnd reports whether the end of its event settles a pending delivery of one of the routes.
-func settledAtEnd(d outbox.Delivery, routes []Route) bool {
-	return !d.Ends() && slices.ContainsFunc(routes, func(r Route) bool {
-		toldOfEnd, _ := r.Filter.Change(imds.Change{Kind: imds.Vanished}, "")
-		return r.Name == d.Route && r.Terms.Late.OverAtEnd(toldOfEnd)
-	})
 }
 
 // marshalEvent encodes a valid CloudEvent as JSON.

@@ -41,10 +41,10 @@
 //
 // Run starts a goroutine each for the poll loop, the identity of this VM, the discovery of the endpoint, the detection
 // of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one that
-// alone writes its file, one that calls back when a file came late, and one for each read.
+// alone writes its file, and one for each read.
 //
 // Code that derives changes from the open events holds Bridge.deciding until it has handed them to the outbox, and
-// releases it before it waits for the disk. The outbox holds it while it merges a file that was read late. What the
-// holder logs is written when it releases it, except for dead letters. No lock is held during I/O with a disk, a sink or
-// the endpoint. The order of locks is Bridge.deciding, Bridge.mu, openEvents.mu, and the outbox's own.
+// releases it before it waits for the disk. What the holder logs is written when it releases it, except for dead letters.
+// No lock is held during I/O with a disk, a sink or the endpoint. The order of locks is Bridge.deciding, Bridge.mu,
+// openEvents.mu, and the outbox's own.
 package bridge

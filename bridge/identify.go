@@ -137,15 +137,20 @@ func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 	return b.Client.Instance(ctx)
 }
 
-// awaitName waits a limited time for the identity of this VM, and returns how long that took. Instance metadata may be
-// unavailable just when pending deliveries matter, so it does not wait longer.
-func (b *Bridge) awaitName(ctx context.Context) time.Duration {
-	began := time.Now()
-	limit := nameForFirst
+// nameLimit returns how long a start waits for the identity of this VM: longer if there is a backlog that may be another
+// VM's.
+func (b *Bridge) nameLimit() time.Duration {
 	all := b.Outbox.Totals()
 	if b.Outbox.Owner() != "" && len(b.Outbox.Groups())+all.Pending+all.Unreported > 0 {
-		limit = nameForBacklog
+		return nameForBacklog
 	}
+	return nameForFirst
+}
+
+// awaitName waits a limited time for the identity of this VM, and returns how long that took. Instance metadata may be
+// unavailable just when pending deliveries matter, so it does not wait longer.
+func (b *Bridge) awaitName(ctx context.Context, limit time.Duration) time.Duration {
+	began := time.Now()
 	select {
 	case b.identity <- struct{}{}:
 	default:

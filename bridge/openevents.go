@@ -107,49 +107,41 @@ type openEvents struct {
 	byID map[string]*openEvent
 }
 
-// load merges the events of the outbox's file, which may become readable late, with the known ones. until is the last
-// valid answer in the file, and since the last one of this run, or zero. booted is when the observer did. load returns
-// the events that were announced again before the file became readable, as the outbox stores them.
-func (o *openEvents) load(
-	file outbox.Stored, until, since, booted time.Time, log *slog.Logger,
-) (repeated map[string]*outbox.Group) {
+// load loads the events that the outbox stores.
+func (o *openEvents) load(groups map[string]outbox.Group, log *slog.Logger) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.byID = decodeAll(groups, log)
+}
+
+// join merges the events of a late file with those of this run, and returns what changed as the outbox stores it. until
+// is the last valid answer in the file. booted is when the observer did.
+func (o *openEvents) join(
+	groups map[string]outbox.Group, until, booted time.Time, log *slog.Logger,
+) map[string]*outbox.Group {
 	rebooted := !until.IsZero() && booted.After(until)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.byID == nil {
-		o.byID = map[string]*openEvent{}
-	}
-	repeated = map[string]*outbox.Group{}
-	for id, g := range file.Groups {
-		was, err := decodeOpen(g)
-		if err != nil {
-			log.Error("cannot read an open event from the outbox", "event", id, "err", err)
-			continue
+	changed := map[string]*outbox.Group{}
+	for id, was := range decodeAll(groups, log) {
+		op := o.byID[id]
+		switch {
+		case op == nil:
+			op = was
+			op.unwatched(elapsed(until, time.Now()), rebooted)
+			op.lastListed = until
+			o.byID[id] = op
+		case op.Occurrence == 1: // else the occurrence in the file ended meanwhile, and the event came back
+			op.unwatched(elapsed(until, op.Announced), was.Rebooted || rebooted)
+			op.merge(was)
 		}
-		forgotten := func(route string) bool { _, known := file.Routes[route]; return !known }
-		was.Routes = slices.DeleteFunc(was.Routes, forgotten) // a new one of that name is decided about anew
-		switch op := o.byID[id]; {
-		case op != nil && op.Announced.Equal(was.Announced): // the file is read again
-		case op != nil:
-			if op.Occurrence == 1 { // else the life in the file ended meanwhile, and the event came back
-				op.recall(was, until, rebooted)
-			}
-			repeated[id] = op.group()
-		case !since.IsZero(): // unknown in this run until now
-			was.unwatched(elapsed(until, since), rebooted)
-			was.lastListed = until
-			fallthrough
-		default:
-			o.byID[id] = was
-		}
+		changed[id] = op.group()
 	}
-	return repeated
+	return changed
 }
 
-// recall merges the stored state of an event that was taken for new before the file became readable. until is when the
-// file saw it last, and rebooted whether the observer rebooted after that.
-func (op *openEvent) recall(was *openEvent, until time.Time, rebooted bool) {
-	op.unwatched(elapsed(until, op.Announced), was.Rebooted || rebooted)
+// merge adds what was known of an event before it was taken for new.
+func (op *openEvent) merge(was *openEvent) {
 	if !was.Begun.IsZero() {
 		op.Begun = was.Begun
 	}
@@ -161,6 +153,20 @@ func (op *openEvent) recall(was *openEvent, until time.Time, rebooted bool) {
 			op.Routes = append(op.Routes, r)
 		}
 	}
+}
+
+// decodeAll decodes open events. One that can't be read is logged and left out.
+func decodeAll(groups map[string]outbox.Group, log *slog.Logger) map[string]*openEvent {
+	byID := make(map[string]*openEvent, len(groups))
+	for id, g := range groups {
+		op, err := decodeOpen(g)
+		if err != nil {
+			log.Error("cannot read an open event from the outbox", "event", id, "err", err)
+			continue
+		}
+		byID[id] = op
+	}
+	return byID
 }
 
 // listed records that a document lists these events. One that a partial document leaves out may be in the part that

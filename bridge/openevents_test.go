@@ -2,33 +2,13 @@ package bridge
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"forewarn/bridge/imds"
-	"forewarn/bridge/outbox"
 )
-
-// What a file brings that is read again is older than what is known, so it changes nothing.
-func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
-	first := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	file := func(status string) outbox.Stored {
-		op := openEvent{Event: imds.CompactJSON(map[string]string{"EventId": idA, "EventStatus": status}), Occurrence: 1, Announced: first}
-		op.cloudEvent = []byte(`{"specversion":"1.0","id":"x","source":"x","type":"x"}`)
-		return outbox.Stored{Groups: map[string]outbox.Group{idA: *op.group()}}
-	}
-	var o openEvents
-	o.load(file("Started"), first, time.Time{}, time.Time{}, slog.New(slog.DiscardHandler))
-	if anew := o.load(file("Scheduled"), first, first.Add(time.Minute), time.Time{}, slog.New(slog.DiscardHandler)); len(anew) > 0 {
-		t.Errorf("told anew are %v", anew)
-	}
-	if e, op, _ := o.get(idA); e.Status != "Started" || op.Gap || !op.lastListed.IsZero() {
-		t.Errorf("now the event is %s: %+v", e.Status, op)
-	}
-}
 
 // However many new events documents list that make nothing vanish, at most 10,000 are open, and their texts are bounded
 // too. What ends makes room.

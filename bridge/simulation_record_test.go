@@ -254,7 +254,7 @@ func (o *oracle) whileAway(id string, b belief) {
 		}
 		// A copy tells anew what it told before it knew which VM it is, so which of the two a delivery is of is not clear.
 		boot := o.boots[c.boot]
-		anew := boot.vm > 0 && boot.learned.seq > 0 && (c.at-boot.learned.at).Abs() < 15*time.Second
+		anew := boot.vm > 0 && boot.learned.seq > 0 && c.at < boot.learned.at+15*time.Second
 		for sink, list := range o.taken[id] {
 			for _, t := range list {
 				if b.place(t) == i && !anew && t.whileAway != *c.away {

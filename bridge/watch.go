@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"forewarn/bridge/imds"
@@ -36,13 +35,16 @@ func (b *Bridge) watch(ctx context.Context) {
 		b.Log.Info("no answer yet; Azure's first answer can take two minutes", "endpoint", b.Client.Endpoint())
 	})
 	defer slow.Stop()
-	handled := sync.OnceFunc(func() { close(b.polled) })
+	var handled chan struct{} // the last that was closed
 	for ctx.Err() == nil {
-		began := time.Now()
+		began, polled := time.Now(), b.awaitedPoll()
 		wait := w.poll(ctx)
 		if wait > 0 { // else the document is asked for again at once
 			b.recordTurn(&b.imds.lastTurn)
-			handled()
+			if polled != handled {
+				close(polled)
+				handled = polled
+			}
 		}
 		b.Turned()
 		slow.Stop() // the first poll has ended, and has logged its error
@@ -113,7 +115,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 		return w.Interval
 	case !w.waited:
 		w.waited = true
-		if w.awaitName(ctx) > w.Interval {
+		if w.awaitName(ctx, w.nameLimit()) > w.Interval {
 			return 0 // the answer is too old by now: ask again
 		}
 	}
@@ -211,7 +213,7 @@ func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 		w.report(p.Document.Problems)
 		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
-		w.done = w.handle(ctx, p.Document, o)
+		w.done = w.handle(p.Document, o)
 		w.noteDoubts(p.Document)
 	}
 	w.etag = ""

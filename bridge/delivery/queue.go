@@ -51,6 +51,9 @@ type Message struct {
 // Ends reports whether the message says that its event is over.
 func (m *Message) Ends() bool { return m.Change == vanished }
 
+// Reminds reports whether the message reminds of an event.
+func (m *Message) Reminds() bool { return m.Change == reminder }
+
 // An Item is one pending delivery. It is immutable: a Queue replaces it.
 type Item struct {
 	*Message

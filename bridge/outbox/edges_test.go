@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -181,6 +181,7 @@ func TestLargerCountOfAMarkIsKept(t *testing.T) {
 		used(o, 1)
 		late.away.Store(false)
 		time.Sleep(10 * time.Second)
+		joins(o)
 		for _, when := range []string{"once the file is there", "after a restart"} {
 			if got := o.Mark("A", "A-scheduled").Times; got != 3 {
 				t.Errorf("%s it is marked %d times, want 3", when, got)
@@ -218,8 +219,8 @@ func TestReaderIsWokenOnceAChangeIsOnDisk(t *testing.T) {
 	})
 }
 
-// Stored returns the owner's state in a file only once.
-func TestStoredReturnsTheStateOnce(t *testing.T) {
+// What a file holds of its owner is there after a restart, and is no late file.
+func TestTheStateOfTheOwnerIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -232,16 +233,16 @@ func TestStoredReturnsTheStateOnce(t *testing.T) {
 		}
 		o.Close()
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		was := o.TakeStored()
-		if want := map[string]bool{"a": true, "b": false, "c": true}; !maps.Equal(was.Routes, want) {
-			t.Errorf("stored are the routes %v, want %v", was.Routes, want)
+		added, back := o.NewRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}, {Name: "c"}, {Name: "d"}})
+		if !slices.Equal(added, []string{"d"}) || !slices.Equal(back, []string{"b"}) {
+			t.Errorf("the routes %v are new, and %v return, want d and b", added, back)
 		}
-		if g := was.Groups["A"]; len(was.Groups) != 1 || g.Latest != a.Seq || string(g.State) != `"scheduled"` ||
-			len(was.Values) != 1 || string(was.Values["x"]) != "1" {
-			t.Errorf("stored are %+v, want the group A and the value x", was)
+		all := o.Groups()
+		if g := all["A"]; len(all) != 1 || g.Latest != a.Seq || string(g.State) != `"scheduled"` || string(o.Value("x")) != "1" {
+			t.Errorf("stored are %+v and %q, want the group A and the value x", all, o.Value("x"))
 		}
-		if was = o.TakeStored(); was.Groups != nil || was.Values != nil {
-			t.Errorf("a second time stored are %+v, want nothing", was)
+		if file, _ := o.Join(); file.Groups != nil || file.Values != nil {
+			t.Errorf("late came %+v, want nothing", file)
 		}
 		o.Close()
 	})

@@ -3,11 +3,12 @@ package outbox_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,6 +72,13 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 	})
 }
 
+// joins takes over a file that has come late, if there is one, and waits until it is written.
+func joins(o *outbox.Outbox) {
+	_, show := o.Join()
+	show()
+	synctest.Wait()
+}
+
 // A file that is read late is older than memory: records that memory lacks are loaded, the others are kept as they are
 // in memory.
 func TestFileReadLateOverwritesNothing(t *testing.T) {
@@ -88,9 +96,7 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		time.Sleep(time.Minute)
 
 		dir := notADirectory(t)
-		var loaded atomic.Int32
 		o = open(t, dir, outbox.Options{})
-		o.SetCallbacks(outbox.Callbacks{Loaded: func() { loaded.Add(1) }})
 		q := o.Queue("a")
 		second, _ := add(o, "A", "started", "a")
 		_, _ = add(o, "C", "vanished")
@@ -98,6 +104,16 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 			Marks: map[string]outbox.Mark{"B-scheduled": {Times: 2, Group: "B", At: time.Now()}}})
 		comes(t, dir, filepath.Join(older, "outbox.db"))
 		time.Sleep(6 * time.Second)
+		if err := o.Durable(); err == nil {
+			t.Error("before Join it counts as durable")
+		}
+		want(t, "pending before Join", pending(o, "a"), "A-started")
+		changes(q)
+		file, show := o.Join()
+		if values, groups := slices.Sorted(maps.Keys(file.Values)), slices.Sorted(maps.Keys(file.Groups)); len(values) != 3 ||
+			!slices.Equal(groups, []string{"A", "B"}) {
+			t.Errorf("the file had the values %v, and of what is open %v", values, groups)
+		}
 		synctest.Wait()
 		check := func() {
 			t.Helper()
@@ -115,9 +131,12 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		}
 		check()
 		ids, _ := changes(q)
-		want(t, "the reader hears", ids, "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
-		if loaded.Load() != 1 || o.Durable() != nil {
-			t.Errorf("loaded %d times, Durable = %v", loaded.Load(), o.Durable())
+		want(t, "the reader hears before it is shown", ids)
+		show()
+		ids, _ = changes(q)
+		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
 		}
 		o.Close()
 		o = open(t, dir, outbox.Options{})
@@ -147,7 +166,7 @@ func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 		_, _ = add(o, "B", "scheduled", "a")
 		comes(t, dir, filepath.Join(older, "outbox.db"))
 		time.Sleep(6 * time.Second)
-		synctest.Wait()
+		joins(o)
 		if seq := o.Reserve(time.Now()); seq <= a.Seq {
 			t.Errorf("the next sequence number is %d, and the file has %d", seq, a.Seq)
 		}
@@ -389,6 +408,7 @@ func TestWhatComesAndGoesWithoutAFileLeavesNothing(t *testing.T) {
 			}
 			d.set(func() { c.works = true })
 			time.Sleep(6 * time.Second)
+			joins(o)
 			n := 0
 			for _, writes := range d.recorded()[before:] {
 				n += len(writes)
@@ -721,6 +741,13 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 		}
 		release()
 		time.Sleep(time.Minute)
+		joins(o)
+		if added, back := o.NewRoutes([]outbox.Route{{Name: "b"}, {Name: "c"}}); len(back) > 0 || !slices.Equal(added, []string{"c"}) {
+			t.Errorf("to the file the routes %v are new, and %v return", added, back)
+		}
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err != nil {
+			t.Fatal(err)
+		}
 		want(t, "pending", pending(o, "a"), "A-scheduled")
 		if o.Stats(time.Now())["a"].Gone.IsZero() {
 			t.Error("it counts as in the settings")

@@ -15,45 +15,45 @@ import (
 // format is the file format. It changes with the buckets and the JSON of their records.
 const format = "4"
 
-// open opens the storage, unless it is open, and loads its records; loaded reports whether it did. A file that is
-// damaged, another VM's or of another format is set aside.
-func (o *Outbox) open() (loaded bool, err error) {
+// open opens the storage, unless it is open, and reads its records. A file that is damaged, another VM's or of another
+// format is set aside.
+func (o *Outbox) open() error {
 	if o.opened {
-		return false, nil
+		return nil
 	}
-	loaded, err = o.openOnce()
+	err := o.openOnce()
 	for why, cause := range map[string]error{"damaged": ErrDamaged, "foreign": errForeign, "format": errFormat} {
 		if !o.readOnly && errors.Is(err, cause) {
 			if err = o.storage.SetAside(why, err); err == nil {
-				loaded, err = o.openOnce()
+				err = o.openOnce()
 			}
 			break
 		}
 	}
 	o.opened = err == nil
-	return loaded, err
+	return err
 }
 
-func (o *Outbox) openOnce() (loaded bool, err error) {
+func (o *Outbox) openOnce() error {
 	opened, unwritable := o.storage.Open()
 	switch {
 	case unwritable != nil && !errors.Is(unwritable, ErrReadOnly):
-		o.merged = false
-		return false, unwritable
-	case o.merged && !opened:
+		o.known = false
+		return unwritable
+	case o.known && !opened:
 		if o.hasParts() && unwritable == nil && !o.readOnly {
 			unwritable = o.removeParts(true)
 		}
-		return false, unwritable
+		return unwritable
 	}
-	o.merged = false
+	o.known = false
 	has, err := o.storage.Read(bucketMeta, metaFormat)
 	if err != nil {
-		return false, err
+		return err
 	}
 	owner, err := o.storage.Read(bucketMeta, metaOwner)
 	if err != nil {
-		return false, err
+		return err
 	}
 	o.mu.Lock()
 	foreign := o.checkOwner(owner)
@@ -62,35 +62,30 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	switch {
 	case has == nil: // the storage is new
 		if err := o.removeParts(writable); err != nil {
-			return false, err
+			return err
 		}
 		o.rewrite()
-		o.merged, o.written = true, 0
-		return false, unwritable
+		o.known, o.loaded, o.written = true, true, 0
+		return unwritable
 	case string(has) != format:
-		return false, fmt.Errorf("%s was %w: its format is %q, and this one reads only %q", o.path, errFormat, has, format)
+		return fmt.Errorf("%s was %w: its format is %q, and this one reads only %q", o.path, errFormat, has, format)
 	case foreign != nil:
-		return false, foreign
+		return foreign
 	}
 	err = o.removeParts(writable)
 	switch {
 	case err != nil && o.hasParts() && !errors.Is(err, ErrDamaged): // the file can still be read
-		writable, unwritable = false, err
+		unwritable = err
 	case err != nil:
-		return false, err
+		return err
 	}
-	all, err := o.read()
-	if err != nil {
-		return false, err
+	if o.loaded { // memory has all of it, and is newer
+		o.rewrite()
+	} else if err := o.load(); err != nil {
+		return err
 	}
-	if err := o.load(all, owner); err != nil {
-		return false, err
-	}
-	o.mu.Lock()
-	o.written = o.last
-	o.mu.Unlock()
-	o.merged = true
-	return true, unwritable
+	o.known = true
+	return unwritable
 }
 
 // removeParts removes the parts of an unfinished change from the storage: a crash came before its last part was
@@ -175,129 +170,49 @@ func (o *Outbox) read() (all []Write, err error) {
 	return all, nil
 }
 
-// load puts the records of a file into memory. A record that can't be read is logged and skipped.
-func (o *Outbox) load(all []Write, owner []byte) error {
-	unreadable, err := o.merge(all, owner)
-	for at, err := range unreadable {
-		o.log.Error("cannot read a record of the outbox", "bucket", at.bucket, "key", at.key, "err", err)
+// load reads the file. If that is too late for Open, the records wait for Join. A record that can't be read is logged and
+// skipped.
+func (o *Outbox) load() error {
+	all, err := o.read()
+	if err != nil {
+		return err
 	}
-	return err
-}
-
-// merge adds the records of a file to memory. The file may be read late, or a second time: records in memory, and those
-// still to be written, are newer.
-func (o *Outbox) merge(all []Write, owner []byte) (unreadable map[place]error, err error) {
-	if deciding := o.currentCallbacks().Deciding; deciding != nil {
-		deciding.Lock()
-		defer deciding.Unlock()
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if err := o.checkOwner(owner); err != nil { // the owner was set while the file was read
-		return nil, err
-	}
-	newer := change{memory: &o.memory, writes: records{}}
-	newer.writeAll()
-	maps.Copy(newer.writes, o.waiting)
-	last := place{bucketMeta, metaLast}
-	delete(newer.writes, last) // the larger of the two counts, or a sequence number would be used twice
-	unreadable = map[place]error{}
-	o.fileState = Stored{Values: map[string][]byte{}, Groups: map[string]Group{}, Routes: map[string]bool{}}
-	for _, w := range all {
-		at := place{w.Bucket, w.Key}
+	m := newMemory()
+	all = slices.DeleteFunc(all, func(w Write) bool {
 		if w.Value == nil {
-			continue
+			return true
 		}
-		switch w.Bucket {
-		case bucketValues:
-			o.fileState.Values[w.Key] = w.Value
-		case bucketGroups:
-			var g Group
-			if json.Unmarshal(w.Value, &g) == nil { // loadRecord reports another
-				o.fileState.Groups[w.Key] = g
-			}
-		case bucketRoutes:
-			o.fileState.Routes[w.Key] = len(w.Value) == 0
+		err := m.loadRecord(w)
+		if err != nil {
+			o.log.Error("cannot read a record of the outbox", "bucket", w.Bucket, "key", w.Key, "err", err)
 		}
-		if _, known := newer.writes[at]; known {
-			if w.Bucket == bucketMarks {
-				o.raiseMark(w)
-			}
-			continue
-		}
-		if err := o.loadRecord(w, o.started); err != nil {
-			unreadable[at] = err
-		}
-	}
-	o.tried = o.last
-	if o.waiting[last] != nil {
-		o.waiting[last] = []byte(seqKey(o.last))
-	}
-	if o.settings != nil { // routes of the file that are not among them were removed while it could not be read
-		c := change{memory: &o.memory, now: time.Now(), writes: o.waiting}
-		c.setRoutes(o.settings)
-	}
-	o.assignMutes(0)
-	if o.started && o.takingUp == nil {
-		o.takingUp = make(chan struct{})
-	}
-	for seq, m := range o.messages {
-		if m.refs == 0 && m.body == nil {
-			delete(o.messages, seq)
-		}
-	}
-	return unreadable, nil
-}
-
-// raiseMark raises the count of a mark in memory to that of a file read late: with the smaller one, an id would be used
-// twice. The caller holds mu.
-func (o *Outbox) raiseMark(w Write) {
-	var was Mark
-	if json.Unmarshal(w.Value, &was) != nil {
-		return
-	}
-	g := o.group(was.Group)
-	at := g.markIndex(w.Key, was.Group)
-	if at < 0 {
-		return // it was deleted from memory
-	}
-	if now := g.marks[at].unpack(was.Group); now.Times < was.Times {
-		now.Times = was.Times
-		o.setMark(w.Key, now)
-		o.waiting[place{w.Bucket, w.Key}] = now
-	}
-}
-
-// releaseLoaded shows readers the deliveries of a file that was read late. It is called after Callbacks.Loaded has
-// returned.
-func (o *Outbox) releaseLoaded() {
+		return err != nil
+	})
+	m.dropUnused()
+	o.loaded = true
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, r := range o.routes {
-		for _, e := range r.pending {
-			if e.late {
-				e.late = false
-				r.reader.touch(e.Seq)
-			}
-		}
+	if o.started {
+		o.late = all
+		close(o.arrived)
+		return nil
 	}
-	if o.takingUp != nil {
-		close(o.takingUp)
-		o.takingUp = nil
-	}
-	wake(o.kick)
+	m.tried, o.written = m.last, m.last
+	o.memory = m
+	return nil
 }
 
-// TakenUp returns a channel that is closed when Callbacks.Loaded has returned; nil if it need not be waited for, because
-// no file was read later than by Open. Until then Mark knows the file's marks, but the owner may not know its groups.
-func (o *Outbox) TakenUp() <-chan struct{} {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.takingUp
+// dropUnused drops the messages that a file has and nothing refers to.
+func (m *memory) dropUnused() {
+	for seq, msg := range m.messages {
+		if msg.refs == 0 && msg.body == nil {
+			delete(m.messages, seq)
+		}
+	}
 }
 
 // loadRecord puts one record of a file into memory, which has none with that key.
-func (m *memory) loadRecord(w Write, late bool) (err error) {
+func (m *memory) loadRecord(w Write) (err error) {
 	switch w.Bucket {
 	case bucketMeta:
 		switch w.Key {
@@ -348,7 +263,7 @@ func (m *memory) loadRecord(w Write, late bool) (err error) {
 			m.setMute(mute)
 		}
 	case bucketPending, bucketDead:
-		return m.loadDelivery(w, late)
+		return m.loadDelivery(w)
 	case bucketSettled:
 		var s settlement
 		_, name, _ := strings.Cut(w.Key, "/")
@@ -364,7 +279,7 @@ func (m *memory) loadRecord(w Write, late bool) (err error) {
 	return err
 }
 
-func (m *memory) loadDelivery(w Write, late bool) error {
+func (m *memory) loadDelivery(w Write) error {
 	var d Delivery
 	name, seq, err := splitKey(w.Key)
 	if err == nil {
@@ -375,9 +290,11 @@ func (m *memory) loadDelivery(w Write, late bool) error {
 	}
 	m.last = max(m.last, seq)
 	e := entryOf(d, m.message(seq), m.route(name), w.Bucket == bucketDead)
-	e.late = late
 	if now := time.Now().UTC(); e.PendingSince.After(now) { // the clock was set back since
 		e.PendingSince = now
+	}
+	if e.death == nil {
+		e.Mute = delivery.MuteOf(m.mutes, name, e.route.people, &e.Item)
 	}
 	m.put(e)
 	return nil
@@ -516,6 +433,5 @@ func (o *Outbox) rescue(cause error) error {
 	if err := o.storage.SetAside("damaged", cause); err != nil {
 		return err
 	}
-	_, err := o.open()
-	return err
+	return o.open()
 }

@@ -12,19 +12,18 @@ import (
 
 // memory is the state of the outbox. Only a change and the loading of the file alter it.
 type memory struct {
-	last      uint64 // sequence number
-	stored    uint64 // number of the last change that is on disk
-	tried     uint64 // no CloudEvent with a higher sequence number was read from the storage, or given to it
-	owner     string // vmId
-	foreign   uint64 // CloudEvents up to this sequence number were another VM's
-	values    map[string][]byte
-	mutes     []*delivery.Mute // by Since
-	newMutes  map[string]bool  // ids of the mutes that were set since the start, not loaded from a file
-	fileState Stored           // for the next call of TakeStored
-	groups    map[string]*group
-	messages  map[uint64]*message
-	routes    map[string]*route
-	settings  []Route // the last Batch.Routes; nil: none yet
+	last     uint64 // sequence number
+	stored   uint64 // number of the last change that is on disk
+	tried    uint64 // no CloudEvent with a higher sequence number was read from the storage, or given to it
+	owner    string // vmId
+	foreign  uint64 // CloudEvents up to this sequence number were another VM's
+	values   map[string][]byte
+	mutes    []*delivery.Mute // by Since
+	newMutes map[string]bool  // ids of the mutes that were set since the start, not loaded from a file
+	groups   map[string]*group
+	messages map[uint64]*message
+	routes   map[string]*route
+	settings []Route // the last Batch.Routes; nil: none yet
 
 	recent  []*entry // includes all deliveries that are not on disk
 	letters ages     // dead
@@ -92,7 +91,6 @@ type entry struct {
 	released      uint64 // number of the change that ended its mute
 	heapIndex     int32  // in its heap
 	shown         bool   // a reader has it, perhaps from before it was on disk
-	late          bool   // loaded from a file that was read late; its reader must not see it yet
 	stale         bool   // removed from memory, or replaced
 }
 
@@ -115,7 +113,7 @@ func (e *entry) state() string {
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
 	return &entry{Item: e.Item, message: e.message, route: e.route, lastAttempt: e.lastAttempt, change: e.change,
-		released: e.released, shown: e.shown, late: e.late}
+		released: e.released, shown: e.shown}
 }
 
 func bySeq(a, b *entry) int {

@@ -200,7 +200,7 @@ func TestMutesOfAFileReadLateAreLoaded(t *testing.T) {
 		want(t, "before the file comes a hears", heard(qa), "B-scheduled")
 		comes(t, dir, filepath.Join(older, "outbox.db"))
 		time.Sleep(6 * time.Second)
-		synctest.Wait()
+		joins(o)
 		want(t, "a hears", heard(qa), "(A-scheduled)", "(B-scheduled)")
 		want(t, "b hears", heard(qb), "A-scheduled")
 		o.Close()

@@ -30,17 +30,11 @@ type Options struct {
 
 // Callbacks report what the outbox does by itself. They are called without a lock. Fields may be nil.
 type Callbacks struct {
-	// Deciding is locked while a file that was read later than by Open changes what the outbox knows. Thus an owner that
-	// holds it sees all of the file's marks and deliveries, or none. It must not wait for the disk meanwhile.
-	Deciding sync.Locker
 	// Dead is called with the dead letters of a change, after it was applied.
 	Dead func([]Delivery)
 	// Forgot is called with the number of records dropped because of size or, for dead letters, age; what is
 	// ForgotDeadLetter or ForgotHistory.
 	Forgot func(what string, n int)
-	// Loaded is called after a file was read later than by Open: groups, values and marks may have been added. Until it
-	// returns, nothing is written, and the file's pending deliveries wait; Close waits two seconds for it.
-	Loaded func()
 }
 
 // Kinds of records for Callbacks.Forgot.
@@ -48,13 +42,6 @@ const (
 	ForgotDeadLetter = "dead_letter"
 	ForgotHistory    = "history"
 )
-
-// Stored is the owner's state in a file. If the file was read late, it is older than the outbox in memory.
-type Stored struct {
-	Values map[string][]byte
-	Groups map[string]Group
-	Routes map[string]bool // the routes that it knows: true those in the settings, false those removed from them
-}
 
 // fileName is the name of the file.
 const fileName = "outbox.db"
@@ -69,8 +56,9 @@ type Outbox struct {
 
 	storage Storage // opened, written and compacted only by the writer, because that may hang
 	opened  bool    // the storage is open and can be written; only the writer uses it
-	merged  bool    // memory holds the content of the storage; only the writer uses it
-	written uint64  // no record that counts has a higher sequence number; only the writer uses it
+	known   bool    // the storage that is open was looked into; only the writer uses it
+	loaded  bool    // a file was read, or made; only the writer uses it
+	written uint64  // no record that counts has a higher sequence number; only the writer uses it, and Join before it
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
 	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
 
@@ -81,16 +69,17 @@ type Outbox struct {
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
-	started   bool   // Open no longer waits for the file
-	locked    error  // why Open fails
-	hanging   int    // reads of the storage that take too long
-	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
+	started   bool    // Open no longer waits for the file
+	late      []Write // the records of a file that wait for Join
+	locked    error   // why Open fails
+	hanging   int     // reads of the storage that take too long
+	partsFrom uint64  // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
 	callbacks Callbacks
 
-	first  chan struct{} // closed when Open need not wait any longer
-	kick   chan struct{} // wakes the writer
-	loaded chan struct{} // the writer has read a file
-	done   chan struct{} // closed when run has ended
+	first   chan struct{} // closed when Open need not wait any longer
+	arrived chan struct{} // closed when late was set
+	kick    chan struct{} // wakes the writer
+	done    chan struct{} // closed when the writer has ended
 }
 
 // Open opens the outbox in dir, or creates one. Its only error wraps ErrLocked: another process has it open. After any
@@ -103,7 +92,10 @@ func Open(dir string, options Options) (*Outbox, error) {
 	if f, is := o.storage.(*file); is {
 		f.answers = o.diskAnswers
 	}
-	go o.run()
+	go func() {
+		defer close(o.done)
+		o.writer()
+	}()
 	<-o.first
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -121,7 +113,7 @@ func OpenReadOnly(dir string) (*Outbox, error) {
 	o.readOnly = true
 	o.storage = newFile(o.path, true, o.log)
 	close(o.done)
-	if _, err := o.open(); err != nil && !errors.Is(err, ErrReadOnly) {
+	if err := o.open(); err != nil && !errors.Is(err, ErrReadOnly) {
 		return nil, errors.Join(err, o.storage.Close())
 	}
 	return o, nil
@@ -135,26 +127,9 @@ func newOutbox(dir string, options Options) *Outbox {
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
 		bounds: options.Bounds.orDefaults(), memory: newMemory(), callbacks: options.Callbacks,
 		followers: map[chan json.RawMessage]bool{},
-		first:     make(chan struct{}), kick: make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
+		first:     make(chan struct{}), kick: make(chan struct{}, 1), arrived: make(chan struct{}), done: make(chan struct{}),
 		journal: journal{waiting: records{}, tryDone: make(chan struct{})},
 	}
-}
-
-// run runs the writer, and a goroutine that calls Callbacks.Loaded, because that callback may wait for the writer.
-func (o *Outbox) run() {
-	defer close(o.done)
-	var messenger sync.WaitGroup
-	messenger.Go(func() {
-		for range o.loaded {
-			if f := o.currentCallbacks().Loaded; f != nil {
-				f()
-			}
-			o.releaseLoaded()
-		}
-	})
-	o.writer()
-	close(o.loaded)
-	messenger.Wait()
 }
 
 // SetCallbacks replaces the callbacks.
@@ -190,15 +165,6 @@ func (o *Outbox) Value(name string) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.values[name]
-}
-
-// TakeStored returns the state of the owner in the file as it was last read, once: the next call returns nothing.
-func (o *Outbox) TakeStored() Stored {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	was := o.fileState
-	o.fileState = Stored{}
-	return was
 }
 
 // Groups returns the open groups.
@@ -275,7 +241,13 @@ func (o *Outbox) Close() error {
 	o.mu.Unlock()
 	_ = o.sync(n) // the writer tries once more, and its error is returned below
 	o.mu.Lock()
-	o.closed = true
+	late := o.late != nil
+	o.mu.Unlock()
+	if late { // nobody has taken it over
+		o.Join()
+	}
+	o.mu.Lock()
+	n, o.closed = o.number, true
 	o.mu.Unlock()
 	wake(o.kick)
 	var closed error

@@ -64,7 +64,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
-		case e.late, o.failing == nil && (e.change > o.stored && !e.shown || e.released > o.stored):
+		case o.failing == nil && (e.change > o.stored && !e.shown || e.released > o.stored):
 			continue // the reader must not see it yet
 		default:
 			e.shown = true
@@ -171,11 +171,11 @@ func (o *Outbox) Pending(group string) []Delivery {
 }
 
 // Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
-// never reported. There are none until it is known whose a file is that was read late.
+// never reported.
 func (o *Outbox) Unreported(route string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if r := o.routes[route]; r != nil && o.takingUp == nil {
+	if r := o.routes[route]; r != nil {
 		return deliveries(slices.SortedFunc(maps.Keys(r.unreported), bySeq))
 	}
 	return nil

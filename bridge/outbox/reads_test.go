@@ -112,6 +112,7 @@ func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 				o := open(t, t.TempDir(), outbox.Options{Storage: s, Bounds: small})
 				late, _ := add(o, "C", "scheduled", "a")
 				time.Sleep(10 * time.Second)
+				joins(o)
 				if !s.failed() { // there are no more reads
 					o.Close()
 					break
@@ -295,10 +296,7 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 
 		release := d.hangReads()
 		began := time.Now()
-		loaded := 0
-		o = open(t, t.TempDir(), outbox.Options{
-			Storage: d, Callbacks: outbox.Callbacks{Loaded: func() { loaded++ }},
-		})
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		if took := time.Since(began); took != 15*time.Second {
 			t.Errorf("it took %v to open, want 15s", took)
 		}
@@ -311,10 +309,11 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 		want(t, "pending meanwhile", pending(o, "a"), "NEW-scheduled")
 
 		release()
-		time.Sleep(10 * time.Second)
+		<-o.Late()
+		joins(o)
 		want(t, "pending once the disk is back", pending(o, "a"), "OLD-scheduled", "NEW-scheduled")
-		if err := o.Durable(); err != nil || loaded != 1 {
-			t.Errorf("once the disk is back Durable = %v, and Loaded was called %d times", err, loaded)
+		if err := o.Durable(); err != nil {
+			t.Errorf("once the disk is back Durable = %v", err)
 		}
 	})
 }
@@ -330,9 +329,7 @@ func TestASlowDiskIsWaitedForAtTheStart(t *testing.T) {
 		o.Close()
 		d.set(func() { d.walks = 10 * time.Second })
 		began := time.Now()
-		o = open(t, t.TempDir(), outbox.Options{Storage: d, Callbacks: outbox.Callbacks{Loaded: func() {
-			t.Error("the file came late")
-		}}})
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		d.set(func() { d.walks = 0 })
 		if took := time.Since(began); took < time.Minute || o.Durable() != nil || len(pending(o, "a")) != 10 {
 			t.Errorf("it took %v; Durable = %v, and %d are pending", took, o.Durable(), len(pending(o, "a")))
@@ -355,7 +352,6 @@ func TestWhatWaitsForADiskThatHangsAtTheStartIsKept(t *testing.T) {
 			log := &lines{}
 			o := open(t, t.TempDir(), outbox.Options{
 				Storage: d, Bounds: outbox.Bounds{InMemory: 2}, Log: log.logger(),
-				Callbacks: outbox.Callbacks{Loaded: func() { time.Sleep(time.Second) }},
 			})
 			for i := range 5 {
 				_, _ = add(o, fmt.Sprint("NEW", i), "scheduled", "a")
@@ -363,6 +359,7 @@ func TestWhatWaitsForADiskThatHangsAtTheStartIsKept(t *testing.T) {
 			release()
 			time.Sleep(10 * time.Second)
 			_, _ = add(o, "LAST", "scheduled", "a")
+			joins(o)
 			want(t, "dead", deadLetters(o, "a"))
 			if n := len(pending(o, "a")); n != 6 && fresh || n != 7 && !fresh {
 				t.Errorf("%d are pending", n)
@@ -410,35 +407,3 @@ func (d *lockedDisk) Open() (bool, error) {
 	}
 	return d.disk.Open()
 }
-
-// A file that is read late changes nothing for an owner that is about to decide: it knows all of the file or nothing.
-func TestALateFileWaitsForADecision(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		o := open(t, t.TempDir(), outbox.Options{Storage: d})
-		mustAdd(t, o, "A", "scheduled", "a")
-		o.Close()
-
-		release := d.hangReads()
-		deciding := make(channelLock, 1)
-		o = open(t, t.TempDir(), outbox.Options{Storage: d, Callbacks: outbox.Callbacks{Deciding: deciding}})
-		deciding.Lock()
-		release()
-		time.Sleep(time.Minute)
-		if m := o.Mark("A", "A-scheduled"); m.Times != 0 || o.TakenUp() != nil || len(pending(o, "a")) > 0 {
-			t.Errorf("in the middle of a decision the mark is %+v", m)
-		}
-		deciding.Unlock()
-		time.Sleep(time.Minute)
-		if m := o.Mark("A", "A-scheduled"); m.Times != 1 {
-			t.Errorf("after the decision the mark is %+v", m)
-		}
-		want(t, "pending", pending(o, "a"), "A-scheduled")
-	})
-}
-
-// A channelLock is a lock that a bubble can wait for.
-type channelLock chan struct{}
-
-func (c channelLock) Lock()   { c <- struct{}{} }
-func (c channelLock) Unlock() { <-c }

@@ -127,9 +127,6 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 			Unreported: len(r.unreported), Gone: r.removed,
 			Oldest: r.others.oldestDue(now), OldestOfGroup: r.ofGroups.oldestDue(now),
 		}
-		if o.takingUp != nil {
-			s.Unreported = 0 // see Outbox.Unreported
-		}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
 			s.Oldest = at
 		}

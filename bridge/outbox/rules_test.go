@@ -1114,6 +1114,7 @@ func TestFileWithoutAnOwnerIsTakenOver(t *testing.T) {
 		}
 		late.away.Store(false)
 		time.Sleep(10 * time.Second)
+		joins(o)
 		if err := o.Durable(); err != nil {
 			t.Error(err)
 		}
@@ -1139,6 +1140,7 @@ func TestForeignFileIsSetAsideIfTheOwnerIsSetWhileReading(t *testing.T) {
 		late.read = func() { o.Own("vm-1") }
 		late.away.Store(false)
 		time.Sleep(10 * time.Second)
+		joins(o)
 		want(t, "pending", pending(o, "a"))
 		if len(o.Groups()) != 0 || o.Owner() != "vm-1" {
 			t.Errorf("of %q it has %v", o.Owner(), o.Groups())

@@ -19,14 +19,13 @@ const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
 	openPatience = 15 * time.Second      // how long Open waits for the disk's next answer
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
-	takePatience = 2 * time.Second       // how long the last write waits for Callbacks.Loaded
 	diskRetry    = 5 * time.Second
 )
 
 var (
-	errSlowDisk   = errors.New("the disk takes too long")
-	errClosed     = errors.New("outbox closed")
-	errNotTakenUp = errors.New("the file was read late, and its records are still being taken over")
+	errSlowDisk  = errors.New("the disk takes too long")
+	errClosed    = errors.New("outbox closed")
+	errNotJoined = errors.New("the file was read late, and its records are still being taken over")
 )
 
 // A place is a record's address in the storage: its bucket and key.
@@ -99,8 +98,7 @@ type journal struct {
 	broken         error         // the file is damaged, or another VM's, and must not be used
 	tryDone        chan struct{} // closed when a try to write has ended
 	jobs           []func(error)
-	timer          *time.Timer   // wakes the writer soon; nil if it need not
-	takingUp       chan struct{} // not nil from reading a file late until Callbacks.Loaded has returned; then closed
+	timer          *time.Timer // wakes the writer soon; nil if it need not
 	closed         bool
 }
 
@@ -120,7 +118,7 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
 	f(c)
 	// What a slow disk is about to store is only late, and not lost before a crash.
-	late := errors.Is(o.failing, errSlowDisk) || errors.Is(o.failing, errNotTakenUp)
+	late := errors.Is(o.failing, errSlowDisk) || errors.Is(o.failing, errNotJoined)
 	c.enforceBounds(o.bounds, o.failing != nil && !late)
 	for _, body := range c.added {
 		o.publish(body)
@@ -239,20 +237,17 @@ func (o *Outbox) openFirst() bool {
 		o.endTry(errSlowDisk, try)
 		tried()
 	})
-	_, err := o.open()
+	err := o.open()
 	o.patience.Stop()
 	last := o.nextTry()
 	o.mu.Lock()
-	late, taking := o.started, o.takingUp != nil
+	late := o.started
 	if errors.Is(err, ErrLocked) && !late {
 		o.locked = err
 		o.mu.Unlock()
 		return false
 	}
 	o.mu.Unlock()
-	if taking {
-		o.notifyLoaded()
-	}
 	if err != nil || !late { // otherwise the write that follows ends the failure
 		o.endTry(err, last)
 	}
@@ -310,7 +305,7 @@ func (o *Outbox) flush() error {
 	o.broken = nil
 	o.mu.Unlock()
 	if errors.Is(err, errForeign) {
-		o.opened, o.merged, err = false, false, nil
+		o.opened, o.known, err = false, false, nil
 	}
 	if err == nil {
 		err = o.openAndWrite()
@@ -321,7 +316,6 @@ func (o *Outbox) flush() error {
 				o.log.Warn("the outbox's file was taken away; what is known is written anew", "err", err)
 			}
 			o.salvage()
-			o.rewrite()
 			o.opened = false
 			err = o.openAndWrite()
 		}
@@ -335,49 +329,19 @@ func (o *Outbox) flush() error {
 	return err
 }
 
-// openAndWrite opens the storage if it isn't open, and writes all waiting records.
+// openAndWrite opens the storage if it isn't open, and writes all waiting records. To a late file nothing is written before
+// Join: it would replace records by newer ones that lack their content, and a crash would lose that.
 func (o *Outbox) openAndWrite() error {
-	loaded, err := o.open()
-	if loaded {
-		o.notifyLoaded()
+	if err := o.open(); err != nil {
+		return err
 	}
-	if err == nil {
-		err = o.checkTakenUp()
-	}
-	if err == nil {
-		err = o.writeWaiting()
-	}
-	return err
-}
-
-// notifyLoaded wakes the goroutine that calls Callbacks.Loaded.
-func (o *Outbox) notifyLoaded() {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.takingUp == nil {
-		o.takingUp = make(chan struct{})
-	}
-	wake(o.loaded) // no effect if the last call is still to come
-}
-
-// checkTakenUp returns errNotTakenUp until Callbacks.Loaded has returned. Writing earlier would replace records of the
-// file by newer ones that lack its content, and a crash would lose it. The last write waits for it, but not for long.
-func (o *Outbox) checkTakenUp() error {
-	o.mu.Lock()
-	taking, last := o.takingUp, o.closed
+	late := o.late != nil
 	o.mu.Unlock()
-	switch {
-	case taking == nil:
-		return nil
-	case !last:
-		return errNotTakenUp
+	if late {
+		return errNotJoined
 	}
-	select {
-	case <-taking:
-	case <-time.After(takePatience):
-	}
-	o.diskAnswers()
-	return nil
+	return o.writeWaiting()
 }
 
 // watchDisk begins a disk operation. Unless the caller stops the timer in time, the disk counts as failing.
