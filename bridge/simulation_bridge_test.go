@@ -44,8 +44,7 @@ func start(w *world) *process {
 	p.disk.late = w.late > w.trueTime()
 	b := w.variant.bounds(w.plan.bounds)
 	box, err := outbox.Open("", outbox.Options{
-		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory,
-			Transaction: int(w.plan.seed%2) * 500}, // so that half of all simulations have changes of many parts
+		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory},
 	})
 	if err != nil {
 		panic(err)

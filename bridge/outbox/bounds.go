@@ -18,7 +18,6 @@ type Bounds struct {
 	DeadBytes    int // 64 MiB
 	History      int // CloudEvents, and settled deliveries; 100,000
 	HistoryBytes int // of each of the two; 128 MiB
-	Transaction  int // bytes of records; what is more is written in parts, and counts when the last is there; 4 MiB
 }
 
 func (b Bounds) orDefaults() Bounds {
@@ -27,7 +26,6 @@ func (b Bounds) orDefaults() Bounds {
 		InMemory: cmp.Or(b.InMemory, 1_000),
 		Dead:     cmp.Or(b.Dead, 10_000), DeadBytes: cmp.Or(b.DeadBytes, 64<<20),
 		History: cmp.Or(b.History, 100_000), HistoryBytes: cmp.Or(b.HistoryBytes, 128<<20),
-		Transaction: cmp.Or(b.Transaction, 4<<20),
 	}
 }
 

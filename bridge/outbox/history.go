@@ -42,7 +42,6 @@ var errEnough = errors.New("enough")
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	unwritten := records{}
 	o.mu.Lock()
-	parts := o.partsFrom
 	for _, r := range []records{o.inFlight, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
@@ -53,7 +52,7 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	o.mu.Unlock()
 	waiting := unwritten.encode()
 	for from := seqKey(first); from != ""; {
-		p, next, err := o.readPage(from, parts, waiting)
+		p, next, err := o.readPage(from, waiting)
 		if err != nil {
 			return err
 		}
@@ -76,18 +75,14 @@ type page struct {
 	settled map[string][]Result
 }
 
-// readPage reads a part of the history, starting at a key, as if the waiting records were written. It ignores what the
-// storage has from the sequence number parts on, unless that is 0. next is the key of the next page, "" if there is
-// none.
-func (o *Outbox) readPage(from string, parts uint64, waiting []Write) (p page, next string, err error) {
+// readPage reads a part of the history, starting at a key, as if the waiting records were written. next is the key of the
+// next page, "" if there is none.
+func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, err error) {
 	p = page{map[string][]byte{}, map[string][]Result{}}
 	err = o.storage.Walk(bucketEvents, from, func(key string, value []byte) error {
 		if len(p.bodies) == pageSize {
 			next = key
 			return errEnough
-		}
-		if parts > 0 && (place{bucketEvents, key}).added() >= parts {
-			return nil
 		}
 		p.add(Write{bucketEvents, key, value})
 		return nil

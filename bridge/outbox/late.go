@@ -70,7 +70,7 @@ func (o *Outbox) merge(c *change, all []Write) Stored {
 	if c.writes[last] != nil {
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
-	o.tried, o.written = o.last, o.last
+	o.tried = o.last
 	c.supersedeOutdated(all, newer.writes)
 	c.assignMutes(0)
 	c.dropUnused()

@@ -264,7 +264,7 @@ func TestDefaultBounds(t *testing.T) {
 	}
 }
 
-// The default bounds of the history and of a transaction are the documented ones.
+// The default bounds of the history are the documented ones.
 func TestDefaultBoundsOfTheFile(t *testing.T) {
 	const mib = 1 << 20
 	for _, tt := range []struct {
@@ -286,20 +286,6 @@ func TestDefaultBoundsOfTheFile(t *testing.T) {
 			o.Close()
 		})
 	}
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		for kib, want := range map[int]int{4000: 1, 4200: 2} {
-			synctest.Wait() // for what begins a new file
-			before := d.transactions()
-			a := addition(o, "", fmt.Sprint(kib))
-			a.Body = make([]byte, kib<<10)
-			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}); err != nil {
-				t.Fatal(err)
-			}
-			if got := d.transactions() - before; got != want {
-				t.Errorf("%d KiB are written in %d transactions, want %d", kib, got, want)
-			}
-		}
-	})
 }
 
 // longHistory is a storage that holds many CloudEvents of now.

@@ -41,9 +41,6 @@ func (o *Outbox) openOnce() error {
 		o.known = false
 		return unwritable
 	case o.known && !opened:
-		if o.hasParts() && unwritable == nil && !o.readOnly {
-			unwritable = o.removeParts(true)
-		}
 		return unwritable
 	}
 	o.known = false
@@ -58,26 +55,15 @@ func (o *Outbox) openOnce() error {
 	o.mu.Lock()
 	foreign := o.checkOwner(owner)
 	o.mu.Unlock()
-	writable := unwritable == nil && !o.readOnly
 	switch {
 	case has == nil: // the storage is new
-		if err := o.removeParts(writable); err != nil {
-			return err
-		}
 		o.rewrite()
-		o.known, o.loaded, o.written = true, true, 0
+		o.known, o.loaded = true, true
 		return unwritable
 	case string(has) != format:
 		return fmt.Errorf("%s was %w: its format is %q, and this one reads only %q", o.path, errFormat, has, format)
 	case foreign != nil:
 		return foreign
-	}
-	err = o.removeParts(writable)
-	switch {
-	case err != nil && o.hasParts() && !errors.Is(err, ErrDamaged): // the file can still be read
-		unwritable = err
-	case err != nil:
-		return err
 	}
 	if o.loaded { // memory has all of it, and is newer
 		o.rewrite()
@@ -86,56 +72,6 @@ func (o *Outbox) openOnce() error {
 	}
 	o.known = true
 	return unwritable
-}
-
-// removeParts removes the parts of an unfinished change from the storage: a crash came before its last part was
-// written. Parts that can't be removed are ignored when the storage is read: see hasParts.
-func (o *Outbox) removeParts(writable bool) error {
-	ahead, err := o.storage.Read(bucketMeta, metaAhead)
-	var last uint64
-	if err == nil && ahead != nil {
-		if last, err = seqOf(string(ahead)); err != nil {
-			err = fmt.Errorf("%w: it is written ahead of %q", ErrDamaged, ahead)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	o.mu.Lock()
-	if o.partsFrom = 0; ahead != nil {
-		o.partsFrom = last + 1
-	}
-	o.mu.Unlock()
-	if ahead == nil || !writable {
-		return nil
-	}
-	var deletes []Write
-	for _, bucket := range []string{bucketEvents, bucketHeads, bucketMeta, bucketPending} { // in order
-		err := o.storage.Walk(bucket, "", func(key string, _ []byte) error {
-			p := place{bucket, key}
-			if p.added() > last || p == (place{bucketMeta, metaAhead}) {
-				deletes = append(deletes, Write{bucket, key, nil})
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if err := o.storage.Write(deletes); err != nil {
-		return err
-	}
-	o.mu.Lock()
-	o.partsFrom = 0
-	o.mu.Unlock()
-	return nil
-}
-
-// hasParts reports whether the storage holds parts of an unfinished change that removeParts could not remove.
-func (o *Outbox) hasParts() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.partsFrom > 0
 }
 
 // checkOwner returns an error that wraps errForeign if a file with that owner is another VM's. The caller holds mu.
@@ -155,9 +91,6 @@ func (o *Outbox) read() (all []Write, err error) {
 			o.diskAnswers()
 			digits, _, _ := strings.Cut(key, "/")
 			used[digits] = used[digits] || bucket == bucketHeads
-			if o.partsFrom > 0 && (place{bucket, key}).added() >= o.partsFrom {
-				return nil
-			}
 			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load reports a bad key
 				all = append(all, Write{bucket, key, slices.Clone(value)})
 			}
@@ -197,7 +130,7 @@ func (o *Outbox) load() error {
 		close(o.arrived)
 		return nil
 	}
-	m.tried, o.written = m.last, m.last
+	m.tried = m.last
 	o.memory = m
 	return nil
 }

@@ -258,7 +258,6 @@ type player struct {
 	t      *testing.T
 	script []byte
 	disk   *disk
-	bounds outbox.Bounds
 	o      *outbox.Outbox
 	m      *model
 	queues map[string]delivery.Queue
@@ -285,7 +284,7 @@ func (p *player) route() string { return modelRoutes[p.next(len(modelRoutes))] }
 
 // start opens an outbox on the disk as it is.
 func (p *player) start() {
-	o, err := outbox.Open(p.t.TempDir(), outbox.Options{Storage: p.disk, Bounds: p.bounds})
+	o, err := outbox.Open(p.t.TempDir(), outbox.Options{Storage: p.disk})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -628,9 +627,6 @@ func (p *player) rearrange(now time.Time) {
 // play follows the script to its end, and then looks at every crash that could have happened.
 func play(t *testing.T, script []byte) {
 	p := &player{t: t, script: script, disk: diskOf(nil), m: newModel(), last: map[uint64]outbox.Addition{}}
-	if p.next(2) == 0 {
-		p.bounds.Transaction = 300 + p.next(200) // so that one CloudEvent and its deliveries are a part or two
-	}
 	p.start()
 	p.setRoutes(modelled, time.Now())
 	p.states = append(p.states, newModel().String(), p.m.String())

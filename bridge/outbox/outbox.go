@@ -58,9 +58,6 @@ type Outbox struct {
 	opened  bool    // the storage is open and can be written; only the writer uses it
 	known   bool    // the storage that is open was looked into; only the writer uses it
 	loaded  bool    // a file was read, or made; only the writer uses it
-	written uint64  // no record that counts has a higher sequence number; only the writer uses it, and Join before it
-	ahead   bool    // the storage may have a metaAhead; only the writer uses it
-	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
 
 	patience *time.Timer   // expires when the disk gives no sign of life for too long; only the writer uses it
 	limit    time.Duration // how long that is; only the writer uses it
@@ -73,7 +70,6 @@ type Outbox struct {
 	late      []Write // the records of a file that wait for Join
 	locked    error   // why Open fails
 	hanging   int     // reads of the storage that take too long
-	partsFrom uint64  // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
 	callbacks Callbacks
 
 	first   chan struct{} // closed when Open need not wait any longer

@@ -71,9 +71,6 @@ const (
 	metaFormat = "format"
 	metaOwner  = "owner"
 	metaLast   = "last" // sequence number
-	// metaAhead is a sequence number, in a file with parts of an unfinished change. Records with a higher one don't
-	// count. The last transaction of the change removes it.
-	metaAhead = "ahead"
 )
 
 // isHistory reports whether the bucket holds history. The keys of such a bucket sort by age.

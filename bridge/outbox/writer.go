@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
-	"runtime"
 	"slices"
 	"sort"
 	"strings"
@@ -57,31 +56,15 @@ func (p place) added() (seq uint64) {
 	return seq
 }
 
-// places returns the places of the records, in order.
-func (r records) places() []place {
-	places := slices.AppendSeq(make([]place, 0, len(r)), maps.Keys(r))
-	sortPlaces(places)
-	return places
-}
-
-// sortPlaces does without slices.SortFunc, which costs the binary 13 kB for each type of struct.
-func sortPlaces(places []place) {
-	sort.Slice(places, func(i, j int) bool { return places[i].compare(places[j]) < 0 })
-}
-
 // encode returns the records as writes, in order.
-func (r records) encode() []Write { return r.merge(r.places(), nil) }
-
-// merge returns the records at the places as writes, together with others, in order. Both arguments must be in order.
-func (r records) merge(places []place, others []Write) []Write {
-	writes := make([]Write, 0, len(places)+len(others))
-	for _, p := range places {
-		for len(others) > 0 && p.compare(place{others[0].Bucket, others[0].Key}) > 0 {
-			writes, others = append(writes, others[0]), others[1:]
-		}
-		writes = append(writes, Write{p.bucket, p.key, encode(r[p])})
+func (r records) encode() []Write {
+	places := slices.AppendSeq(make([]place, 0, len(r)), maps.Keys(r))
+	sort.Slice(places, func(i, j int) bool { return places[i].compare(places[j]) < 0 })
+	writes := make([]Write, len(places))
+	for i, p := range places {
+		writes[i] = Write{p.bucket, p.key, encode(r[p])}
 	}
-	return append(writes, others...)
+	return writes
 }
 
 // A journal holds the records to write. One transaction makes all waiting records count, so the file always has the
@@ -366,68 +349,7 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// maxGarbage is how many bytes of written parts may be garbage before a collection. The runtime alone would let the
-// garbage grow to the size of the memory in use.
-const maxGarbage = 4 << 20
-
-// write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them
-// count. That keeps the encoded records, and the pages that they change, from being in memory all at once. After a
-// failure it uses one transaction: the records may count already, and a crash must not undo that. grown is what it
-// added to the history; parts reports whether there was more than one part.
-func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
-	aheadPlace, newest := place{bucketMeta, metaAhead}, o.written
-	send := func(writes []Write) error {
-		for _, w := range writes {
-			if isHistory(w.Bucket) && w.Value != nil {
-				grown.add(1, len(w.Value))
-			}
-		}
-		if err := o.storage.Write(writes); err != nil {
-			return err
-		}
-		o.diskAnswers()
-		return nil
-	}
-	var part []Write
-	var rest []place
-	bytes, garbage := 0, 0
-	for _, p := range all.places() { // in order, or each part would touch every page
-		newest = max(newest, p.added())
-		if all[p] == nil || o.inDoubt || p.added() <= o.written {
-			rest = append(rest, p)
-			continue
-		}
-		w := Write{p.bucket, p.key, encode(all[p])}
-		part, bytes = append(part, w), bytes+64+len(w.Key)+len(w.Value)
-		if bytes < o.bounds.Transaction {
-			continue
-		}
-		o.ahead, parts = true, true
-		if err = send(records{aheadPlace: []byte(seqKey(o.written))}.merge([]place{aheadPlace}, part)); err != nil {
-			break
-		}
-		if garbage += bytes; garbage >= maxGarbage {
-			runtime.GC()
-			garbage = 0
-		}
-		part, bytes = make([]Write, 0, len(part)), 0
-	}
-	if o.ahead {
-		rest = append(rest, aheadPlace) // to be deleted
-		sortPlaces(rest)
-	}
-	if err == nil {
-		err = send(all.merge(rest, part))
-	}
-	if o.inDoubt = err != nil; o.inDoubt {
-		o.opened = false
-		return tally{}, parts, err
-	}
-	o.written, o.ahead = newest, false
-	return grown, parts, nil
-}
-
-// writeWaiting writes all waiting records.
+// writeWaiting writes all waiting records, in one transaction.
 func (o *Outbox) writeWaiting() error {
 	o.mu.Lock()
 	if len(o.waiting) == 0 || errors.Is(o.broken, errForeign) {
@@ -437,10 +359,8 @@ func (o *Outbox) writeWaiting() error {
 	number, inFlight := o.number, o.waiting
 	o.inFlight, o.waiting, o.tried = inFlight, records{}, o.last
 	o.mu.Unlock()
-	grown, parts, err := o.write(inFlight)
-	if parts { // collect the garbage before deliveries need memory
-		defer runtime.GC()
-	}
+	writes := inFlight.encode()
+	err := o.storage.Write(writes)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if errors.Is(o.broken, errForeign) { // the file that was written is no longer used
@@ -448,6 +368,7 @@ func (o *Outbox) writeWaiting() error {
 	}
 	o.inFlight, o.bounded = nil, 0
 	if err != nil {
+		o.opened = false
 		maps.Copy(inFlight, o.waiting)
 		o.waiting = inFlight
 		o.boundHistory()
@@ -455,7 +376,11 @@ func (o *Outbox) writeWaiting() error {
 	}
 	o.stored = number
 	o.wakeReaders()
-	o.grown.add(grown.n, grown.bytes)
+	for _, w := range writes {
+		if isHistory(w.Bucket) && w.Value != nil {
+			o.grown.add(1, len(w.Value))
+		}
+	}
 	for p := range inFlight {
 		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil {
 			if m.body = nil; m.unreferenced() {
