@@ -184,7 +184,7 @@ func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.
 // A connection is one to the servers, of which the command knows no more.
 type connection interface {
 	Close()
-	ConnectedServerName() string
+	ConnectedAddr() string
 }
 
 // plan looks at what has to be done to the stream and what is kept beside it.
@@ -251,7 +251,7 @@ func (p *program) connectToStream(ctx context.Context, s *settings.Settings) con
 				return "", fmt.Errorf("there is no stream %s; forewarn relay --provision creates it", step.Name)
 			}
 		}
-		return "connected to " + conn.ConnectedServerName() + ", stream " + s.Relay.Stream + " is there", nil
+		return "connected to " + conn.ConnectedAddr() + ", stream " + s.Relay.Stream + " is there", nil
 	}()
 	r := connectResult{Sink: "(nats)", Result: "reached", Answer: answer,
 		Seconds: time.Since(began).Round(time.Millisecond).Seconds()}

@@ -52,8 +52,8 @@ type muter interface {
 }
 
 // handleMutes serves Mute and Unmute. Which mutes there are is part of the status.
-func handleMutes(mux *http.ServeMux, b muter, answer func(http.ResponseWriter, any)) {
-	mux.HandleFunc("POST /mute", handleMute(answer, func(r MuteRequest) (any, error) {
+func handleMutes(mux *http.ServeMux, b muter, answer func(http.ResponseWriter, any), said func(error) error) {
+	mux.HandleFunc("POST /mute", handleMute(answer, said, func(r MuteRequest) (any, error) {
 		if err := checkSinks(b.Sinks(), r.Sink); err != nil {
 			return nil, err
 		}
@@ -65,14 +65,16 @@ func handleMutes(mux *http.ServeMux, b muter, answer func(http.ResponseWriter, a
 		m, err := b.Mute(r.Mute, r.For)
 		return MuteAnswer{m, append([]string{}, named...)}, err
 	}))
-	mux.HandleFunc("POST /unmute", handleMute(answer, func(r UnmuteRequest) (any, error) {
+	mux.HandleFunc("POST /unmute", handleMute(answer, said, func(r UnmuteRequest) (any, error) {
 		ended, err := b.Unmute(r.IDs, r.All, r.By)
 		return append([]bridge.Mute{}, ended...), err
 	}))
 }
 
 // handleMute serves a request that changes mutes.
-func handleMute[R any](answer func(http.ResponseWriter, any), do func(R) (any, error)) http.HandlerFunc {
+func handleMute[R any](
+	answer func(http.ResponseWriter, any), said func(error) error, do func(R) (any, error),
+) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		var r R
 		err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 64<<10)).Decode(&r)
@@ -81,7 +83,7 @@ func handleMute[R any](answer func(http.ResponseWriter, any), do func(R) (any, e
 			done, err = do(r)
 		}
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
+			http.Error(w, said(err).Error(), http.StatusBadRequest)
 			return
 		}
 		answer(w, done)

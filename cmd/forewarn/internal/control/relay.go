@@ -22,6 +22,8 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_ = wording.PrintJSON(w, v)
 	}
+	said := func(err error) error { return saidByRelay(r, err) }
+	fail := func(w http.ResponseWriter, err error, status int) { http.Error(w, said(err).Error(), status) }
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, r.Status()) })
 	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, req *http.Request) {
 		q := req.URL.Query()
@@ -32,7 +34,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		entries, more, err := r.List(req.Context(),
 			relay.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}, limit(q))
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			fail(w, err, http.StatusServiceUnavailable)
 			return
 		}
 		rows := Rows[ListedDelivery]{More: more, Rows: []ListedDelivery{}}
@@ -47,7 +49,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		case errors.Is(err, relay.ErrUnknownKey):
 			http.Error(w, "no such key", http.StatusNotFound)
 		case err != nil:
-			http.Error(w, err.Error(), http.StatusInternalServerError)
+			fail(w, err, http.StatusInternalServerError)
 		default:
 			answer(w, ShownDelivery{deliveryOf(e), e.CloudEvent})
 		}
@@ -91,7 +93,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 				err = fmt.Errorf("%d of %d done, then: %w", len(entries), len(m.Keys), err)
 			}
 			if err != nil {
-				http.Error(w, withHint(err).Error(), http.StatusConflict)
+				fail(w, withHint(err), http.StatusConflict)
 				return
 			}
 			changed := []outbox.Delivery{}
@@ -113,7 +115,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		}
 		part, err := r.ReplayPast(req.Context(), past)
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			fail(w, err, http.StatusServiceUnavailable)
 			return
 		}
 		answer(w, part)
@@ -125,13 +127,21 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		older := max(0, len(all)-limit(q))
 		answerRows(w, Rows[bridge.EventHistory]{More: older, Rows: all[older:]})
 	})
-	handleMutes(mux, r, answer)
+	handleMutes(mux, r, answer, said)
 	for _, path := range []string{"GET /tail", "POST /approve"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "a relay does not do this; ask the forewarn of a VM", http.StatusBadRequest)
 		})
 	}
 	return inTime(true, mux)
+}
+
+// saidByRelay returns an error of a relay as commands print it: servers may repeat credentials, or say nothing at all.
+func saidByRelay(r *relay.Relay, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("NATS does not answer; nobody knows whether it was done: %w", err)
+	}
+	return r.Shown(err)
 }
 
 // deliveryOf returns a relay's delivery as commands print it.

@@ -83,7 +83,7 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 		return b.Drop(m.Keys, m.By)
 	}))
 	mux.HandleFunc("POST /approve", serveApproval(b))
-	handleMutes(mux, b, answer)
+	handleMutes(mux, b, answer, func(err error) error { return err })
 	mux.HandleFunc("POST /replay", func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "only a relay has a stream to replay; forewarn outbox replay delivers dead letters again",
 			http.StatusBadRequest)
