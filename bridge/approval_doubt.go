@@ -49,9 +49,6 @@ func (b *Bridge) noteDoubt(id, why string) {
 // doubtOf returns why an event must not be approved as it is known, by what the document says of it; "" if nothing
 // speaks against it.
 func doubtOf(known imds.Event, doc imds.Document) string {
-	if doc.Partial { // the rest may be about it
-		return "part of Azure's document can't be read"
-	}
 	now, err := doc.Confirm(known.ID, known.Digest())
 	switch {
 	case err == nil:

@@ -285,6 +285,7 @@ func TestADocumentConfirmsOnlyWhatItLists(t *testing.T) {
 		`{"EventId":"A","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT","New":null}`: ErrChanged,
 		`{"EventId":"A","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 CET"}`:            ErrChanged,
 		`{"EventId":"B","EventSource":"User","NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`:            ErrNotListed,
+		string(known.Raw) + `,{"EventType":"Terminate"}`:                                              ErrPartial,
 	} {
 		if _, err := decoded(t, listing(entry)).Confirm("A", known.Digest()); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", entry, err, want)

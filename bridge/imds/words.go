@@ -133,21 +133,28 @@ var (
 	ErrNotListed    = errors.New("it is no longer listed")
 	ErrContradicted = errors.New("the document says two different things about it")
 	ErrChanged      = errors.New("it has changed since it was shown")
+	ErrPartial      = errors.New("part of Azure's document can't be read") // which may be about it
 )
 
-// Confirm returns the event with that id if the document lists it with the content of that Digest, without a Doubt, and
-// does not contradict itself about it. Otherwise the error says why not.
+// Confirm returns the event with that id if the document is whole, lists it with the content of that Digest, without a
+// Doubt, and does not contradict itself about it. Otherwise the error says why not.
 func (d Document) Confirm(id, digest string) (Event, error) {
+	var e Event
 	i := slices.IndexFunc(d.Events, func(e Event) bool { return e.ID == id })
-	switch {
-	case i < 0:
-		return Event{}, ErrNotListed
-	case d.Events[i].Contradicted:
-		return d.Events[i], ErrContradicted
-	case d.Events[i].Doubt != "":
-		return d.Events[i], errors.New(d.Events[i].Doubt)
-	case d.Events[i].Digest() != digest:
-		return d.Events[i], ErrChanged
+	if i >= 0 {
+		e = d.Events[i]
 	}
-	return d.Events[i], nil
+	switch {
+	case e.Contradicted:
+		return e, ErrContradicted
+	case d.Partial:
+		return e, ErrPartial
+	case i < 0:
+		return e, ErrNotListed
+	case e.Doubt != "":
+		return e, errors.New(e.Doubt)
+	case e.Digest() != digest:
+		return e, ErrChanged
+	}
+	return e, nil
 }
