@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -87,19 +88,20 @@ type change struct {
 	*memory
 	number      uint64
 	now         time.Time
-	writes      records    // of all changes that are not durable yet
-	wrote       bool       // the change has added to writes
-	added       [][]byte   // CloudEvents
-	newDead     []Delivery // dead letters that the change made
-	lost        []Delivery // deliveries that replaceLost replaced
-	deadDropped int        // dead letters that the change dropped because of Bounds
+	writes      records             // of all changes that are not durable yet
+	wrote       bool                // the change has added to writes
+	added       [][]byte            // CloudEvents
+	messages    map[uint64]*message // those that it added
+	newDead     []Delivery          // dead letters that the change made
+	lost        []Delivery          // deliveries that replaceLost replaced
+	deadDropped int                 // dead letters that the change dropped because of Bounds
 }
 
 // write adds a record to those that make the change durable: see records. Nothing is left of one that is deleted before
 // it was given to the storage, or they would grow without end while that cannot be opened.
 func (c *change) write(bucket, key string, value any) {
 	p := place{bucket, key}
-	if value == nil && c.writes[p] != nil && p.added() > c.tried {
+	if value == nil && c.writes[p] != nil && p.seq() > c.tried {
 		delete(c.writes, p)
 	} else {
 		c.writes[p] = value
@@ -150,22 +152,21 @@ func (c *change) apply(b Batch) {
 func (c *change) add(a Addition) {
 	c.last = max(c.last, a.Seq)
 	m := c.message(a.Seq)
-	if m.ID == "" {
-		m.head = head{a.Message, max(len(a.Body), m.Bytes)}
+	if m == nil {
+		m = &message{Message: a.Message, bytes: len(a.Body)}
+		c.messages[a.Seq] = m
 	}
 	if a.Body != nil {
-		m.body = a.Body
 		c.added = append(c.added, a.Body)
 		c.write(bucketEvents, seqKey(a.Seq), a.Body)
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
-	c.ref(m) // so that it stays until all its recipients have it
 	for _, to := range a.To {
 		c.addPending(&entry{message: m, route: c.route(to.Route), Item: delivery.Item{
 			NotBefore: a.NotBefore, PendingSince: c.now.UTC(), Due: to.Due.UTC(),
 		}})
 	}
-	c.unref(m)
+	c.dropTransient(m)
 }
 
 func (c *change) move(m Move) {
@@ -180,11 +181,9 @@ func (c *change) move(m Move) {
 
 func (c *change) setGroup(id string, to *Group) {
 	g := c.group(id)
-	if g.latest != nil {
-		defer c.unref(g.latest) // after the new one has its reference: both may be the same message
-	}
 	if to == nil {
-		g.state, g.latest, g.cloudEvent, g.ended = nil, nil, nil, c.now.UTC()
+		c.setLatest(g, nil)
+		g.state, g.cloudEvent, g.ended = nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
 		c.write(bucketEnded, id, g.ended)
 		for _, e := range slices.SortedFunc(maps.Keys(g.pending), bySeq) {
@@ -192,36 +191,24 @@ func (c *change) setGroup(id string, to *Group) {
 		}
 		return
 	}
-	g.state, g.latest, g.cloudEvent = to.State, c.message(to.Latest), to.CloudEvent
-	c.ref(g.latest)
-	c.write(bucketGroups, id, g.record())
+	latest := cmp.Or(c.message(to.Latest), c.messages[to.Latest])
+	if latest == nil {
+		latest = &message{Message: delivery.Message{Seq: to.Latest, Group: id}, bytes: len(to.CloudEvent)}
+	}
+	c.setLatest(g, latest)
+	g.state, g.cloudEvent = to.State, to.CloudEvent
+	c.write(bucketGroups, id, g.stored())
 	if !g.ended.IsZero() {
 		g.ended = time.Time{}
 		c.write(bucketEnded, id, nil)
 	}
 }
 
-// ref adds a reference to a message. With the first one its head is kept.
-func (c *change) ref(m *message) {
-	if m.refs++; m.refs == 1 && m.ID != "" {
-		c.write(bucketHeads, seqKey(m.Seq), &m.head)
-	}
-}
-
-// unref drops a reference to a message. With the last one gone, the message is only history; a transient one is
-// deleted.
-func (c *change) unref(m *message) {
-	if m.refs--; m.refs > 0 {
-		return
-	}
-	c.write(bucketHeads, seqKey(m.Seq), nil)
-	if m.Transient {
-		m.body = nil
+// dropTransient deletes a transient CloudEvent that no route has any more.
+func (c *change) dropTransient(m *message) {
+	if m.Transient && c.message(m.Seq) == nil {
 		c.write(bucketEvents, seqKey(m.Seq), nil)
 	}
-	if m.body == nil {
-		delete(c.messages, m.Seq)
-	} // else writeWaiting deletes it once it is on disk
 }
 
 // addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable. What is
@@ -235,26 +222,28 @@ func (c *change) addPending(e *entry) {
 	}
 	e.Message, e.change = &e.message.Message, c.number
 	e.Mute = delivery.MuteOf(c.mutes, e.route.name, e.route.people, &e.Item)
-	c.put(e)
-	e.route.reader.touch(e.Seq)
-	c.write(bucketPending, e.key(), e)
+	c.store(e)
 }
 
-// replace replaces e by next.
+// replace replaces a delivery, pending or dead.
 func (c *change) replace(e, next *entry) {
 	c.take(e)
-	c.put(next)
-	e.message.refs--
-	e.route.reader.touch(e.Seq)
-	c.write(bucketPending, next.key(), next)
+	c.store(next)
 }
 
-// remove removes a pending delivery, and leaves no history of it.
+// store adds a delivery, pending or dead.
+func (c *change) store(e *entry) {
+	c.put(e)
+	e.route.reader.touch(e.Seq)
+	c.write(e.bucket(), e.storedKey(), e)
+}
+
+// remove removes a delivery, pending or dead, and leaves no history of it.
 func (c *change) remove(e *entry) {
 	c.take(e)
 	e.route.reader.touch(e.Seq)
-	c.write(bucketPending, e.key(), nil)
-	c.unref(e.message)
+	c.write(e.bucket(), e.storedKey(), nil)
+	c.dropTransient(e.message)
 }
 
 // supersede ends a pending delivery that a newer one replaces, or that why makes obsolete.
@@ -291,7 +280,7 @@ func (c *change) record(m *message, route string, i *delivery.Item, r Result) {
 	}
 	r.At, r.ReplayedBy = c.now.UTC(), i.ReplayedBy
 	m.setOutcome(route, Outcome{r.State, r.At})
-	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, &settlement{ID: m.ID, Group: m.Group, Result: r})
+	c.write(bucketSettled, deliveryKey(m.Seq, route), &settlement{ID: m.ID, Group: m.Group, Result: r})
 }
 
 // giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route, unless it is late or
@@ -307,10 +296,9 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 		d.Error = cause
 	}
 	if was := e.route.dead[e.Seq]; was != nil { // it became pending again other than by a replay
-		c.deleteDead(was)
+		c.remove(was)
 	}
-	c.put(d)
-	c.write(bucketDead, d.key(), d)
+	c.store(d)
 	c.newDead = append(c.newDead, d.record())
 	if reason != delivery.ReasonLate && reason != delivery.ReasonOverflow { // a fallback's copy would take the room again
 		c.fallBack(e, d.Error)
@@ -327,17 +315,7 @@ func (c *change) setReported(ref Ref) {
 	d := r.dead[ref.Seq]
 	next := d.copy()
 	next.death = &death{d.death.reason, d.death.at, false}
-	c.take(d)
-	c.put(next)
-	d.message.refs--
-	c.write(bucketDead, next.key(), next)
-}
-
-// deleteDead deletes a dead letter.
-func (c *change) deleteDead(d *entry) {
-	c.take(d)
-	c.write(bucketDead, d.key(), nil)
-	c.unref(d.message)
+	c.replace(d, next)
 }
 
 // fallBack makes a dead letter of a route pending for the route's fallback. It does not if the fallback has or had the

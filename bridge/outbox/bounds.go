@@ -45,13 +45,13 @@ func (c *change) enforceBounds(b Bounds, failing bool) {
 		}
 	}
 	for c.dead.n > b.Dead || c.dead.bytes > b.DeadBytes {
-		c.deleteDead(c.letters[0])
+		c.remove(c.letters[0])
 		c.deadDropped++
 	}
 	if failing {
 		letters := c.unstored(true)
 		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
-			c.deleteDead(d)
+			c.remove(d)
 			c.deadDropped++
 		}
 	}

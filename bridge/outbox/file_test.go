@@ -232,8 +232,9 @@ func TestOpenReadOnlyCreatesNothing(t *testing.T) {
 	}
 }
 
-// A record that can't be decoded is skipped without affecting others. A CloudEvent that can't be decoded is lost.
-func TestUnreadableRecordIsSkipped(t *testing.T) {
+// If a record can't be decoded, the others are written to a new file, and the old one is set aside. A CloudEvent that
+// can't be decoded is lost.
+func TestUnreadableRecordIsDamage(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	mustAdd(t, o, "A", "scheduled", "a")
@@ -257,6 +258,9 @@ func TestUnreadableRecordIsSkipped(t *testing.T) {
 	log := &lines{}
 	o = open(t, dir, outbox.Options{Log: log.logger()})
 	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
+	if n := len(asides(t, dir, "damaged")); n != 1 {
+		t.Errorf("%d files were set aside, want 1", n)
+	}
 	if n := strings.Count(log.String(), "cannot read a record of the outbox"); n != 7 {
 		t.Errorf("the log names %d records, want 7:\n%s", n, log)
 	}

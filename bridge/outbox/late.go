@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -73,7 +74,6 @@ func (o *Outbox) merge(c *change, all []Write) Stored {
 	o.tried = o.last
 	c.supersedeOutdated(all, newer.writes)
 	c.assignMutes(0)
-	c.dropUnused()
 	return file
 }
 
@@ -94,7 +94,8 @@ func (s *Stored) add(w Write) {
 // what isn't due yet.
 func (c *change) supersedeOutdated(all []Write, newer records) {
 	for _, w := range all {
-		name, seq, err := splitKey(w.Key)
+		_, name, _ := strings.Cut(w.Key, "/")
+		seq, err := seqOf(w.Key)
 		e := c.entry(Ref{name, seq})
 		_, decided := newer[place{w.Bucket, w.Key}]
 		if w.Bucket != bucketPending || err != nil || e == nil || decided || e.Replayed {

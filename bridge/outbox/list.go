@@ -133,7 +133,7 @@ func (c *change) replay(d *entry, to, by string) Delivery {
 		e.Progress, e.Batch, e.FallbackFor, e.FellBack = d.Progress, d.Batch, d.FallbackFor, d.FellBack
 	}
 	c.addPending(e)
-	c.deleteDead(d)
+	c.remove(d)
 	return e.route.pending[d.Seq].record()
 }
 
@@ -175,11 +175,7 @@ func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Ba
 // drop removes a delivery, pending or dead.
 func (c *change) drop(e *entry, by string) {
 	c.record(e.message, e.route.name, &e.Item, Result{State: StateDropped, Answer: "by " + by, Attempts: e.Attempts})
-	if e.death != nil {
-		c.deleteDead(e)
-	} else {
-		c.remove(e)
-	}
+	c.remove(e)
 }
 
 // findAll returns the deliveries with the keys, each once. It fails if a key is unknown.

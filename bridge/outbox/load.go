@@ -13,7 +13,7 @@ import (
 )
 
 // format is the file format. It changes with the buckets and the JSON of their records.
-const format = "4"
+const format = "5"
 
 // open opens the storage, unless it is open, and reads its records. A file that is damaged, another VM's or of another
 // format is set aside.
@@ -82,18 +82,27 @@ func (m *memory) checkOwner(owner []byte) error {
 	return fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner, m.owner)
 }
 
-// read returns the records of the storage, except CloudEvents, and except outcomes of CloudEvents that nothing refers to.
+// read returns the records of the storage, except CloudEvents, and except outcomes of those that only the history has.
 func (o *Outbox) read() (all []Write, err error) {
 	used := map[string]bool{} // sequence numbers
-	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketEnded, bucketMarks,
+	for _, bucket := range []string{bucketMeta, bucketValues, bucketGroups, bucketEnded, bucketMarks,
 		bucketReceipts, bucketRoutes, bucketMutes, bucketPending, bucketDead, bucketSettled} {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
 			o.diskAnswers()
 			digits, _, _ := strings.Cut(key, "/")
-			used[digits] = used[digits] || bucket == bucketHeads
-			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load reports a bad key
-				all = append(all, Write{bucket, key, slices.Clone(value)})
+			switch bucket {
+			case bucketGroups:
+				var g Group
+				_ = json.Unmarshal(value, &g) // load reports the error
+				used[seqKey(g.Latest)] = true
+			case bucketPending, bucketDead:
+				used[digits] = true
+			case bucketSettled:
+				if _, err := seqOf(key); !used[digits] && err == nil { // load reports a bad key
+					return nil
+				}
 			}
+			all = append(all, Write{bucket, key, slices.Clone(value)})
 			return nil
 		})
 		if err != nil {
@@ -103,14 +112,15 @@ func (o *Outbox) read() (all []Write, err error) {
 	return all, nil
 }
 
-// load reads the file. If that is too late for Open, the records wait for Join. A record that can't be read is logged and
-// skipped.
+// load reads the file. If that is too late for Open, the records wait for Join. If some record can't be read, the others
+// are written to a new file: what damaged it may have damaged more.
 func (o *Outbox) load() error {
 	all, err := o.read()
 	if err != nil {
 		return err
 	}
 	m := newMemory()
+	var damage error
 	all = slices.DeleteFunc(all, func(w Write) bool {
 		if w.Value == nil {
 			return true
@@ -118,30 +128,26 @@ func (o *Outbox) load() error {
 		err := m.loadRecord(w)
 		if err != nil {
 			o.log.Error("cannot read a record of the outbox", "bucket", w.Bucket, "key", w.Key, "err", err)
+			damage = fmt.Errorf("%w: it has a record that can't be read", ErrDamaged)
 		}
 		return err != nil
 	})
-	m.dropUnused()
 	o.loaded = true
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.started {
+	late := o.started
+	if late {
 		o.late = all
 		close(o.arrived)
+	} else {
+		m.tried = m.last
+		o.memory = m
+	}
+	o.mu.Unlock()
+	if damage == nil || late || o.readOnly {
 		return nil
 	}
-	m.tried = m.last
-	o.memory = m
-	return nil
-}
-
-// dropUnused drops the messages that a file has and nothing refers to.
-func (m *memory) dropUnused() {
-	for seq, msg := range m.messages {
-		if msg.refs == 0 && msg.body == nil {
-			delete(m.messages, seq)
-		}
-	}
+	o.salvage()
+	return damage
 }
 
 // loadRecord puts one record of a file into memory, which has none with that key.
@@ -159,19 +165,17 @@ func (m *memory) loadRecord(w Write) (err error) {
 	case bucketValues:
 		m.values[w.Key] = w.Value
 	case bucketGroups:
-		var was Group
+		var was storedGroup
 		if err = json.Unmarshal(w.Value, &was); err != nil {
 			return err
 		}
 		g := m.group(w.Key)
-		g.state, g.latest, g.cloudEvent = was.State, m.message(was.Latest), was.CloudEvent
-		g.latest.refs++
-	case bucketHeads:
-		seq, err := seqOf(w.Key)
-		if err != nil {
-			return err
+		g.state, g.cloudEvent, was.Message.Seq = was.State, was.CloudEvent, was.Latest
+		latest := m.message(was.Latest)
+		if latest == nil {
+			latest = &message{Message: was.Message, bytes: len(was.CloudEvent)}
 		}
-		return json.Unmarshal(w.Value, &m.message(seq).head)
+		m.setLatest(g, latest)
 	case bucketEnded:
 		if g := m.group(w.Key); g.latest == nil {
 			err = json.Unmarshal(w.Value, &g.ended)
@@ -204,8 +208,8 @@ func (m *memory) loadRecord(w Write) (err error) {
 		if err == nil {
 			err = json.Unmarshal(w.Value, &s)
 		}
-		if err == nil && m.outcome(name, seq).State == "" {
-			m.message(seq).setOutcome(name, Outcome{s.State, s.At})
+		if msg := m.message(seq); err == nil && msg != nil && m.outcome(name, seq).State == "" {
+			msg.setOutcome(name, Outcome{s.State, s.At})
 		}
 		return err
 	}
@@ -214,15 +218,24 @@ func (m *memory) loadRecord(w Write) (err error) {
 
 func (m *memory) loadDelivery(w Write) error {
 	var d Delivery
-	name, seq, err := splitKey(w.Key)
+	_, name, _ := strings.Cut(w.Key, "/")
+	seq, err := seqOf(w.Key)
 	if err == nil {
 		err = json.Unmarshal(w.Value, &d)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case d.Message == nil:
+		return errors.New("it says nothing of its CloudEvent")
 	}
 	m.last = max(m.last, seq)
-	e := entryOf(d, m.message(seq), m.route(name), w.Bucket == bucketDead)
+	msg := m.message(seq)
+	if msg == nil {
+		msg = &message{Message: *d.Message, bytes: d.Bytes}
+		msg.Seq = seq
+	}
+	e := entryOf(d, msg, m.route(name), w.Bucket == bucketDead)
 	if now := time.Now().UTC(); e.PendingSince.After(now) { // the clock was set back since
 		e.PendingSince = now
 	}
@@ -256,7 +269,10 @@ func (c *change) writeAll() {
 	}
 	for id, g := range c.groups {
 		if g.latest != nil {
-			c.write(bucketGroups, id, g.record())
+			c.write(bucketGroups, id, g.stored())
+			if g.cloudEvent != nil {
+				c.write(bucketEvents, seqKey(g.latest.Seq), g.cloudEvent)
+			}
 		}
 		if !g.ended.IsZero() {
 			c.write(bucketEnded, id, g.ended)
@@ -273,37 +289,33 @@ func (c *change) writeAll() {
 			c.write(bucketRoutes, name, r.removedText())
 		}
 		for _, e := range r.pending {
-			c.write(bucketPending, e.key(), e)
+			c.write(bucketPending, e.storedKey(), e)
 		}
 		for _, e := range r.dead {
-			c.write(bucketDead, e.key(), e)
-		}
-	}
-	for seq, m := range c.messages {
-		if m.ID != "" {
-			c.write(bucketHeads, seqKey(seq), &m.head)
-		}
-		if body := c.body(seq); body != nil {
-			c.write(bucketEvents, seqKey(seq), body)
+			c.write(bucketDead, e.storedKey(), e)
 		}
 	}
 }
 
-// readBodies reads the CloudEvents that something refers to into memory, before the file that holds them is given up.
+// readBodies adds to the waiting records the CloudEvents of all deliveries that only the file has, before it is given up.
 func (o *Outbox) readBodies() {
-	var bodiless []*message
 	o.mu.Lock()
-	for seq, m := range o.messages {
-		if o.body(seq) == nil {
-			bodiless = append(bodiless, m)
+	var missing []place
+	for _, r := range o.routes {
+		for _, of := range []map[uint64]*entry{r.pending, r.dead} {
+			for seq := range of {
+				if o.body(seq) == nil {
+					missing = append(missing, place{bucketEvents, seqKey(seq)})
+				}
+			}
 		}
 	}
 	o.mu.Unlock()
-	for _, m := range bodiless {
-		body, err := o.storage.Read(bucketEvents, seqKey(m.Seq))
+	for _, p := range missing {
+		body, err := o.storage.Read(p.bucket, p.key)
 		o.mu.Lock()
-		if err == nil && json.Valid(body) && o.messages[m.Seq] == m {
-			m.body = body
+		if err == nil && json.Valid(body) && o.message(p.seq()) != nil {
+			o.waiting[p] = body
 		}
 		o.mu.Unlock()
 	}
@@ -335,7 +347,7 @@ func (o *Outbox) readHistory() (kept records, err error) {
 		o.diskAnswers()
 		p := place{bucketSettled, key}
 		o.mu.Lock()
-		used := o.messages[p.seq()] != nil
+		used := o.message(p.seq()) != nil
 		o.mu.Unlock()
 		if used || kept[place{bucketEvents, seqKey(p.seq())}] != nil {
 			kept[p] = slices.Clone(value)

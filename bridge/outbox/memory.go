@@ -21,7 +21,7 @@ type memory struct {
 	mutes    []*delivery.Mute // by Since
 	newMutes map[string]bool  // ids of the mutes that were set since the start, not loaded from a file
 	groups   map[string]*group
-	messages map[uint64]*message
+	latest   map[uint64]*group // open ones, by the sequence number of their latest change
 	routes   map[string]*route
 	settings []Route // the last Batch.Routes; nil: none yet
 
@@ -36,43 +36,18 @@ type tally struct{ n, bytes int }
 
 func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 
-// A message is one CloudEvent that something refers to.
+// A message is one CloudEvent. All its deliveries share it, and the group whose latest change it is.
 type message struct {
-	head
-	body    []byte // until it is on disk
-	refs    int    // number of deliveries of it, and of groups whose latest it is
+	delivery.Message
+	bytes   int // of the CloudEvent
 	settled []settled
 }
 
-// unreferenced reports whether nothing refers to the message. A nil message has no references.
-func (m *message) unreferenced() bool { return m == nil || m.refs == 0 }
-
-// record returns an open group as the file stores it.
+// record returns an open group as its owner knows it.
 func (g *group) record() Group { return Group{g.state, g.latest.Seq, g.cloudEvent} }
 
-// body returns the JSON of a CloudEvent; nil if only the storage has it.
-func (m *memory) body(seq uint64) []byte {
-	msg := m.messages[seq]
-	if msg == nil {
-		return nil
-	}
-	g := m.groups[msg.Group]
-	if msg.body == nil && g != nil && g.latest == msg {
-		return g.cloudEvent
-	}
-	return msg.body
-}
-
-// forgettable reports whether nobody asks for a record of the history any more. A CloudEvent is asked for while
-// something refers to it, an outcome only while it is one of the latest change of an open group.
-func (m *memory) forgettable(p place) bool {
-	msg := m.messages[p.seq()]
-	if p.bucket != bucketSettled || msg == nil {
-		return msg.unreferenced()
-	}
-	g := m.groups[msg.Group]
-	return g == nil || g.latest != msg
-}
+// stored returns an open group as the file stores it.
+func (g *group) stored() storedGroup { return storedGroup{g.record(), g.latest.Message} }
 
 // settled is the outcome of a delivery of a message to a route.
 type settled struct {
@@ -101,7 +76,18 @@ type death struct {
 	unreported bool // the owner is still to report it; never about a message without a group, which is the owner's own
 }
 
+// key returns the key of the delivery as people see it.
 func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
+
+// storedKey returns its key in its bucket.
+func (e *entry) storedKey() string { return deliveryKey(e.Seq, e.route.name) }
+
+func (e *entry) bucket() string {
+	if e.death != nil {
+		return bucketDead
+	}
+	return bucketPending
+}
 
 func (e *entry) state() string {
 	if e.death != nil {
@@ -210,7 +196,7 @@ type receipt struct {
 func newMemory() memory {
 	return memory{
 		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
-		messages: map[uint64]*message{}, routes: map[string]*route{},
+		latest: map[uint64]*group{}, routes: map[string]*route{},
 	}
 }
 
@@ -260,13 +246,29 @@ func (m *memory) group(id string) *group {
 	return g
 }
 
+// message returns a CloudEvent that is pending or dead for some route, or the latest change of an open group; nil for
+// any other: only the history has it.
 func (m *memory) message(seq uint64) *message {
-	msg := m.messages[seq]
-	if msg == nil {
-		msg = &message{head: head{Message: delivery.Message{Seq: seq}}}
-		m.messages[seq] = msg
+	if g := m.latest[seq]; g != nil {
+		return g.latest
 	}
-	return msg
+	for _, r := range m.routes {
+		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
+			return e.message
+		}
+	}
+	return nil
+}
+
+// setLatest sets the latest change of a group; nil for one that isn't open.
+func (m *memory) setLatest(g *group, to *message) {
+	if g.latest != nil {
+		delete(m.latest, g.latest.Seq)
+	}
+	g.latest = to
+	if to != nil {
+		m.latest[to.Seq] = g
+	}
 }
 
 // entry returns the pending delivery, nil if it isn't pending.
@@ -296,8 +298,7 @@ func (m *memory) put(e *entry) {
 	bySeq, byAge, count := m.indexes(e)
 	bySeq[e.Seq] = e
 	heap.Push(byAge, e)
-	count.add(1, e.message.Bytes)
-	e.message.refs++
+	count.add(1, e.message.bytes)
 	if e.change > m.stored {
 		m.recent = append(m.recent, e)
 	}
@@ -317,13 +318,13 @@ func (m *memory) put(e *entry) {
 	g.pending[e] = true
 }
 
-// take removes a delivery. It keeps its reference to the message until the caller calls unref.
+// take removes a delivery.
 func (m *memory) take(e *entry) {
 	e.stale = true
 	bySeq, byAge, count := m.indexes(e)
 	delete(bySeq, e.Seq)
 	heap.Remove(byAge, int(e.heapIndex))
-	count.add(-1, -e.message.Bytes)
+	count.add(-1, -e.message.bytes)
 	if e.death != nil {
 		delete(e.route.unreported, e)
 		return
@@ -413,14 +414,14 @@ func (g *group) receiptIndex(route string) int {
 	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
-// outcome returns the outcome of a delivery of a message that something refers to.
+// outcome returns the outcome of a delivery, if message knows its CloudEvent.
 func (m *memory) outcome(name string, seq uint64) Outcome {
 	if r := m.routes[name]; r != nil {
 		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
 			return Outcome{e.state(), e.record().DeadSince}
 		}
 	}
-	if msg := m.messages[seq]; msg != nil {
+	if msg := m.message(seq); msg != nil {
 		for _, s := range msg.settled {
 			if s.route == name {
 				return s.Outcome

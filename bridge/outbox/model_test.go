@@ -226,26 +226,6 @@ func shown(t *testing.T, o *outbox.Outbox) string {
 	return b.String()
 }
 
-// heads checks that the disk has the head of each CloudEvent that a delivery or an open group refers to, and of no
-// other.
-func (p *player) heads() {
-	used := map[string]bool{}
-	for _, d := range p.o.List(outbox.Selection{}) {
-		used[fmt.Sprintf("%016d", d.Seq())] = true
-	}
-	for _, g := range p.o.Groups() {
-		used[fmt.Sprintf("%016d", g.Latest)] = true
-	}
-	kept := map[string]bool{}
-	_ = p.disk.Walk("heads", "", func(key string, _ []byte) error {
-		kept[key] = true
-		return nil
-	})
-	if !maps.Equal(kept, used) {
-		p.t.Errorf("the disk has the heads of %v, want those of %v, which something refers to", kept, used)
-	}
-}
-
 // bodies returns the sequence numbers of all stored CloudEvents.
 func bodies(o *outbox.Outbox) map[uint64]bool {
 	seqs := map[uint64]bool{}
@@ -659,7 +639,6 @@ func play(t *testing.T, script []byte) {
 	}
 	same("At the end", p.o, p.m.String())
 	agree(t, p.o)
-	p.heads()
 	before := shown(t, p.o)
 	if err := p.o.Close(); err != nil {
 		t.Errorf("Close = %v", err)

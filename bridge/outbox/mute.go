@@ -78,7 +78,6 @@ func (m *memory) assignMutesOf(r *route, number uint64) {
 		}
 		m.take(e)
 		m.put(next)
-		e.message.refs--
 		r.reader.touch(e.Seq)
 	}
 }

@@ -103,6 +103,20 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	return ce, receipt, nil
 }
 
+// body returns the JSON of a CloudEvent; nil if only the storage has it. The caller holds mu.
+func (o *Outbox) body(seq uint64) []byte {
+	p := place{bucketEvents, seqKey(seq)}
+	for _, r := range []records{o.waiting, o.inFlight} {
+		if body, _ := r[p].([]byte); body != nil {
+			return body
+		}
+	}
+	if g := o.latest[seq]; g != nil {
+		return g.cloudEvent
+	}
+	return nil
+}
+
 // Body returns the JSON of the CloudEvent with that sequence number, which must not be changed. The error wraps
 // delivery.ErrLost if it can never be read again.
 func (o *Outbox) Body(seq uint64) ([]byte, error) {
@@ -308,14 +322,14 @@ func (c *change) settleAccepted(r *route, i *delivery.Item, rep delivery.Report)
 	}
 	r.delivered++
 	r.accepted = rep.Now
-	m, e, letter := c.messages[i.Seq], r.pending[i.Seq], r.dead[i.Seq]
+	m, e, letter := c.message(i.Seq), r.pending[i.Seq], r.dead[i.Seq]
 	if m == nil {
-		m = &message{head: head{Message: *i.Message}}
+		m = &message{Message: *i.Message}
 	}
 	c.record(m, r.name, i, Result{State: StateAccepted, Answer: rep.Answer.Status, AnswerID: rep.Answer.ID,
 		Attempts: i.Attempts + 1})
 	if letter != nil { // it was delivered after all
-		c.deleteDead(letter)
+		c.remove(letter)
 	}
 	if e != nil {
 		c.remove(e)

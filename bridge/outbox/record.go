@@ -9,8 +9,7 @@ import (
 )
 
 // A Delivery is one CloudEvent for one route: pending, or a dead letter. Commands print its JSON; the file holds it
-// without what the key and the head of the CloudEvent contain. Next is the time of the next attempt, no earlier than
-// Due.
+// without what the key contains. Next is the time of the next attempt, no earlier than Due.
 type Delivery struct {
 	Key   string `json:"key,omitempty"`  // route/sequence number
 	Route string `json:"sink,omitempty"` // has no slash
@@ -46,10 +45,10 @@ type Outcome struct {
 	At    time.Time // when it ended; zero while it is pending
 }
 
-// A head is what all deliveries of a CloudEvent have in common, as the file stores it.
-type head struct {
-	delivery.Message
-	Bytes int `json:"bytes"`
+// A storedGroup is an open group as the file stores it.
+type storedGroup struct {
+	Group
+	Message delivery.Message `json:"message"` // its latest change
 }
 
 // A settlement is a settled delivery as the file stores it.
@@ -62,7 +61,7 @@ type settlement struct {
 // record returns the delivery as commands print it.
 func (e *entry) record() Delivery {
 	d := Delivery{
-		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.Bytes, LastAttempt: e.lastAttempt,
+		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.bytes, LastAttempt: e.lastAttempt,
 	}
 	switch {
 	case e.death != nil:
@@ -78,8 +77,7 @@ func (e *entry) record() Delivery {
 
 // encode returns the delivery as the file stores it.
 func (e *entry) encode() []byte {
-	d := Delivery{Item: e.Item, LastAttempt: e.lastAttempt}
-	d.Message = nil
+	d := Delivery{Item: e.Item, Bytes: e.message.bytes, LastAttempt: e.lastAttempt}
 	if e.death != nil {
 		d.Reason, d.DeadSince, d.Unreported = e.death.reason, e.death.at, e.death.unreported
 	}

@@ -43,7 +43,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	o.change(now, func(c *change) {
 		for _, d := range slices.Clone(c.letters) {
 			if now.Sub(d.death.at) > keepDead {
-				c.deleteDead(d)
+				c.remove(d)
 				aged++
 			}
 		}
@@ -135,7 +135,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	dropped := 0 // because of the bounds, not of age
 	o.change(now, func(c *change) {
 		for _, p := range old {
-			if c.forgettable(p) {
+			if c.message(p.seq()) == nil {
 				c.write(p.bucket, p.key, nil)
 				if p.key >= oldest {
 					dropped++

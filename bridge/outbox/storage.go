@@ -56,13 +56,12 @@ var (
 const (
 	bucketMeta     = "meta"     // name → what the outbox needs for itself
 	bucketValues   = "values"   // name → the owner's value
-	bucketGroups   = "groups"   // group → sequence number of the latest change, space, the owner's state
+	bucketGroups   = "groups"   // group → storedGroup, while it is open
 	bucketEnded    = "ended"    // group → when it ended
 	bucketMarks    = "marks"    // id → Mark
 	bucketEvents   = "events"   // seq → CloudEvent
-	bucketHeads    = "heads"    // seq → head, while something refers to the CloudEvent
-	bucketPending  = "pending"  // route/seq → Delivery
-	bucketDead     = "dead"     // route/seq → Delivery
+	bucketPending  = "pending"  // seq/route → Delivery
+	bucketDead     = "dead"     // seq/route → Delivery
 	bucketSettled  = "settled"  // seq/route → settlement
 	bucketReceipts = "receipts" // group/route → receipt
 	bucketRoutes   = "routes"   // route → when it was removed from the settings, "" while it is in them
@@ -85,7 +84,10 @@ func seqOf(key string) (uint64, error) {
 	return strconv.ParseUint(digits, 10, 64)
 }
 
-// splitKey splits the key of a delivery.
+// deliveryKey returns the key of a record about a delivery.
+func deliveryKey(seq uint64, route string) string { return seqKey(seq) + "/" + route }
+
+// splitKey splits the key of a delivery as people see it: the route, a slash and the sequence number.
 func splitKey(key string) (route string, seq uint64, err error) {
 	i := strings.LastIndexByte(key, '/')
 	if i < 0 {

@@ -30,12 +30,6 @@ var (
 // A place is a record's address in the storage: its bucket and key.
 type place struct{ bucket, key string }
 
-// seq returns the sequence number that the key begins with, 0 if there is none.
-func (p place) seq() uint64 {
-	seq, _ := seqOf(p.key)
-	return seq
-}
-
 // records map places to their new content: nil deletes the record, other values go through encode when they are
 // written.
 type records map[place]any
@@ -44,16 +38,14 @@ func (p place) compare(other place) int {
 	return cmp.Or(strings.Compare(p.bucket, other.bucket), strings.Compare(p.key, other.key))
 }
 
-// added returns the sequence number of the CloudEvent that the record was added with, 0 for other records. No other
-// record refers to it before the whole change counts.
-func (p place) added() (seq uint64) {
+// seq returns the sequence number of the CloudEvent that the record is or belongs to; 0 for other records.
+func (p place) seq() uint64 {
 	switch p.bucket {
-	case bucketEvents, bucketHeads:
-		return p.seq()
-	case bucketPending:
-		_, seq, _ = splitKey(p.key)
+	case bucketEvents, bucketPending, bucketDead, bucketSettled:
+		seq, _ := seqOf(p.key)
+		return seq
 	}
-	return seq
+	return 0
 }
 
 // encode returns the records as writes, in order.
@@ -98,7 +90,7 @@ func (o *Outbox) submit(now time.Time, f func(*change)) (wait func() error) {
 // change makes one change of state and returns its number, 0 if there is nothing to make durable.
 func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
-	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
+	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting, messages: map[uint64]*message{}}
 	f(c)
 	// What a slow disk is about to store is only late, and not lost before a crash.
 	late := errors.Is(o.failing, errSlowDisk) || errors.Is(o.failing, errNotJoined)
@@ -143,17 +135,14 @@ func (o *Outbox) boundHistory() {
 	}
 	old := map[string][]string{} // keys, by bucket
 	for p, v := range o.waiting {
-		if isHistory(p.bucket) && v != nil && o.forgettable(p) {
+		if isHistory(p.bucket) && v != nil && o.message(p.seq()) == nil {
 			old[p.bucket] = append(old[p.bucket], p.key)
 		}
 	}
 	for bucket, keys := range old {
 		slices.Sort(keys)
 		for _, key := range keys[:max(0, len(keys)-2*o.bounds.InMemory)] {
-			p := place{bucket, key}
-			if delete(o.waiting, p); bucket == bucketEvents {
-				delete(o.messages, p.seq())
-			}
+			delete(o.waiting, place{bucket, key})
 			o.historyDropped++
 		}
 	}
@@ -379,13 +368,6 @@ func (o *Outbox) writeWaiting() error {
 	for _, w := range writes {
 		if isHistory(w.Bucket) && w.Value != nil {
 			o.grown.add(1, len(w.Value))
-		}
-	}
-	for p := range inFlight {
-		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil {
-			if m.body = nil; m.unreferenced() {
-				delete(o.messages, p.seq())
-			}
 		}
 	}
 	o.unstored(false)
