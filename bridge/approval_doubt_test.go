@@ -191,9 +191,8 @@ func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 	}
 }
 
-// What can't be read of a document may be about any event: no rule approves then. Whoever approves by hand has seen what the
-// rest says.
-func TestAnUnreadableEntryKeepsRulesFromApproving(t *testing.T) {
+// What can't be read of a document may be about any event: nothing is approved then, by a rule or by hand.
+func TestAnUnreadableEntryKeepsFromApproving(t *testing.T) {
 	for seenBy, quietly := range map[string]bool{"polls": false, "the last look": true} {
 		t.Run(seenBy, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -218,8 +217,13 @@ func TestAnUnreadableEntryKeepsRulesFromApproving(t *testing.T) {
 				if st := b.Status(); !strings.Contains(st.Events[0].Approval, "can't be read") {
 					t.Errorf("the status does not say why: %+v", st.Events)
 				}
-				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
+				shown := s.shown(idA)
+				if a := b.ApproveNow(t.Context(), idA, shown, "root"); a.Result != cloudevent.ResultMoot {
 					t.Errorf("by hand: %+v", a)
+				}
+				unreadable.Store(false)
+				if a := b.ApproveNow(t.Context(), idA, shown, "root"); a.Result != cloudevent.ResultApproved {
+					t.Errorf("by hand, once all can be read: %+v", a)
 				}
 				b.end()
 			})
