@@ -90,6 +90,7 @@ type Bridge struct {
 	byHand           map[string]int               // by EventId: the number of approvals by hand under way
 	workers          map[string]*routeWorker      // by route, also of removed routes until they have ended
 	delivering       bool                         // workers have been started
+	current          bool                         // a valid answer is committed since the start, or since join
 	polled           chan struct{}                // closed when a poll was handled that began after it was set: see awaitPoll
 	settings         int                          // how often Reload has replaced the routes
 	stopping         bool                         // no more workers are started
@@ -235,7 +236,7 @@ func (b *Bridge) join() (show func()) {
 	if b.observer == (imds.Observer{}) {
 		b.observer = observer
 	}
-	b.delivering, b.polled = false, make(chan struct{})
+	b.delivering, b.current, b.polled = false, false, make(chan struct{})
 	b.mu.Unlock()
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
@@ -266,9 +267,16 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 }
 
 // keepAnswer writes the last answer to the outbox, once a minute and after a gap. It is called when all that follows
-// from the answer is committed: a crash before then must not hide the gap.
+// from the answer is committed: a crash before then must not hide the gap. With the first one, what acts may begin.
 func (b *Bridge) keepAnswer() {
 	b.mu.Lock()
+	first := !b.current
+	b.current = true
+	if first && b.delivering && !b.stopping {
+		for _, r := range b.routes {
+			b.startWorker(r)
+		}
+	}
 	a, gap := b.answer, b.answer.At.Sub(b.handled.At) > gapAbove
 	due := gap || a.At.Sub(b.touched) >= touchEvery
 	if b.handled = a; due {
@@ -445,9 +453,18 @@ func (b *Bridge) awaitedPoll() chan struct{} {
 	return b.polled
 }
 
+// waitsForAnswer reports whether a route begins nothing yet: what is pending about an event may start something, and the
+// event may be over by now. keepAnswer starts its worker. The caller holds mu.
+func (b *Bridge) waitsForAnswer(r Route) bool {
+	return !b.current && r.Terms.Late == delivery.LateDrop && b.Outbox.Stats(time.Now())[r.Name].Pending > 0
+}
+
 // startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It
 // does nothing if the route has one. The caller holds mu.
 func (b *Bridge) startWorker(r Route) {
+	if b.waitsForAnswer(r) {
+		return
+	}
 	var before chan struct{}
 	if was := b.workers[r.Name]; was != nil {
 		if was.settings == b.settings {

@@ -175,6 +175,45 @@ func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 	}
 }
 
+// After a start nobody knows which events are over until Azure answers. What acts waits for that, and what is still to come
+// then begins.
+func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
+	for name, isOver := range map[string]bool{"the event is over": true, "it is still to come": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				drain, chat := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
+				routes := []Route{drain.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop }), chat.all("chat")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(time.Minute)
+				b.end()
+				if isOver {
+					s.azure.End(idA)
+				}
+				drain.say(nil)
+				chat.say(nil)
+				s.azure.SetFault(imdstest.Fault{Status: 503})
+				b = s.start(routes...)
+				pause(time.Minute)
+				wantIDs(t, drain.ids())
+				wantIDs(t, chat.ids(), idA+"-scheduled") // people are told: better once too often
+				if k := b.Status().Sinks[1]; k.Name != "drain" || k.WaitsFor != delivery.WaitsForAnswer {
+					t.Errorf("the status says that %s waits for %q", k.Name, k.WaitsFor)
+				}
+				s.azure.ClearFaults()
+				pause(time.Minute)
+				want := idA + "-scheduled"
+				if isOver {
+					want = idA + "-vanished"
+				}
+				wantIDs(t, drain.ids(), want)
+				b.end()
+			})
+		})
+	}
+}
+
 // Whoever is told of the end is told of it, with what was missed, however the announcement has waited.
 func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 	systemtest.Alone(t)

@@ -249,13 +249,21 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				return t.seq > c.seq && slices.Contains(t.missed, c.kind) // a reminder may stand for it too
 			})
 			return covered || o.overtaken(b, i, r) || o.toldAnew(b, i, r) || o.stoodFor(b, i, r) ||
-				b.overAfter(i, r) >= 0
+				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
 		if !has && !kept && !excused && !byHand {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
+}
+
+// endDropped reports whether somebody dropped the end that was pending for a route with late: latest. What was pending with it
+// is over then, like that of a route which isn't told of the end.
+func (o *oracle) endDropped(b belief, i int, r routePlan) bool {
+	return r.late == "latest" && slices.ContainsFunc(b.changes[i+1:], func(x change) bool {
+		return x.kind == "vanished" && o.hand("drop", r.name, x.id)
+	})
 }
 
 // ways returns each way in which a route was set up in a time, or was last before.

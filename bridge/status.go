@@ -245,6 +245,9 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 		s.State = SinkOrphaned
 		return s
 	case c == nil:
+		if st.Pending > 0 && !b.current {
+			s.WaitsFor = delivery.WaitsForAnswer
+		}
 		return s
 	}
 	w := c.State()

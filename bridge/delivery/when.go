@@ -24,6 +24,7 @@ const (
 	WaitsForLead       Reason = "lead"        // it isn't due yet
 	WaitsForAttempt    Reason = "attempt"     // one is under way
 	WaitsForStart      Reason = "start"       // the program stops, and tries it again when it starts
+	WaitsForAnswer     Reason = "answer"      // nobody knows yet whether its event is over, and it acts
 	WaitsForRetryAfter Reason = "retry-after" // the destination asked for it
 	WaitsForRetry      Reason = "retry"       // an attempt failed
 	WaitsForProbe      Reason = "probe"       // attempts of many events failed, so the destination is tried now and then
