@@ -222,6 +222,7 @@ func (c *change) addPending(e *entry) {
 	}
 	e.Message, e.change = &e.message.Message, c.number
 	e.Mute = delivery.MuteOf(c.mutes, e.route.name, e.route.people, &e.Item)
+	c.show(e.Group)
 	c.store(e)
 }
 

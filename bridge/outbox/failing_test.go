@@ -134,13 +134,37 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		want(t, "the reader hears before it is shown", ids)
 		show()
 		ids, _ = changes(q)
-		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
+		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "C-scheduled")
 		if err := o.Durable(); err != nil {
 			t.Errorf("Durable = %v", err)
 		}
 		o.Close()
 		o = open(t, dir, outbox.Options{})
 		check()
+		o.Close()
+	})
+}
+
+// What a late file has pending of a group comes before anything new of that group, even if it is not to be shown yet.
+func TestWhatALateFileHasPendingComesInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		mustAdd(t, o, "A", "scheduled", "a")
+		mustAdd(t, o, "B", "scheduled", "a")
+		o.Close()
+		release := d.hangReads()
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		q := o.Queue("a")
+		release()
+		<-o.Late()
+		_, show := o.Join()
+		_, _ = add(o, "A", "started", "a") // the disk may not have it yet
+		ids, _ := changes(q)
+		want(t, "the reader hears", ids, "A-scheduled", "A-started")
+		show()
+		ids, _ = changes(q)
+		want(t, "the reader hears then", ids, "B-scheduled")
 		o.Close()
 	})
 }

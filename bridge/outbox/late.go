@@ -22,7 +22,8 @@ func (o *Outbox) Late() <-chan struct{} { return o.arrived }
 
 // Join adds the records of a late file to memory, which is newer, and returns the owner's state in the file. Then only
 // the routes in the file count as known: the next Batch must set them all. Readers see what the file has pending when show
-// is called. If the file is another VM's, it is set aside. If there is no late file, Join does nothing.
+// is called, or before something new of the same group. If the file is another VM's, it is set aside. If there is no late
+// file, Join does nothing.
 func (o *Outbox) Join() (file Stored, show func()) {
 	o.submit(time.Now(), func(c *change) {
 		all := o.late
@@ -34,12 +35,18 @@ func (o *Outbox) Join() (file Stored, show func()) {
 	return file, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		for _, r := range o.routes {
-			for seq := range r.pending {
-				r.reader.touch(seq)
-			}
+		for group := range o.hidden {
+			o.show(group)
 		}
 	}
+}
+
+// show shows readers what is hidden of a group.
+func (m *memory) show(group string) {
+	for _, ref := range m.hidden[group] {
+		m.route(ref.Route).reader.touch(ref.Seq)
+	}
+	delete(m.hidden, group)
 }
 
 // merge adds the records of a late file to memory: records in memory, and those still to be written, are newer.
@@ -72,7 +79,7 @@ func (o *Outbox) merge(c *change, all []Write) Stored {
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
 	o.tried = o.last
-	c.supersedeOutdated(all, newer.writes)
+	c.hideBacklog(all, newer.writes)
 	c.assignMutes(0)
 	return file
 }
@@ -89,23 +96,26 @@ func (s *Stored) add(w Write) {
 	}
 }
 
-// supersedeOutdated ends those of a late file's pending deliveries that are out of date, because a newer change of their
-// group was committed before the file came. A route that delivers every change still gets them, but for reminders and
-// what isn't due yet.
-func (c *change) supersedeOutdated(all []Write, newer records) {
+// hideBacklog hides what a late file has pending, and supersedes what of it is out of date, because a newer change of its
+// group was committed before the file came. A route that delivers every change still gets that, but for reminders and what
+// isn't due yet.
+func (c *change) hideBacklog(all []Write, newer records) {
 	for _, w := range all {
 		_, name, _ := strings.Cut(w.Key, "/")
 		seq, err := seqOf(w.Key)
-		e := c.entry(Ref{name, seq})
+		ref := Ref{name, seq}
+		e := c.entry(ref)
 		_, decided := newer[place{w.Bucket, w.Key}]
-		if w.Bucket != bucketPending || err != nil || e == nil || decided || e.Replayed {
+		if w.Bucket != bucketPending || err != nil || e == nil || decided {
 			continue
 		}
 		_, overtaken := newer[place{bucketGroups, e.Group}]
 		latest := e.route.late == delivery.LateLatest || e.route.late == delivery.LateDrop
-		if overtaken && (latest || e.Due.After(c.now) || e.Reminds()) {
+		if overtaken && !e.Replayed && (latest || e.Due.After(c.now) || e.Reminds()) {
 			c.supersede(e, "")
+			continue
 		}
+		c.hidden[e.Group] = append(c.hidden[e.Group], ref)
 	}
 }
 

@@ -25,8 +25,9 @@ type memory struct {
 	routes   map[string]*route
 	settings []Route // the last Batch.Routes; nil: none yet
 
-	recent  []*entry // includes all deliveries that are not on disk
-	letters ages     // dead
+	hidden  map[string][]Ref // by group: what is pending that Join has added and readers are not shown yet
+	recent  []*entry         // includes all deliveries that are not on disk
+	letters ages             // dead
 	pending tally
 	dead    tally
 }
@@ -196,7 +197,7 @@ type receipt struct {
 func newMemory() memory {
 	return memory{
 		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
-		latest: map[uint64]*group{}, routes: map[string]*route{},
+		latest: map[uint64]*group{}, routes: map[string]*route{}, hidden: map[string][]Ref{},
 	}
 }
 
