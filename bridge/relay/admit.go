@@ -3,6 +3,7 @@ package relay
 import (
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -141,7 +142,7 @@ func (q *queue) endRefused(g *group, m message) {
 		return
 	}
 	g.rec.update(m)
-	if q.endSettles(m) { // the next relay must know it too; for other sinks it isn't worth a record
+	if endSettles(q.route, m.change.Event) { // the next relay must know it too; for other sinks it isn't worth a record
 		q.markDirty(g)
 	}
 	q.supersede(g, m, false)
@@ -154,13 +155,13 @@ func (q *queue) isOver(g *group, m message) bool {
 	if asked || m.eventID == "" || m.change.Kind == imds.Vanished {
 		return false
 	}
-	return (m.eventOver || g.rec.stage.Kind == imds.Vanished) && q.endSettles(m)
+	return (m.eventOver || g.rec.stage.Kind == imds.Vanished) && endSettles(q.route, m.change.Event)
 }
 
-// endSettles reports whether the end of the event that a message is about settles what is pending about it for the sink.
-func (q *queue) endSettles(m message) bool {
-	toldOfEnd, _ := q.route.Filter.Change(imds.Change{Kind: imds.Vanished, Event: m.change.Event}, "")
-	return q.route.Terms.Late.OverAtEnd(toldOfEnd)
+// endSettles reports whether the end of an event settles what is pending about it for a route.
+func endSettles(route bridge.Route, e imds.Event) bool {
+	toldOfEnd, _ := route.Filter.Change(imds.Change{Kind: imds.Vanished, Event: e}, "")
+	return route.Terms.Late.OverAtEnd(toldOfEnd)
 }
 
 // supersede settles the pending deliveries that a newer change of their event makes obsolete: at the end of the event what

@@ -431,12 +431,12 @@ func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	return all
 }
 
-// isOver reports whether the end of an event is known.
+// isOver reports whether an event is over. So is one that the stream no longer holds.
 func (f *fleet) isOver(event string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := f.events[event]
-	return l != nil && l.ended
+	return l == nil || l.ended
 }
 
 // sortedEvents returns the events by their last change. mu is held.

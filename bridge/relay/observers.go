@@ -271,21 +271,30 @@ func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, a
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
 	}
+	now, err = r.catchUp(ctx, st, lastHeartbeat)
+	if err != nil {
+		return now, nil, err
+	}
+	return now, r.fleet.observed(now), nil
+}
+
+// catchUp waits until everything that the stream holds now is taken in, and the heartbeats up to that one. It returns
+// the time of the stream's servers.
+func (r *Relay) catchUp(ctx context.Context, st *storage, lastHeartbeat uint64) (now time.Time, err error) {
 	audit, err := st.stream.Info(ctx)
 	var last uint64
 	if err == nil {
 		last, err = r.lastToRead(ctx, st, audit)
 	}
 	if err != nil {
-		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
+		return now, fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
-	now = audit.TimeStamp
 	for !r.fleet.caughtUp(last, lastHeartbeat) {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
-			return now, nil, errors.New("the streams are not read to their end yet")
+			return now, errors.New("the streams are not read to their end yet")
 		}
 	}
-	return now, r.fleet.observed(now), nil
+	return audit.TimeStamp, nil
 }
 
 // lastToRead returns the sequence number up to which the stream is to be taken in, 0 if all of it is older than

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,64 @@ func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 				pause(10 * time.Minute)
 				if told := other.all(); len(told) > 0 && strings.HasSuffix(told[0], "-scheduled") {
 					t.Errorf("the fallback was told %s after the end", told)
+				}
+				stop()
+			})
+		})
+	}
+}
+
+// A replay of the past has a sink that acts begin nothing about an event that is over, also right after a start, and says
+// which were left out. Who names the event gets it. Other sinks get all.
+func TestAReplayOfThePastBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
+	announcements := []string{"scheduled", "updated"}
+	for name, tt := range map[string]struct {
+		late    delivery.Late
+		changes []string
+		all     bool // it gets the event that is over
+	}{
+		"drop":                      {late: delivery.LateDrop, changes: announcements},
+		"drop, told of the end":     {late: delivery.LateDrop},
+		"latest, not told of it":    {late: delivery.LateLatest, changes: announcements},
+		"latest, told of the end":   {late: delivery.LateLatest, all: true},
+		"send, not told of the end": {late: delivery.LateSend, changes: announcements, all: true},
+		"drop, told of its begin":   {late: delivery.LateDrop, changes: []string{"scheduled", "vanished"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				over, open := eventNo(1).in(time.Hour), eventNo(2).in(time.Hour)
+				past, present := over.say(t, imds.Scheduled, "vm-1"), open.say(t, imds.Scheduled, "vm-1")
+				s.publish(past, over.say(t, imds.Scheduled, "vm-2"), present)
+				pause(time.Minute)
+				s.publish(over.say(t, imds.Vanished, "vm-1"))
+				drain := with(route("drain", newRecorder()), func(x *bridge.Terms) { x.Late = tt.late })
+				drain.Filter.Only.Changes = tt.changes
+				r, stop := s.run(drain)
+				pause(2 * time.Second)
+				replay := func(event string) (ids, left []string) {
+					part, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "drain", Event: event, Run: "run" + event})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, e := range part.Replayed {
+						ids = append(ids, e.ID)
+					}
+					return ids, part.Over
+				}
+				replayed, left := replay("")
+				wantLeft := []string{over.id}
+				if tt.all {
+					wantLeft = nil
+				}
+				if slices.Contains(replayed, past.ID()) != tt.all || !slices.Contains(replayed, present.ID()) {
+					t.Errorf("replayed are %q", replayed)
+				}
+				if !slices.Equal(left, wantLeft) {
+					t.Errorf("left out are %q, want %q", left, wantLeft)
+				}
+				named, left := replay(over.id[:8])
+				if !slices.Contains(named, past.ID()) || len(left) > 0 {
+					t.Errorf("of the event that is named %q are replayed, %q left out", named, left)
 				}
 				stop()
 			})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // A ReplayRequest selects the CloudEvents of the stream that a sink gets again: those about Azure events that its
-// filter lets pass. They are replayed in parts, one call of ReplayPast each.
+// filter lets pass. They are replayed in parts, one call of ReplayPast each. Without Event, those of an event that is
+// over are left out if the sink begins nothing about one: see delivery.Late.OverAtEnd.
 type ReplayRequest struct {
 	Sink  string    `json:"sink"`
 	Since time.Time `json:"since"` // when the stream stored them
@@ -37,7 +39,8 @@ type ReplayedEvent struct {
 // A ReplayPart is the result of one call of ReplayPast.
 type ReplayPart struct {
 	Replayed []ReplayedEvent `json:"replayed"`
-	After    uint64          `json:"after"` // for the next part; 0 if this was the last one
+	Over     []string        `json:"over,omitempty"` // the ids of the Azure events that were left out
+	After    uint64          `json:"after"`          // for the next part; 0 if this was the last one
 }
 
 // The bounds of one part, so that each call returns before its caller gives up.
@@ -75,13 +78,18 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 	if err != nil {
 		return ReplayPart{}, err
 	}
+	if p.Event == "" && route.Terms.Late.OverAtEnd(false) { // so it must be known which events are over
+		if _, err := r.catchUp(asked, st, 0); err != nil {
+			return ReplayPart{}, err
+		}
+	}
 	from := startAt(p.Since)
 	if p.After > 0 {
 		from = startAfter(p.After)
 	}
 	x := replayer{
 		request: p, route: route, js: st.js, records: bucket{kv}, last: state.LastSeq, matched: map[string]*record{},
-		done: map[string]bool{}, began: time.Now(), part: part,
+		done: map[string]bool{}, over: r.fleet.isOver, began: time.Now(), part: part,
 	}
 	err = readToEnd(ctx, st.js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
 	if len(x.part.Replayed) > 0 {
@@ -109,7 +117,8 @@ type replayer struct {
 	last    uint64             // the stream's last message when the part began
 	matched map[string]*record // which changes of an Azure event the filter let pass, by the event's id
 	done    map[string]bool    // CloudEvents of this part, by id
-	read    int                // number of messages
+	over    func(event string) bool
+	read    int // number of messages
 	began   time.Time
 	part    ReplayPart
 }
@@ -124,7 +133,13 @@ func (x *replayer) take(ctx context.Context, r rawMessage) error {
 		if err != nil {
 			return err
 		}
-		if selected && !x.done[m.ce.ID()] {
+		switch {
+		case !selected || x.done[m.ce.ID()]:
+		case x.leavesOut(m):
+			if !slices.Contains(x.part.Over, m.eventID) {
+				x.part.Over = append(x.part.Over, m.eventID)
+			}
+		default:
 			if err := x.replay(ctx, m.ce); err != nil {
 				return err
 			}
@@ -169,6 +184,13 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 		return selected, nil
 	}
 	return x.route.Hears(m.change, ""), nil
+}
+
+// leavesOut reports whether a message is about an event that is over, about which the sink begins nothing, and nobody
+// asked for this event.
+func (x *replayer) leavesOut(m message) bool {
+	return x.request.Event == "" && m.change.Kind != imds.Vanished && endSettles(x.route, m.change.Event) &&
+		x.over(m.eventID)
 }
 
 func (x *replayer) replay(ctx context.Context, ce event.Event) error {

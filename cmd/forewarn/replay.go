@@ -22,7 +22,9 @@ events that the sink's filter takes, the oldest first. Each is marked with recor
 the replay. Prints the ids.
 
 The sink treats them as it treats all deliveries: one with late latest gets the latest change of
-each event, one with late drop only that.`,
+each event, one with late drop only that. A sink with late drop, or with late latest that isn't told
+of the end of events, begins nothing about an event that is over: such events are left out, and
+counted, unless --event names one.`,
 		Example: "  forewarn replay --since 24h --sink ops\n" +
 			"  forewarn replay --since 2026-11-21 --sink tickets --event 602d9444",
 		Args: cobra.NoArgs,
@@ -40,13 +42,18 @@ each event, one with late drop only that.`,
 				return err
 			}
 			replayed, err := running.ReplayPast(c.Context(), past)
-			if p.output == "json" {
-				return errors.Join(wording.PrintJSON(p.out, append([]relay.ReplayedEvent{}, replayed...)), err)
+			if len(replayed.Over) > 0 {
+				fmt.Fprintf(p.err, "left out: %s over, and sink %s begins nothing about that (late); to send one all the "+
+					"same, name it, such as --event %.8s\n",
+					wording.Plural(len(replayed.Over), "event is", "events are"), past.Sink, wording.Printable(replayed.Over[0]))
 			}
-			for _, r := range replayed {
+			if p.output == "json" {
+				return errors.Join(wording.PrintJSON(p.out, append([]relay.ReplayedEvent{}, replayed.Replayed...)), err)
+			}
+			for _, r := range replayed.Replayed {
 				fmt.Fprintln(p.out, wording.Printable(r.ID))
 			}
-			if len(replayed) == 0 && err == nil {
+			if len(replayed.Replayed) == 0 && len(replayed.Over) == 0 && err == nil {
 				fmt.Fprintln(p.err, "the stream holds nothing since then that this sink would get")
 			}
 			return err

@@ -21,6 +21,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -156,14 +157,17 @@ func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, err
 	})
 }
 
-// ReplayPast makes a relay send what is in its stream to a sink again, part by part, and returns what was sent.
-func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all []relay.ReplayedEvent, err error) {
+// ReplayPast makes a relay send what is in its stream to a sink again, part by part, and returns all parts as one.
+func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all relay.ReplayPart, err error) {
 	for {
 		var part relay.ReplayPart
 		if err := c.post(ctx, "/replay", p, &part); err != nil {
 			return all, err
 		}
-		all = append(all, part.Replayed...)
+		all.Replayed = append(all.Replayed, part.Replayed...)
+		all.Over = append(all.Over, part.Over...)
+		slices.Sort(all.Over)
+		all.Over = slices.Compact(all.Over)
 		if part.After == 0 {
 			return all, nil
 		}
