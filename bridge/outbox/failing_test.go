@@ -307,6 +307,29 @@ func TestCloneStartsEmpty(t *testing.T) {
 	})
 }
 
+// A write costs what waits to be written, so a disk that fails is not tried more often because more comes.
+func TestAFailingDiskIsTriedEveryFewSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		defer o.Close()
+		mustAdd(t, o, "A", "scheduled", "a")
+		d.set(func() { d.fail, d.writes = errFull, 0 })
+		for i := range 60 { // whatever happens meanwhile
+			_, _ = add(o, fmt.Sprint("E", i), "scheduled", "a")
+			time.Sleep(time.Second)
+		}
+		if n := d.writes; n > 13 {
+			t.Errorf("%d writes were tried in a minute, want one every five seconds", n)
+		}
+		d.set(func() { d.fail = nil })
+		time.Sleep(6 * time.Second)
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
+		}
+	})
+}
+
 // While the disk fails, deliveries that are only in memory are bounded, those on disk stay, and everything is written
 // once the disk works again.
 func TestFailingDiskStopsNothing(t *testing.T) {

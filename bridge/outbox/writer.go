@@ -233,6 +233,7 @@ func (o *Outbox) writer() {
 	}
 	retry := time.NewTimer(0)
 	defer retry.Stop()
+	var notBefore time.Time // after a failure: what changes meanwhile doesn't make the disk work
 	for {
 		select {
 		case <-o.kick:
@@ -240,6 +241,10 @@ func (o *Outbox) writer() {
 		}
 		o.mu.Lock()
 		last := o.closed
+		if !last && len(o.jobs) == 0 && o.broken == nil && time.Now().Before(notBefore) {
+			o.mu.Unlock()
+			continue
+		}
 		if o.timer != nil {
 			o.timer.Stop()
 			o.timer = nil
@@ -263,6 +268,9 @@ func (o *Outbox) writer() {
 		}
 		if err != nil {
 			retry.Reset(diskRetry)
+		}
+		if err != nil && !errors.Is(err, errNotJoined) { // which ends when Join is called
+			notBefore = time.Now().Add(diskRetry)
 		}
 	}
 }
