@@ -39,10 +39,15 @@ func (b *Bridge) awaitChains() {
 	routes := b.routes
 	b.mu.Unlock()
 	behind := func() bool {
-		stats := b.Outbox.Stats(time.Now())
+		stats, muted := b.Outbox.Stats(time.Now()), map[string]int{}
+		b.mu.Lock()
+		for name, w := range b.workers {
+			muted[name] = w.State().Muted
+		}
+		b.mu.Unlock()
 		return slices.ContainsFunc(routes, func(r Route) bool {
 			log, chained := r.Sink.(delivery.Chained)
-			return chained && log.Head() != "" && stats[r.Name].Pending > stats[r.Name].Muted
+			return chained && log.Head() != "" && stats[r.Name].Pending > muted[r.Name]
 		})
 	}
 	for began := time.Now(); behind() && time.Since(began) < time.Second; {

@@ -19,12 +19,12 @@ const overdueAfter = time.Minute
 
 // Overdue reports since when a delivery waits, which is about an urgent event, was attempted and has waited for too
 // long. What a mute holds back is not overdue; once that ends, what could be made before the mute has waited all along.
-func Overdue(i *delivery.Item, now time.Time) (since time.Time, overdue bool) {
-	since = i.Since()
-	if i.Mute != nil && i.FirstDue().Before(i.Mute.Since) {
+func Overdue(i *delivery.Item, mute *delivery.Mute, now time.Time) (since time.Time, overdue bool) {
+	since = i.Since(mute)
+	if mute != nil && i.FirstDue().Before(mute.Since) {
 		since = i.FirstDue()
 	}
-	return since, i.Attempts > 0 && !i.Mute.Active() && now.Sub(since) > overdueAfter
+	return since, i.Attempts > 0 && !mute.Active() && now.Sub(since) > overdueAfter
 }
 
 // isUrgent reports whether the event has begun, or may begin within delivery.UrgentNotice.
@@ -48,7 +48,7 @@ func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Tim
 		}
 		for _, d := range b.Outbox.Pending(e.ID) {
 			was := since[d.Route]
-			waits, overdue := Overdue(&d.Item, now)
+			waits, overdue := Overdue(&d.Item, d.Mute, now)
 			if overdue && (was.IsZero() || waits.Before(was)) {
 				since[d.Route] = waits
 			}

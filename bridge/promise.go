@@ -45,7 +45,7 @@ func (s changeContext) planned(sink string, a outbox.Addition) acceptance {
 		return acceptance{}
 	}
 	people := slices.ContainsFunc(s.routes, func(r Route) bool { return r.Name == sink && r.Terms.People })
-	mute := delivery.MuteOf(s.mutes, sink, people, &delivery.Item{Message: &a.Message})
+	mute := delivery.MuteOf(delivery.MutesFor(s.mutes, sink, people), &delivery.Item{Message: &a.Message})
 	return pendingFor(a.To[to].Due, mute)
 }
 

@@ -474,11 +474,18 @@ func (o *oracle) longestWait(event string, now fact) (most time.Duration) {
 		if i < 0 || b.changes[i].kind == "vanished" || b.changes[i].kind == "started" {
 			continue
 		}
-		if left := b.changes[i].event.notBeforeTime().Sub(now.clock); left > 0 {
-			most = max(5*time.Second, min(left/4, left-2*time.Minute))
-		}
+		most = max(most, waitBefore(b.changes[i].event.notBeforeTime(), now.clock))
 	}
 	return most
+}
+
+// waitBefore is the longest wait until an event begins; 0 if there is no such time ahead.
+func waitBefore(notBefore, now time.Time) time.Duration {
+	left := notBefore.Sub(now)
+	if left <= 0 {
+		return 0
+	}
+	return max(5*time.Second, min(left/4, left-2*time.Minute))
 }
 
 // hurries: what failed while its event has not begun is tried again in time, or something else is.
@@ -538,7 +545,13 @@ func (o *oracle) probes() {
 			new, n := map[string]bool{}, 0
 			for i, a := range row[from+1:] {
 				before := row[from+i]
-				if most := o.longestWait(a.batch[0].event, before.fact); most > 0 && a.start-before.at >= most-time.Second {
+				waits := []time.Duration{o.longestWait(a.batch[0].event, before.fact)}
+				if h := a.batch[0]; h.change != "vanished" { // it may not be told of the start
+					waits = append(waits, waitBefore(h.notBefore, before.clock))
+				}
+				if slices.ContainsFunc(waits, func(most time.Duration) bool {
+					return most > 0 && a.start-before.at >= most-time.Second
+				}) {
 					n++
 				}
 				for _, h := range a.batch {

@@ -228,21 +228,26 @@ func (k SinkStatus) refusal() string {
 		k.Name, delivery.WithoutClass(k.LastError), delivery.UrgentNotice/time.Minute)
 }
 
+// pendingSince sets since when the oldest delivery waits; zero for none.
+func (k *SinkStatus) pendingSince(oldest, now time.Time) {
+	if !oldest.IsZero() {
+		k.OldestPending = oldest.UTC()
+		k.OldestPendingSeconds = max(0, now.Sub(oldest).Round(time.Millisecond).Seconds())
+	}
+}
+
 // sinkStatus returns the status of one route. With soon, its first refusal counts as blocked. The caller holds mu.
 func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Time) SinkStatus {
-	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Muted: st.Muted, Delivered: st.Delivered,
+	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Delivered: st.Delivered,
 		DeadLetters: st.Dead, LastAccepted: st.Accepted.UTC()}
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
 		s.Kind, s.People = b.routes[i].Kind, b.routes[i].Terms.People
-	}
-	if !st.Oldest.IsZero() {
-		s.OldestPending = st.Oldest.UTC()
-		s.OldestPendingSeconds = max(0, now.Sub(st.Oldest).Round(time.Millisecond).Seconds())
 	}
 	c := b.workers[name]
 	switch {
 	case !st.Gone.IsZero():
 		s.State = SinkOrphaned
+		s.pendingSince(st.Oldest, now)
 		return s
 	case c == nil:
 		if st.Pending > 0 && !b.current {
@@ -251,7 +256,8 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 		return s
 	}
 	w := c.State()
-	s.LastError = w.Error
+	s.LastError, s.Muted = w.Error, min(w.Muted, st.Pending)
+	s.pendingSince(w.Oldest, now)
 	switch {
 	case w.Blocked, w.Refused && w.Failing && soon:
 		s.State = SinkIsBlocked

@@ -105,13 +105,13 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	st := b.Outbox.Stats(time.Now())[route]
 	if c == nil || !b.isNews(route, why) ||
 		// It was removed meanwhile, or only events about the bridge are pending: those never cause another.
-		why != nil && (!st.Gone.IsZero() || st.OldestOfGroup.IsZero()) {
+		why != nil && (!st.Gone.IsZero() || !c.State().OfGroup) {
 		return func() error { return nil }
 	}
 	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
 	typ := cloudevent.SinkRecovered
 	if why != nil {
-		typ, data["since"], data["error"] = cloudevent.SinkBlocked, st.OldestOfGroup, why.Error()
+		typ, data["since"], data["error"] = cloudevent.SinkBlocked, c.State().Oldest, why.Error()
 		if urgent := b.mostUrgent(route); urgent != nil {
 			data["urgent"] = urgent
 		}
@@ -260,17 +260,17 @@ func (b *Bridge) reportSilent(now time.Time) {
 	began := b.began
 	b.mu.Unlock()
 	for route, st := range b.Outbox.Stats(time.Now()) {
-		since := later(later(st.OldestOfGroup, st.Accepted), began)
-		if st.OldestOfGroup.IsZero() || !st.Gone.IsZero() || now.Sub(since) < SilentFor {
-			continue
-		}
 		b.mu.Lock()
 		c := b.workers[route]
 		b.mu.Unlock()
-		if c == nil {
+		if c == nil || !st.Gone.IsZero() {
 			continue
 		}
-		if why := WhySilent(c.State(), c.Terms.Timeout, now, b.zone()); why != nil {
+		w := c.State()
+		if !w.OfGroup || now.Sub(later(later(w.Oldest, st.Accepted), began)) < SilentFor {
+			continue
+		}
+		if why := WhySilent(w, c.Terms.Timeout, now, b.zone()); why != nil {
 			b.trouble(route, why)
 		}
 	}

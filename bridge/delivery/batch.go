@@ -13,7 +13,7 @@ const maxDigest = 500
 
 // pick makes an attempt that begins with the lane. Its lanes are busy from then on.
 func (s *schedule) pick(first *lane, now time.Time) attempt {
-	a := attempt{began: now}
+	a := attempt{began: now, mutes: s.mutes}
 	part := first.partialBatch(s.terms.Late)
 	limit := max(1, s.terms.Batch)
 	switch {
@@ -84,7 +84,7 @@ func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Ti
 }
 
 // inSummary reports whether the lane is delivered in one batch with all others that waited for a mute.
-func (s *schedule) inSummary(l *lane) bool { return s.terms.DigestAbove > 0 && l.newest().waited() }
+func (s *schedule) inSummary(l *lane) bool { return s.terms.DigestAbove > 0 && s.waited(l.newest()) }
 
 // digestLanes returns the lanes that make up one batch with first, which may be attempted now: only first, the lanes of
 // its wave, or all lanes that waited for a mute. It looks at every lane, but runs rarely: a digest delivers many at

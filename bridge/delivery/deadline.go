@@ -12,8 +12,8 @@ var past = time.Unix(0, 0)
 func (s *schedule) deadline(l *lane) (at time.Time) {
 	if s.terms.Fallback.Sink != "" {
 		for _, i := range l.items {
-			if i.fallsBack() {
-				at = earlier(at, i.Since().Add(s.terms.Fallback.After))
+			if s.fallsBack(i) {
+				at = earlier(at, s.since(i).Add(s.terms.Fallback.After))
 			}
 		}
 	}
@@ -21,7 +21,7 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 		if slices.ContainsFunc(l.items[:n], func(i *Item) bool { return !i.Replayed }) {
 			return past // a newer change is pending already
 		}
-		at = earlier(at, l.items[n].lateAt())
+		at = earlier(at, s.lateAt(l.items[n]))
 	}
 	return at
 }
@@ -33,8 +33,30 @@ func (s *schedule) dropsLate(l *lane) bool {
 }
 
 // fallsBack reports whether the fallback gets the item when its time has come.
-func (i *Item) fallsBack() bool {
-	return i.FallbackFor == nil && !i.FellBack && !i.Transient && !i.Mute.Active()
+func (s *schedule) fallsBack(i *Item) bool {
+	return i.FallbackFor == nil && !i.FellBack && !i.Transient && !s.muteOf(i).Active()
+}
+
+// late returns the due items of the lane that a route with LateDrop no longer delivers: those with a newer change after
+// them, and a scheduled change whose NotBefore has passed; but none that somebody asked for.
+func (s *schedule) late(l *lane, now time.Time) []*Item {
+	n := l.lastState()
+	if n < 0 {
+		return nil
+	}
+	if at := s.lateAt(l.items[n]); !at.IsZero() && !at.After(now) {
+		n++
+	}
+	return slices.DeleteFunc(slices.Clone(l.items[:n]), func(i *Item) bool { return i.Replayed })
+}
+
+// lateAt returns the time at which the item becomes late even if no newer change is pending; zero for never. An item
+// whose NotBefore passed while it was muted, or that somebody asked for, never does.
+func (s *schedule) lateAt(i *Item) time.Time {
+	if i.Change != scheduled || i.Replayed || s.waited(i) && !i.NotBefore.After(s.muteOf(i).Ended) {
+		return time.Time{}
+	}
+	return i.NotBefore
 }
 
 // takeOverdue removes the late items from their lanes. It returns them and the items that fall back now, which stay.
@@ -42,13 +64,13 @@ func (s *schedule) takeOverdue(now time.Time) (late, fallback []*Item) {
 	s.advance(now)
 	for l := s.deadlines.top(); l != nil && !l.deadline.After(now); l = s.deadlines.top() {
 		if s.dropsLate(l) {
-			for _, i := range l.late(now) {
+			for _, i := range s.late(l, now) {
 				late = append(late, i)
 				s.removeItem(l, i.Seq)
 			}
 		}
 		for n, i := range l.items {
-			if s.terms.Fallback.Sink != "" && i.fallsBack() && !i.Since().Add(s.terms.Fallback.After).After(now) {
+			if s.terms.Fallback.Sink != "" && s.fallsBack(i) && !s.since(i).Add(s.terms.Fallback.After).After(now) {
 				fallback = append(fallback, i)
 				next := *i
 				next.FellBack = true

@@ -23,7 +23,8 @@ type lane struct {
 	group    string
 	items    []*Item   // by Seq
 	arrived  int       // how many of them, from the first, are due
-	muted    int       // how many of them are held back by a mute
+	muted    int       // how many a mute holds back, with all that come after the first of these
+	since    time.Time // when the first due item could first be made
 	busy     bool      // an attempt is under way
 	urgent   bool      // it has a new item that is urgent
 	next     time.Time // time of the next attempt while the destination is up
@@ -36,7 +37,7 @@ type lane struct {
 	alone bool
 
 	// Its slots in the heaps of the schedule.
-	inArriving, inWaiting, inReady, inDeadlines int32
+	inArriving, inWaiting, inReady, inAges, inDeadlines int32
 }
 
 // A wave is what the deliveries of a digest have in common.
@@ -86,23 +87,13 @@ func (l *lane) put(i *Item, now time.Time) (was *Item) {
 	if !found {
 		l.items = slices.Insert(l.items, at, i)
 		l.arrived = min(l.arrived, at)
-		l.count(i, 1)
 		return nil
 	}
 	was, l.items[at] = l.items[at], i
-	l.count(was, -1)
-	l.count(i, 1)
 	if i.Due.After(now) {
 		l.arrived = min(l.arrived, at)
 	}
 	return was
-}
-
-// count counts the items that a mute holds back.
-func (l *lane) count(i *Item, n int) {
-	if i.Mute.Active() {
-		l.muted += n
-	}
 }
 
 func (l *lane) find(seq uint64) (at int, found bool) {
@@ -116,7 +107,6 @@ func (l *lane) remove(seq uint64) *Item {
 		return nil
 	}
 	i := l.items[at]
-	l.count(i, -1)
 	if at == 0 { // the usual case, which must not move the others
 		l.items[0] = nil
 		l.items = l.items[1:]
@@ -131,26 +121,6 @@ func (l *lane) remove(seq uint64) *Item {
 
 // due returns the items that may be attempted now.
 func (l *lane) due() []*Item { return l.items[:l.arrived] }
-
-// mutedFrom returns the index of the first item that a mute holds back, len(l.items) for none. A mute holds back no item
-// of a partly delivered batch, nor, with LateLatest, an older one that is delivered with it.
-func (l *lane) mutedFrom(late Late) int {
-	if l.muted == 0 {
-		return len(l.items)
-	}
-	from := 0
-	for n, i := range l.items {
-		if i.Batch != 0 && late == LateLatest && l.group != "" {
-			from = n + 1
-		}
-	}
-	for n, i := range l.items[from:] {
-		if i.Mute.Active() && i.Batch == 0 {
-			return from + n
-		}
-	}
-	return len(l.items)
-}
 
 // arrival returns the time at which the next item becomes due. There must be one.
 func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
@@ -208,19 +178,6 @@ func first(a, b bool) int {
 // presses reports whether the lane has something new and urgent about an event that is not over.
 func (l *lane) presses() bool { return l.urgent && l.newest().rank() == 0 }
 
-// late returns the due items that a route with LateDrop no longer delivers: those with a newer change after them, and a
-// scheduled change whose NotBefore has passed; but none that somebody asked for.
-func (l *lane) late(now time.Time) []*Item {
-	n := l.lastState()
-	if n < 0 {
-		return nil
-	}
-	if at := l.items[n].lateAt(); !at.IsZero() && !at.After(now) {
-		n++
-	}
-	return slices.DeleteFunc(slices.Clone(l.items[:n]), func(i *Item) bool { return i.Replayed })
-}
-
 // lastState returns the index of the newest due item that carries the current state of the event: of the first due item
 // if none does, and -1 if no item is due.
 func (l *lane) lastState() int {
@@ -229,15 +186,6 @@ func (l *lane) lastState() int {
 		n--
 	}
 	return n
-}
-
-// lateAt returns the time at which the item becomes late even if no newer change is pending; zero for never. An item
-// whose NotBefore passed while it was muted, or that somebody asked for, never does.
-func (i *Item) lateAt() time.Time {
-	if i.Change != scheduled || i.Replayed || i.waited() && !i.NotBefore.After(i.Mute.Ended) {
-		return time.Time{}
-	}
-	return i.NotBefore
 }
 
 // partialBatch returns the number of the partly delivered batch that the lane belongs to and that must be repeated

@@ -20,6 +20,7 @@ type memory struct {
 	wake     chan struct{}
 	pending  map[uint64]*delivery.Item
 	changes  delivery.Changes
+	mutes    []*delivery.Mute
 	receipts map[string][]byte
 	asked    int // calls of Changes
 	lost     map[uint64]bool
@@ -62,6 +63,14 @@ func (m *memory) signal() {
 	}
 }
 
+// mute replaces the mutes.
+func (m *memory) mute(mutes ...*delivery.Mute) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mutes = mutes
+	m.signal()
+}
+
 // remove removes pending items, as a drop by hand does.
 func (m *memory) remove(seqs ...uint64) {
 	m.mu.Lock()
@@ -87,6 +96,7 @@ func (m *memory) Changes() delivery.Changes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.changes
+	c.Mutes = m.mutes
 	m.changes = delivery.Changes{}
 	m.asked++
 	return c

@@ -49,7 +49,7 @@ func (w *Worker) measure(r result) {
 	for _, i := range r.batch {
 		switch {
 		case r.err == nil:
-			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(i.Since())))
+			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(w.since(i))))
 		case rejected && r.comesApart():
 			w.Meter.Failed(w.Route, FailedAgain)
 		case !rejected && len(r.lost) == 0:

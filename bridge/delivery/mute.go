@@ -41,8 +41,12 @@ func (m *Mute) IsFor(route string, people bool) bool {
 // Covers reports whether m applies to a message for the route: see IsFor. No mute applies to heartbeats, because their
 // absence raises an alarm.
 func (m *Mute) Covers(route string, people bool, msg *Message) bool {
+	return m.IsFor(route, people) && m.covers(msg)
+}
+
+func (m *Mute) covers(msg *Message) bool {
 	switch {
-	case !m.IsFor(route, people), msg.Transient:
+	case msg.Transient:
 		return false
 	case len(m.Types) > 0 && !hasFold(m.Types, msg.AzureType), len(m.Types) == 0 && hasFold(passMutes, msg.AzureType):
 		return false
@@ -69,13 +73,18 @@ func lower(s string) string {
 	return string(b)
 }
 
-// MuteOf returns the mute that holds the item back for longest or, if none does, the last one that it waited for; nil
-// if there is neither.
-func MuteOf(mutes []*Mute, route string, people bool, i *Item) (of *Mute) {
+// MutesFor returns the mutes that are for a route: see Mute.IsFor.
+func MutesFor(all []*Mute, route string, people bool) []*Mute {
+	return slices.DeleteFunc(slices.Clone(all), func(m *Mute) bool { return !m.IsFor(route, people) })
+}
+
+// MuteOf returns which of the mutes for a route holds the item back for longest or, if none does, the last one that it
+// waited for; nil if there is neither.
+func MuteOf(mutes []*Mute, i *Item) (of *Mute) {
 	for _, m := range mutes {
 		waited := i.Seq <= m.LastSeq && !i.PendingSince.After(m.Ended)
 		switch {
-		case !m.Active() && !waited, !m.Covers(route, people, i.Message):
+		case !m.Active() && !waited, !m.covers(i.Message):
 		case of == nil, m.Active() && !of.Active(),
 			m.Active() == of.Active() && (m.Until.After(of.Until) && m.Active() || m.Ended.After(of.Ended)):
 			of = m

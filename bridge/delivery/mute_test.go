@@ -9,18 +9,16 @@ import (
 
 // mute mutes the items. end ends the mute.
 func (p *plan) mute(items ...*Item) (end func()) {
-	again := func(m *Mute) {
-		for _, i := range items {
-			if l := p.index[i.Seq]; l != nil {
-				at, _ := l.find(i.Seq)
-				next := *l.items[at]
-				next.Mute = m
-				p.put(&next, p.now)
-			}
-		}
+	for _, i := range items {
+		i.AzureType = "muted"
 	}
-	again(&Mute{Since: p.now})
-	return func() { again(&Mute{Ended: p.now}) }
+	m := &Mute{Types: []string{"muted"}, Since: p.now}
+	p.setMutes([]*Mute{m}, p.now)
+	return func() {
+		ended := *m
+		ended.Ended, ended.LastSeq = p.now, p.seq
+		p.setMutes([]*Mute{&ended}, p.now)
+	}
 }
 
 // Muted items are not attempted, however urgent they are, and cause no wake-up. Other events continue; later items of
@@ -150,7 +148,7 @@ func TestMutedItemsAreNotLate(t *testing.T) {
 	}
 	end()
 	late, _ := p.takeOverdue(p.now)
-	if len(late) != 1 || late[0].ID != overtaken.ID || !late[0].waited() {
+	if len(late) != 1 || late[0].ID != overtaken.ID || !p.waited(late[0]) {
 		t.Errorf("late are %v, want %s alone, which the worker then supersedes", late, overtaken.ID)
 	}
 	p.want(t, "the latest", p.try(), latest.ID)
@@ -294,7 +292,7 @@ func TestMuteOf(t *testing.T) {
 		{[]*Mute{early, late}, item(8, 1), late}, {nil, item(1, 1), nil},
 	} {
 		for range 2 {
-			if got := MuteOf(c.mutes, "ops", false, c.item); got != c.want {
+			if got := MuteOf(c.mutes, c.item); got != c.want {
 				t.Errorf("of %d mutes %+v counts, want %+v", len(c.mutes), got, c.want)
 			}
 			slices.Reverse(c.mutes)

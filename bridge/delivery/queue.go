@@ -29,6 +29,7 @@ type Queue interface {
 // Changes holds the deliveries that became pending or changed, and those that are no longer pending. Gone need not
 // contain what the Worker itself reported as accepted, superseded or dead.
 type Changes struct {
+	Mutes   []*Mute  // all that are for the route, see MutesFor; never changed, only replaced
 	Pending []*Item  // in order; an item replaces an earlier one with the same Seq
 	Gone    []uint64 // sequence numbers
 }
@@ -71,24 +72,19 @@ type Item struct {
 	// Replayed means that somebody asked for it. It is never late, and takes the place of no item that nobody asked for.
 	Replayed   bool   `json:"replayed,omitempty"`
 	ReplayedBy string `json:"replayedBy,omitempty"` // the user who asked for it
-	// Mute holds it back while it is active. One that has ended is the last that the item waited for; nil for none.
-	Mute *Mute `json:"-"`
 }
 
 // FirstDue returns when the delivery could first be made if no mute held it back.
 func (i *Item) FirstDue() time.Time { return later(i.PendingSince, i.Due) }
 
-// Since returns when the delivery could first be made. Its age, for max_age, counts from then.
-func (i *Item) Since() time.Time {
-	since := i.FirstDue()
-	if i.waited() {
-		since = later(since, i.Mute.Ended.UTC())
+// Since returns when the delivery could first be made. Its age, for max_age, counts from then. m is what MuteOf returns
+// for it.
+func (i *Item) Since(m *Mute) time.Time {
+	if m == nil || m.Active() {
+		return i.FirstDue()
 	}
-	return since
+	return later(i.FirstDue(), m.Ended.UTC())
 }
-
-// waited reports whether the item waited for a mute that has ended.
-func (i *Item) waited() bool { return i.Mute != nil && !i.Mute.Active() }
 
 // A Report holds the results for some items.
 type Report struct {

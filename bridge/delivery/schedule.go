@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -25,6 +26,7 @@ func backoff(failures int, random float64) time.Duration {
 type schedule struct {
 	destination
 	terms          Terms
+	mutes          []*Mute            // all that are for the route
 	random         func() float64     // for jitter
 	lanes          map[string]*lane   // by laneKey
 	index          map[uint64]*lane   // by the Seq of its items
@@ -33,10 +35,12 @@ type schedule struct {
 	arriving  laneHeap // lanes with an item whose Due will come, the nearest first
 	waiting   laneHeap // lanes that wait after a failure, the shortest first
 	ready     laneHeap // lanes that wait only for the destination, the most important first
+	ages      laneHeap // lanes with a due item: those of groups first, then which has waited for longest
 	deadlines laneHeap // lanes in which an item will be late, or fall back, the nearest first
 
 	underWay map[*lane]time.Time // when each attempt under way began, by the first of its lanes
 	failing  int                 // number of lanes whose last attempt failed
+	muted    int                 // number of items that a mute holds back
 	standby  bool                // the route's previous worker has not ended
 	stopping bool                // only first attempts are made from now on
 }
@@ -46,6 +50,7 @@ type attempt struct {
 	batch      []*Item
 	superseded []*Item
 	lanes      []*lane // of all these items
+	mutes      []*Mute // of the route, when it began
 	began      time.Time
 }
 
@@ -69,6 +74,12 @@ func newSchedule(t Terms) *schedule {
 	s.ready = laneHeap{
 		less: func(a, b *lane) bool { return before(a, b) < 0 },
 		slot: func(l *lane) *int32 { return &l.inReady },
+	}
+	s.ages = laneHeap{
+		less: func(a, b *lane) bool {
+			return cmp.Or(first(a.group != "", b.group != ""), a.since.Compare(b.since)) < 0
+		},
+		slot: func(l *lane) *int32 { return &l.inAges },
 	}
 	s.deadlines = laneHeap{
 		less: func(a, b *lane) bool { return a.deadline.Before(b.deadline) },
@@ -141,9 +152,56 @@ func (s *schedule) leaveBatch(i *Item, l *lane) {
 	}
 }
 
+// setMutes replaces the mutes. What they held back may be attempted, and what they hold back now may not.
+func (s *schedule) setMutes(mutes []*Mute, now time.Time) {
+	if slices.Equal(mutes, s.mutes) {
+		return
+	}
+	s.mutes = mutes
+	for _, l := range s.lanes {
+		if l.muted > 0 || s.mutedFrom(l) < len(l.items) {
+			s.place(l, now)
+		}
+	}
+}
+
+// muteOf returns the mute that holds the item back, or the last one that it waited for; nil for none.
+func (s *schedule) muteOf(i *Item) *Mute { return MuteOf(s.mutes, i) }
+
+// waited reports whether the item waited for a mute that has ended.
+func (s *schedule) waited(i *Item) bool {
+	m := s.muteOf(i)
+	return m != nil && !m.Active()
+}
+
+func (s *schedule) since(i *Item) time.Time { return i.Since(s.muteOf(i)) }
+
+// mutedFrom returns the index of the first item of the lane that a mute holds back, len(l.items) for none. A mute holds
+// back no item of a partly delivered batch, nor, with LateLatest, an older one that is delivered with it.
+func (s *schedule) mutedFrom(l *lane) int {
+	if !slices.ContainsFunc(s.mutes, (*Mute).Active) {
+		return len(l.items)
+	}
+	from := 0
+	for n, i := range l.items {
+		if i.Batch != 0 && s.terms.Late == LateLatest && l.group != "" {
+			from = n + 1
+		}
+	}
+	for n, i := range l.items[from:] {
+		if s.muteOf(i).Active() && i.Batch == 0 {
+			return from + n
+		}
+	}
+	return len(l.items)
+}
+
 // place puts the lane into the heaps by its items and times. Call it whenever either changes.
 func (s *schedule) place(l *lane, now time.Time) {
-	open := l.mutedFrom(s.terms.Late)
+	open := s.mutedFrom(l)
+	s.muted -= l.muted
+	l.muted = len(l.items) - open
+	s.muted += l.muted
 	l.arrived = min(l.arrived, open)
 	for l.arrived < open && !l.arrival().After(now) {
 		l.arrived++
@@ -159,6 +217,10 @@ func (s *schedule) place(l *lane, now time.Time) {
 	ready := idle && !l.next.After(now)
 	s.waiting.update(l, idle && !ready)
 	s.ready.update(l, ready)
+	if l.arrived > 0 {
+		l.since = s.since(l.items[0])
+	}
+	s.ages.update(l, l.arrived > 0)
 
 	l.deadline = s.deadline(l)
 	s.deadlines.update(l, !l.deadline.IsZero())

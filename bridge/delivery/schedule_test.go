@@ -1082,8 +1082,9 @@ func TestMutedItemBeforeABatchWithProgressWaits(t *testing.T) {
 	part := *p.owe("A", updated, far)
 	part.Batch = 7
 	p.put(&part, p.now)
-	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}, PendingSince: p.now,
-		Mute: &Mute{Since: p.now}}, p.now)
+	old := &Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}, PendingSince: p.now}
+	p.mute(old)
+	p.put(old, p.now)
 	if got := p.try(); slices.Contains(got, "old") {
 		t.Errorf("%v was delivered while it is muted", got)
 	}

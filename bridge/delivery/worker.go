@@ -59,6 +59,10 @@ type State struct {
 	Next    time.Time // of the next attempt; zero while one is under way or nothing is pending
 	Waits   Reason    // why that isn't now
 	Since   time.Time // when the oldest attempt under way began; zero for none
+
+	Muted   int       // number of deliveries that a mute holds back
+	Oldest  time.Time // since when the oldest other delivery waits: of those about a group, or else of all; zero for none
+	OfGroup bool      // that one is about a group
 }
 
 // NewWorker returns a Worker. It starts nothing before Run.
@@ -153,6 +157,7 @@ func closed(c <-chan struct{}) bool {
 // update applies changes of the queue, of the time, and of the secret files.
 func (w *Worker) update(now time.Time) {
 	changes := w.Queue.Changes()
+	w.setMutes(changes.Mutes, now)
 	for _, seq := range changes.Gone {
 		w.remove(seq, now)
 	}
@@ -166,8 +171,8 @@ func (w *Worker) update(now time.Time) {
 	if len(late) > 0 {
 		var muted []*Item // they waited for a mute, so the next change replaces them, unless they became late since
 		late = slices.DeleteFunc(late, func(i *Item) bool {
-			at := i.lateAt()
-			replaced := i.waited() && (at.IsZero() || at.After(now))
+			at := w.lateAt(i)
+			replaced := w.waited(i) && (at.IsZero() || at.After(now))
 			if replaced {
 				muted = append(muted, i)
 			}
@@ -195,11 +200,15 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 			if w.failing == 0 {
 				w.lastErr = ""
 			}
-			w.mu.Lock()
-			w.state = State{
+			state := State{
 				Blocked: w.health == blocked, Refused: w.refusals > 0, Failing: w.failing > 0,
-				Error: cmp.Or(w.lastErr, w.deadErr), Next: next, Waits: why, Since: w.oldestBegan(),
+				Error: cmp.Or(w.lastErr, w.deadErr), Next: next, Waits: why, Since: w.oldestBegan(), Muted: w.muted,
 			}
+			if l := w.ages.top(); l != nil {
+				state.Oldest, state.OfGroup = l.since, l.group != ""
+			}
+			w.mu.Lock()
+			w.state = state
 			w.mu.Unlock()
 			return wake
 		}
@@ -265,7 +274,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 		}
 		batch[n] = Delivery{
 			Event: ce, NotBefore: i.NotBefore, Due: i.Due, Attempt: i.Attempts + 1, Receipt: receipt,
-			Progress: i.Progress, FallbackFor: i.FallbackFor, Mute: i.Mute,
+			Progress: i.Progress, FallbackFor: i.FallbackFor, Mute: MuteOf(a.mutes, i),
 		}
 	}
 	if r.err != nil {
@@ -415,7 +424,7 @@ func (w *Worker) expired(r result, now time.Time) []*Item {
 	if w.Terms.MaxAge <= 0 {
 		return nil
 	}
-	old := slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return now.Sub(i.Since()) <= w.Terms.MaxAge })
+	old := slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return now.Sub(w.since(i)) <= w.Terms.MaxAge })
 	groups := map[string]bool{}
 	for _, i := range old {
 		groups[i.Group] = true

@@ -869,10 +869,10 @@ func TestPartlyDeliveredMessagesKeepTheirWait(t *testing.T) {
 			}
 			return a, errDown
 		})
-		mute := &delivery.Mute{Since: began, Ended: began, LastSeq: 9}
+		r.mute(&delivery.Mute{Since: began, Ended: began, LastSeq: 9})
 		for n := range uint64(3) {
 			m := &delivery.Message{Seq: n + 1, ID: fmt.Sprint("trouble-", n)}
-			r.add(delivery.Item{Message: m, Mute: mute})
+			r.add(delivery.Item{Message: m, PendingSince: began})
 		}
 		pause(time.Minute)
 		if len(at) < 6 || at[5]-at[4] < at[4]-at[3] {
@@ -1179,8 +1179,9 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 		down := errors.New("down")
 		r.say(fails(down))
 		mute := &delivery.Mute{Reason: "repairs", Since: time.Now()}
-		older := delivery.Item{Message: &delivery.Message{Seq: 1, Group: "A", Change: "scheduled"}, Mute: mute}
-		newer := delivery.Item{Message: &delivery.Message{Seq: 2, Group: "A", Change: "started"}, Mute: mute}
+		older := delivery.Item{Message: &delivery.Message{Seq: 1, Group: "A", Change: "scheduled"}}
+		newer := delivery.Item{Message: &delivery.Message{Seq: 2, Group: "A", Change: "started"}}
+		r.mute(mute)
 		r.add(older, newer)
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
@@ -1188,11 +1189,8 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 			t.Errorf("%v was delivered while it was muted", calls)
 		}
 		over := *mute
-		over.Ended = time.Now()
-		for _, i := range []*delivery.Item{&older, &newer} {
-			i.Mute, i.PendingSince = &over, mute.Since
-		}
-		r.add(older, newer)
+		over.Ended, over.LastSeq = time.Now(), 2
+		r.mute(&over)
 		time.Sleep(30 * time.Minute)
 		synctest.Wait()
 		if dead := r.ids(&r.dead); len(dead) != 0 {
@@ -1208,6 +1206,41 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 		synctest.Wait()
 		if dead := r.ids(&r.dead); !slices.Equal(dead, []string{"A-2"}) {
 			t.Errorf("dead letters are %v after max_age, want A-2", dead)
+		}
+	})
+}
+
+// State counts what a mute holds back, and says since when the oldest of the rest waits: what waited for a mute, since its
+// end.
+func TestStateSaysWhatIsMutedAndHowOldTheRestIs(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(fails(errDown))
+		began := time.Now()
+		about := &delivery.Message{Seq: 1, ID: "about-the-bridge"}
+		r.add(delivery.Item{Message: about})
+		pause(time.Minute)
+		r.add(change(2, "E2", "scheduled", 24*time.Hour), change(3, "E3", "scheduled", 24*time.Hour))
+		pause(time.Second)
+		if st := r.worker.State(); st.Muted != 0 || !st.OfGroup || !st.Oldest.Equal(began.Add(time.Minute)) {
+			t.Errorf("the state is %s, want the older of two events", text(st))
+		}
+		mute := delivery.Mute{Types: []string{"Reboot"}, Since: time.Now()}
+		r.mute(&mute)
+		pause(time.Hour)
+		if st := r.worker.State(); st.Muted != 2 || st.OfGroup || !st.Oldest.Equal(began) {
+			t.Errorf("with the events muted the state is %s", text(st))
+		}
+		ended := mute
+		ended.Ended, ended.LastSeq = time.Now(), 3
+		r.mute(&ended)
+		pause(time.Second)
+		if st := r.worker.State(); st.Muted != 0 || !st.OfGroup || !st.Oldest.Equal(ended.Ended) {
+			t.Errorf("after the mute the state is %s, want what waits since its end, %v", text(st), ended.Ended)
+		}
+		r.say(nil)
+		pause(10 * time.Minute)
+		if st := r.worker.State(); st.Muted != 0 || !st.Oldest.IsZero() {
+			t.Errorf("with nothing pending the state is %s", text(st))
 		}
 	})
 }

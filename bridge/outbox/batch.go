@@ -221,7 +221,6 @@ func (c *change) addPending(e *entry) {
 		c.remove(before)
 	}
 	e.Message, e.change = &e.message.Message, c.number
-	e.Mute = delivery.MuteOf(c.mutes, e.route.name, e.route.people, &e.Item)
 	c.show(e.Group)
 	c.store(e)
 }

@@ -36,7 +36,7 @@ func (c *change) enforceBounds(b Bounds, failing bool) {
 		most := slices.MaxFunc(slices.Collect(maps.Values(c.routes)), func(a, b *route) int {
 			return cmp.Or(len(a.pending)-len(b.pending), strings.Compare(b.name, a.name))
 		})
-		c.giveUp(most.oldest(), delivery.ReasonOverflow, "", false)
+		c.giveUp(most.byAge[0], delivery.ReasonOverflow, "", false)
 	}
 	if failing {
 		list := c.unstored(false)
@@ -55,13 +55,4 @@ func (c *change) enforceBounds(b Bounds, failing bool) {
 			c.deadDropped++
 		}
 	}
-}
-
-// oldest returns the pending delivery that has been due for longest. There must be one.
-func (r *route) oldest() *entry {
-	var all []*entry
-	for _, a := range []ages{r.ofGroups, r.others, r.muted} {
-		all = append(all, a[:min(1, len(a))]...)
-	}
-	return slices.MinFunc(all, byAge)
 }

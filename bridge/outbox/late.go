@@ -80,7 +80,7 @@ func (o *Outbox) merge(c *change, all []Write) Stored {
 	}
 	o.tried = o.last
 	c.hideBacklog(all, newer.writes)
-	c.assignMutes(0)
+	c.assignMutes()
 	return file
 }
 

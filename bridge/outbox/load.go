@@ -132,6 +132,7 @@ func (o *Outbox) load() error {
 		}
 		return err != nil
 	})
+	m.assignMutes()
 	o.loaded = true
 	o.mu.Lock()
 	late := o.started
@@ -238,9 +239,6 @@ func (m *memory) loadDelivery(w Write) error {
 	e := entryOf(d, msg, m.route(name), w.Bucket == bucketDead)
 	if now := time.Now().UTC(); e.PendingSince.After(now) { // the clock was set back since
 		e.PendingSince = now
-	}
-	if e.death == nil {
-		e.Mute = delivery.MuteOf(m.mutes, name, e.route.people, &e.Item)
 	}
 	m.put(e)
 	return nil

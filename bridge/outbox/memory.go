@@ -64,7 +64,6 @@ type entry struct {
 	lastAttempt   time.Time
 	death         *death // nil while it is pending
 	change        uint64 // number of the change that made it pending, or dead
-	released      uint64 // number of the change that ended its mute
 	heapIndex     int32  // in its heap
 	shown         bool   // a reader has it, perhaps from before it was on disk
 	stale         bool   // removed from memory, or replaced
@@ -100,7 +99,7 @@ func (e *entry) state() string {
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
 	return &entry{Item: e.Item, message: e.message, route: e.route, lastAttempt: e.lastAttempt, change: e.change,
-		released: e.released, shown: e.shown}
+		shown: e.shown}
 }
 
 func bySeq(a, b *entry) int {
@@ -112,7 +111,7 @@ func (e *entry) since() time.Time {
 	if e.death != nil {
 		return e.death.at
 	}
-	return e.Since()
+	return e.FirstDue()
 }
 
 // byAge orders deliveries by their since.
@@ -145,10 +144,10 @@ func (a *ages) Pop() any {
 
 // oldestDue returns when the oldest delivery became due; zero if none is due by now.
 func (a ages) oldestDue(now time.Time) time.Time {
-	if len(a) == 0 || a[0].Since().After(now) {
+	if len(a) == 0 || a[0].since().After(now) {
 		return time.Time{}
 	}
-	return a[0].Since()
+	return a[0].since()
 }
 
 // A route is the state of one destination.
@@ -163,11 +162,10 @@ type route struct {
 	dead       map[uint64]*entry
 	transient  *entry          // the pending one whose message is transient; nil if there is none
 	unreported map[*entry]bool // of the dead
-	ofGroups   ages            // pending, about a group
-	others     ages            // pending, about none
-	muted      ages            // pending, and held back by a mute
-	delivered  int             // since the start
-	accepted   time.Time       // the last acceptance since the start
+	byAge      ages            // pending
+	mutes      []*delivery.Mute
+	delivered  int       // since the start
+	accepted   time.Time // the last acceptance since the start
 	reader     *queue
 }
 
@@ -225,6 +223,7 @@ func (m *memory) reset() {
 		now.fallback, now.late, now.people = r.fallback, r.late, r.people
 		now.configured, now.removed = r.configured, r.removed
 		now.reader = r.reader
+		m.assignMutesOf(now)
 	}
 }
 
@@ -234,6 +233,7 @@ func (m *memory) route(name string) *route {
 	if r == nil {
 		r = &route{name: name, pending: map[uint64]*entry{}, dead: map[uint64]*entry{}, unreported: map[*entry]bool{}}
 		m.routes[name] = r
+		m.assignMutesOf(r)
 	}
 	return r
 }
@@ -285,12 +285,8 @@ func (m *memory) indexes(e *entry) (map[uint64]*entry, *ages, *tally) {
 	switch r := e.route; {
 	case e.death != nil:
 		return r.dead, &m.letters, &m.dead
-	case e.Mute.Active():
-		return r.pending, &r.muted, &m.pending
-	case e.Group == "":
-		return r.pending, &r.others, &m.pending
 	default:
-		return r.pending, &r.ofGroups, &m.pending
+		return r.pending, &r.byAge, &m.pending
 	}
 }
 

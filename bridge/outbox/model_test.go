@@ -157,23 +157,20 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 func agree(t *testing.T, o *outbox.Outbox) {
 	t.Helper()
 	var want, got outbox.Totals
-	stats := map[string][3]int{} // pending, muted, dead
+	stats := map[string][2]int{} // pending, dead
 	var ofGroups, ofGroupsGot []string
 	groups := map[string]bool{}
 	for _, d := range o.List(outbox.Selection{}) {
 		s := stats[d.Route]
 		if d.State == outbox.StateDead {
 			want.Dead++
-			s[2]++
+			s[1]++
 		} else {
 			want.Pending++
 			want.Bytes += d.Bytes
 			s[0]++
 			groups[d.Group] = true
 			ofGroups = append(ofGroups, d.Key)
-			if !d.Muted.IsZero() {
-				s[1]++
-			}
 		}
 		if out := o.Outcome(d.Route, d.Seq()); d.State == outbox.StatePending && out.State != d.State {
 			t.Errorf("the outcome of %s is %q, want %q", d.Key, out.State, d.State)
@@ -197,7 +194,7 @@ func agree(t *testing.T, o *outbox.Outbox) {
 		t.Errorf("the totals are %+v, want %+v", got, want)
 	}
 	for name, s := range o.Stats(time.Now()) {
-		if got := [3]int{s.Pending, s.Muted, s.Dead}; got != stats[name] {
+		if got := [2]int{s.Pending, s.Dead}; got != stats[name] {
 			t.Errorf("the figures of %s are %v, want %v", name, got, stats[name])
 		}
 	}

@@ -43,7 +43,7 @@ func (c *change) setMutes(list []delivery.Mute) {
 		c.write(bucketMutes, m.ID, m)
 	}
 	c.dropMutes()
-	c.assignMutes(c.number)
+	c.assignMutes()
 }
 
 // dropMutes keeps the mutes that ended last. When they began doesn't matter: deliveries may have waited for a long one.
@@ -57,27 +57,20 @@ func (c *change) dropMutes() {
 	}
 }
 
-// assignMutes gives each pending delivery its mute. Readers see a delivery whose mute has ended once the change with
-// that number is on disk: a crash must not bring the mute back.
-func (m *memory) assignMutes(number uint64) {
+// assignMutes gives each route its mutes. It costs nothing for each delivery: who needs the mute of one asks for it.
+func (m *memory) assignMutes() {
 	for _, r := range m.routes {
-		m.assignMutesOf(r, number)
+		m.assignMutesOf(r)
 	}
 }
 
 // assignMutesOf does what assignMutes does, for one route.
-func (m *memory) assignMutesOf(r *route, number uint64) {
-	for _, e := range r.pending {
-		now := delivery.MuteOf(m.mutes, r.name, r.people, &e.Item)
-		if now == e.Mute {
-			continue
-		}
-		next := e.copy()
-		if next.Mute = now; e.Mute.Active() && !now.Active() {
-			next.released = number
-		}
-		m.take(e)
-		m.put(next)
-		r.reader.touch(e.Seq)
+func (m *memory) assignMutesOf(r *route) {
+	r.mutes = delivery.MutesFor(m.mutes, r.name, r.people)
+	if r.reader != nil {
+		wake(r.reader.changed)
 	}
 }
+
+// mute returns the mute that holds the delivery back, or the last one that it waited for; nil for none.
+func (e *entry) mute() *delivery.Mute { return delivery.MuteOf(e.route.mutes, &e.Item) }

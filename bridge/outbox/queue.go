@@ -60,11 +60,12 @@ func (q *queue) Changes() (c delivery.Changes) {
 	o := q.outbox
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	c.Mutes = o.route(q.name).mutes
 	for seq := range q.dirty {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
-		case o.failing == nil && (e.change > o.stored && !e.shown || e.released > o.stored):
+		case o.failing == nil && e.change > o.stored && !e.shown:
 			continue // the reader must not see it yet
 		default:
 			e.shown = true

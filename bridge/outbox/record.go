@@ -19,7 +19,9 @@ type Delivery struct {
 	Bytes       int       `json:"bytes,omitempty"` // of the CloudEvent
 	LastAttempt time.Time `json:"lastAttempt,omitzero"`
 	Muted       time.Time `json:"mutedUntil,omitzero"`
-	DeadSince   time.Time `json:"deadSince,omitzero"`
+	// Mute is the one that holds it back, or the last one that it waited for; nil for none.
+	Mute      *delivery.Mute `json:"-"`
+	DeadSince time.Time      `json:"deadSince,omitzero"`
 	// Unreported means that the owner is still to report the dead letter. Only the file has it.
 	Unreported bool `json:"unreported,omitempty"`
 }
@@ -69,8 +71,11 @@ func (e *entry) record() Delivery {
 	case e.Next.IsZero():
 		d.Next = e.Due
 	}
-	if e.death == nil && e.Mute.Active() {
-		d.Muted = e.Mute.Until
+	if e.death == nil {
+		d.Mute = e.mute()
+	}
+	if d.Mute.Active() {
+		d.Muted = d.Mute.Until
 	}
 	return d
 }

@@ -45,7 +45,7 @@ func (c *change) setRoutes(routes []Route) {
 		r.fallback, r.late = s.Fallback, s.Late
 		if r.people != s.People {
 			r.people = s.People
-			c.assignMutesOf(r, c.number)
+			c.assignMutesOf(r)
 		}
 		c.settleOver(r)
 		if !r.configured || !r.removed.IsZero() {
@@ -101,16 +101,12 @@ func (c *change) dropOrphans() {
 // Stats holds the figures of a route.
 type Stats struct {
 	Pending    int
-	Muted      int // of the pending, those that a mute holds back
 	Dead       int
-	Unreported int // of the dead, those that the owner is still to report
-	Delivered  int // since the start
-	// Oldest is when the oldest pending delivery could first be delivered, OldestOfGroup the same for those about a group;
-	// zero if there is none. Deliveries that are muted or not due yet don't count.
-	Oldest        time.Time
-	OldestOfGroup time.Time
-	Accepted      time.Time // the last acceptance since the start
-	Gone          time.Time // when it was removed from the settings; zero while it is in them
+	Unreported int       // of the dead, those that the owner is still to report
+	Delivered  int       // since the start
+	Oldest     time.Time // when the oldest pending delivery was due; zero if none is
+	Accepted   time.Time // the last acceptance since the start
+	Gone       time.Time // when it was removed from the settings; zero while it is in them
 }
 
 // Stats returns the figures of every route that the outbox knows or has deliveries of, by name.
@@ -123,12 +119,9 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 			continue
 		}
 		s := Stats{
-			Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
+			Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
 			Unreported: len(r.unreported), Gone: r.removed,
-			Oldest: r.others.oldestDue(now), OldestOfGroup: r.ofGroups.oldestDue(now),
-		}
-		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
-			s.Oldest = at
+			Oldest: r.byAge.oldestDue(now),
 		}
 		all[name] = s
 	}

@@ -221,7 +221,6 @@ func (q *queue) addPending(g *group, m message) {
 		i.Attempts, i.Next, i.Error, i.Progress = t.Attempts, t.Next, t.Error, t.Progress
 		i.Batch, i.FellBack = t.Batch, t.FellBack
 	}
-	i.Mute = delivery.MuteOf(q.mutes, q.route.Name, q.route.Terms.People, i)
 	e := &pendingItem{item: i, id: id, group: g}
 	if q.bodies < maxBodies {
 		e.ce = &m.ce

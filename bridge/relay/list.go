@@ -35,6 +35,7 @@ type Entry struct {
 	Bytes      int // of the CloudEvent
 	DeadSince  time.Time
 	CloudEvent json.RawMessage // nil when the list left it out
+	Mute       *delivery.Mute  // that holds it back, or the last one that it waited for; nil for none
 }
 
 // A Selection selects entries. A zero field selects all.
@@ -108,6 +109,7 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 			if sel.has(q.route.Name, statePending, e.item.Group) {
 				found = append(found, &Entry{
 					Key: entryKey(q.route.Name, e.item.Seq), Sink: q.route.Name, Item: *e.item, State: statePending,
+					Mute: q.muteOf(e),
 				})
 			}
 		}

@@ -232,16 +232,13 @@ func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*de
 	})
 }
 
-// setMutes sets the mute of each pending delivery.
+// setMutes sets the mutes of the sink.
 func (q *queue) setMutes(all []*delivery.Mute) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.mutes = all
-	for _, e := range q.pending {
-		if now := delivery.MuteOf(all, q.route.Name, q.route.Terms.People, e.item); now != e.item.Mute {
-			next := *e.item
-			next.Mute = now
-			q.replace(e, next)
-		}
-	}
+	q.mutes = delivery.MutesFor(all, q.route.Name, q.route.Terms.People)
+	wake(q.changed)
 }
+
+// muteOf returns the mute that holds a delivery back, or the last one that it waited for; nil for none. mu is held.
+func (q *queue) muteOf(e *pendingItem) *delivery.Mute { return delivery.MuteOf(q.mutes, e.item) }

@@ -53,15 +53,15 @@ type queue struct {
 	mu            sync.Mutex // guards all below; nothing slow happens while it is held
 	savedCursor   cursor     // as it is in the bucket
 	pending       map[uint64]*pendingItem
-	mutes         []*delivery.Mute
-	openSeqs      map[uint64]bool // sequence numbers of cursor.Open that aren't settled
-	readOrder     []uint64        // sequence numbers after the cursor, in order; some may be settled
-	unsaved       map[uint64]bool // sequence numbers that are settled, but not in the bucket yet
-	lastRead      uint64          // sequence number
-	lastReadAt    time.Time       // when the stream stored it; zero if that is unknown
-	savedRead     uint64          // as far as it was read when the records were collected that are in the bucket
-	savedReadAt   time.Time       // like lastReadAt
-	catchUpTo     uint64          // the Worker gets nothing before the stream is read to here; 0 when it may
+	mutes         []*delivery.Mute // that are for the sink; replaced, never changed
+	openSeqs      map[uint64]bool  // sequence numbers of cursor.Open that aren't settled
+	readOrder     []uint64         // sequence numbers after the cursor, in order; some may be settled
+	unsaved       map[uint64]bool  // sequence numbers that are settled, but not in the bucket yet
+	lastRead      uint64           // sequence number
+	lastReadAt    time.Time        // when the stream stored it; zero if that is unknown
+	savedRead     uint64           // as far as it was read when the records were collected that are in the bucket
+	savedReadAt   time.Time        // like lastReadAt
+	catchUpTo     uint64           // the Worker gets nothing before the stream is read to here; 0 when it may
 	groups        map[string]*group
 	dirty         map[*group]bool // groups with changes that aren't in the bucket
 	changedSeqs   map[uint64]bool // for the next Changes, or for one when a lead has come
@@ -203,6 +203,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 	}
 	now := time.Now()
 	q.nextLead = time.Time{}
+	c.Mutes = q.mutes
 	for seq := range q.changedSeqs {
 		e, u := q.pending[seq], q.unkept[seq]
 		switch {

@@ -175,17 +175,18 @@ func (q *queue) status() queueStatus {
 	defer q.mu.Unlock()
 	s := queueStatus{pending: len(q.pending), delivered: q.accepted, accepted: q.lastAccepted}
 	for _, e := range q.pending {
-		if e.item.Mute.Active() {
+		mute := q.muteOf(e)
+		if mute.Active() {
 			s.muted++
 			continue
 		}
-		since := e.item.Since()
+		since := e.item.Since(mute)
 		if s.oldest.IsZero() || since.Before(s.oldest) {
 			s.oldest = since
 		}
 		urgent := e.item.Group != "" && e.item.NotBefore.Sub(now) < urgentWithin
 		s.urgent = s.urgent || urgent
-		waits, overdue := bridge.Overdue(e.item, now)
+		waits, overdue := bridge.Overdue(e.item, mute, now)
 		if urgent && e.item.Change != string(imds.Vanished) && overdue &&
 			(s.overdue.IsZero() || waits.Before(s.overdue)) {
 			s.overdue = waits

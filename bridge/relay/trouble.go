@@ -60,8 +60,9 @@ func (q *queue) waitsSince(now time.Time) (oldest, accepted time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for seq, e := range q.pending {
-		since, u := e.item.Since(), q.unkept[seq]
-		if e.item.Group == "" || e.item.Mute.Active() || since.After(now) || u != nil && u.dead {
+		mute, u := q.muteOf(e), q.unkept[seq]
+		since := e.item.Since(mute)
+		if e.item.Group == "" || mute.Active() || since.After(now) || u != nil && u.dead {
 			continue
 		}
 		if oldest.IsZero() || since.Before(oldest) {

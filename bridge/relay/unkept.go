@@ -139,7 +139,7 @@ func (q *queue) stillUnkept(u *unkept) bool {
 	if q.unkept[seq] != u {
 		return false
 	}
-	if !u.dead && q.pending[seq].item.Mute.Active() {
+	if !u.dead && q.muteOf(q.pending[seq]).Active() {
 		delete(q.unkept, seq)
 		q.notifyWorker(seq)
 		return false

@@ -105,7 +105,8 @@ func (r *sampleRequest) getsAt(route bridge.Route, s cloudevent.Sample, o imds.O
 ) {
 	result, err := filterResult(route.Filter, s, o, now)
 	message := delivery.Message{AzureType: s.Change.Event.Type, VMs: s.Change.Event.Resources}
-	mute := delivery.MuteOf(r.mutes, route.Name, route.Terms.People, &delivery.Item{Message: &message})
+	mutes := delivery.MutesFor(r.mutes, route.Name, route.Terms.People)
+	mute := delivery.MuteOf(mutes, &delivery.Item{Message: &message})
 	at = route.LeadTime(s.Change.Kind, s.Change.Event.NotBefore)
 	if mute.Active() && mute.Until.After(at) {
 		at = mute.Until
