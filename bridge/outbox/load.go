@@ -82,7 +82,8 @@ func (m *memory) checkOwner(owner []byte) error {
 	return fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner, m.owner)
 }
 
-// read returns the records of the storage, except CloudEvents, and except outcomes of those that only the history has.
+// read returns the records of the storage, except outcomes of CloudEvents that only the history has, and except
+// CloudEvents themselves: open groups contain theirs.
 func (o *Outbox) read() (all []Write, err error) {
 	used := map[string]bool{} // sequence numbers
 	for _, bucket := range []string{bucketMeta, bucketValues, bucketGroups, bucketEnded, bucketMarks,
@@ -91,10 +92,6 @@ func (o *Outbox) read() (all []Write, err error) {
 			o.diskAnswers()
 			digits, _, _ := strings.Cut(key, "/")
 			switch bucket {
-			case bucketGroups:
-				var g Group
-				_ = json.Unmarshal(value, &g) // load reports the error
-				used[seqKey(g.Latest)] = true
 			case bucketPending, bucketDead:
 				used[digits] = true
 			case bucketSettled:
@@ -105,11 +102,34 @@ func (o *Outbox) read() (all []Write, err error) {
 			all = append(all, Write{bucket, key, slices.Clone(value)})
 			return nil
 		})
+		if err == nil && bucket == bucketGroups {
+			err = o.readLatest(all, used)
+		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
+}
+
+// readLatest adds its CloudEvent to each open group, and notes the sequence number.
+func (o *Outbox) readLatest(all []Write, used map[string]bool) error {
+	for i, w := range all {
+		var g storedGroup
+		if w.Bucket != bucketGroups || json.Unmarshal(w.Value, &g) != nil { // load reports the error
+			continue
+		}
+		key := seqKey(g.Latest)
+		body, err := o.storage.Read(bucketEvents, key)
+		if err != nil {
+			return err
+		}
+		if json.Valid(body) {
+			g.CloudEvent = body
+		}
+		all[i].Value, used[key] = encode(&g), true
+	}
+	return nil
 }
 
 // load reads the file. If that is too late for Open, the records wait for Join. If some record can't be read, the others

@@ -48,7 +48,9 @@ type message struct {
 func (g *group) record() Group { return Group{g.state, g.latest.Seq, g.cloudEvent} }
 
 // stored returns an open group as the file stores it.
-func (g *group) stored() storedGroup { return storedGroup{g.record(), g.latest.Message} }
+func (g *group) stored() storedGroup {
+	return storedGroup{Group{State: g.state, Latest: g.latest.Seq}, g.latest.Message}
+}
 
 // settled is the outcome of a delivery of a message to a route.
 type settled struct {

@@ -47,7 +47,7 @@ type Outcome struct {
 	At    time.Time // when it ended; zero while it is pending
 }
 
-// A storedGroup is an open group as the file stores it.
+// A storedGroup is an open group as the file stores it. Its CloudEvent is with all others.
 type storedGroup struct {
 	Group
 	Message delivery.Message `json:"message"` // its latest change
@@ -86,7 +86,7 @@ func (e *entry) encode() []byte {
 	if e.death != nil {
 		d.Reason, d.DeadSince, d.Unreported = e.death.reason, e.death.at, e.death.unreported
 	}
-	return encode(d)
+	return encode(&d)
 }
 
 // entryOf returns the entry of a stored delivery.

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,10 +33,6 @@ type place struct{ bucket, key string }
 // written.
 type records map[place]any
 
-func (p place) compare(other place) int {
-	return cmp.Or(strings.Compare(p.bucket, other.bucket), strings.Compare(p.key, other.key))
-}
-
 // seq returns the sequence number of the CloudEvent that the record is or belongs to; 0 for other records.
 func (p place) seq() uint64 {
 	switch p.bucket {
@@ -50,12 +45,13 @@ func (p place) seq() uint64 {
 
 // encode returns the records as writes, in order.
 func (r records) encode() []Write {
-	places := slices.AppendSeq(make([]place, 0, len(r)), maps.Keys(r))
-	sort.Slice(places, func(i, j int) bool { return places[i].compare(places[j]) < 0 })
-	writes := make([]Write, len(places))
-	for i, p := range places {
-		writes[i] = Write{p.bucket, p.key, encode(r[p])}
+	writes := make([]Write, 0, len(r))
+	for p, v := range r {
+		writes = append(writes, Write{p.bucket, p.key, encode(v)})
 	}
+	slices.SortFunc(writes, func(a, b Write) int {
+		return cmp.Or(strings.Compare(a.Bucket, b.Bucket), strings.Compare(a.Key, b.Key))
+	})
 	return writes
 }
 
