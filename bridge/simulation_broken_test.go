@@ -39,7 +39,6 @@ type variant struct {
 	slower      int  // than it should poll, so many times
 	blank       bool // is what it takes a file for that comes late
 	splits      bool // a batch when it crashes
-	parts       bool // of a large batch count without the others
 	boundsOf    func(bounds) bounds
 	blind       bool // to what was shown to who approves by hand
 	strays      bool // what is replayed to another sink, to its own
@@ -384,14 +383,6 @@ var brokenVariants = []variant{
 		{59 * time.Second, restart{crash: true, writes: 1, sooner: true, large: true, off: time.Second}},
 		{at(time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},
-	}},
-	{number: 2, claim: "a crash leaves parts of a large batch", promise: "owed before sent", parts: true, story: []step{
-		{at(2*time.Minute - time.Second), restart{crash: true, writes: 5, off: time.Minute}},
-		{at(2 * time.Minute), list{event: reboot}},
-		{at(2 * time.Minute), list{event: freeze}},
-		{at(2*time.Minute + 30*time.Second), unlist{reboot.id}},
-		{at(2*time.Minute + 30*time.Second), unlist{freeze.id}},
-		{at(10 * time.Minute), restyle{}},
 	}},
 	{number: 3, claim: "a file that comes late is taken for empty", promise: "nothing is lost", seed: 24, blank: true},
 	{number: 3, claim: "a machine with a copy of the disk does not notice", promise: "clones", story: []step{

@@ -58,8 +58,8 @@ func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.
 var errIO = errors.New("input/output error")
 
 // transaction makes one transaction of the outbox, of batches of so many writes. A crash in its middle leaves the first
-// n of them, which is what write is asked for. What only part of a batch wrote counts only with the rest of it.
-func (d *disk) transaction(sizes []int, part bool, write func(n int) error) error {
+// n of them, which is what write is asked for.
+func (d *disk) transaction(sizes []int, write func(n int) error) error {
 	w := d.w
 	w.mu.Lock()
 	began := w.next()
@@ -98,21 +98,17 @@ func (d *disk) transaction(sizes []int, part bool, write func(n int) error) erro
 	if err := write(n); err != nil {
 		return err
 	}
-	if !part {
-		w.mu.Lock()
-		w.writes = append(w.writes, written{w.fact(), began})
-		w.mu.Unlock()
-		d.again = 0
-	}
+	w.mu.Lock()
+	w.writes = append(w.writes, written{w.fact(), began})
+	w.mu.Unlock()
+	d.again = 0
 	if d.crash < 0 {
 		d.keep()
 	}
 	if how != "loses the answer" {
 		return nil
 	}
-	if !part {
-		d.again = len(sizes)
-	}
+	d.again = len(sizes)
 	return errIO
 }
 

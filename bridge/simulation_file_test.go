@@ -58,7 +58,7 @@ func (f *file) Open() (opened bool, err error) {
 }
 
 func (f *file) Write(all []outbox.Write) error {
-	return f.disk.transaction([]int{len(all)}, isPart(all), func(n int) error {
+	return f.disk.transaction([]int{len(all)}, func(n int) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		writes := all
@@ -81,20 +81,9 @@ func (f *file) Write(all []outbox.Write) error {
 	})
 }
 
-// isPart reports whether a transaction, by itself, makes nothing count: it is one of those of a large change, and not
-// the last, or it removes what a crash left of one.
-func isPart(all []outbox.Write) bool {
-	ahead := slices.IndexFunc(all, func(w outbox.Write) bool { return w.Bucket == "meta" && w.Key == "ahead" })
-	return ahead >= 0 && (all[ahead].Value != nil ||
-		!slices.ContainsFunc(all, func(w outbox.Write) bool { return w.Value != nil }))
-}
-
 func (f *file) Read(bucket, key string) ([]byte, error) {
 	if _, err := f.disk.there(); err != nil {
 		return nil, err
-	}
-	if bucket == "meta" && key == "ahead" && f.disk.w.variant.parts {
-		return nil, nil
 	}
 	if bucket == "events" {
 		if err := f.disk.reads(); err != nil {
