@@ -329,7 +329,7 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 		}
 		if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
 			if d.Seq == op.Latest {
-				op.Promised = nil // kept, or told otherwise
+				op.promise(nil) // kept, or told otherwise
 			}
 			d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
 			op.Approval = &d

@@ -99,7 +99,7 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 		pause(10 * time.Minute)
 		wantIDs(t, s.approvals())
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
-		s.wantLogged("rule 1: drain did not accept the latest change")
+		s.wantLogged(`rule 1: sink \"drain\" did not accept the latest change`)
 		b.end()
 	})
 }
@@ -125,7 +125,7 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 				}
 				pause(10 * time.Minute)
 				wantIDs(t, s.approvals())
-				s.wantLogged("rule 1: drain did not accept the latest change")
+				s.wantLogged(`rule 1: sink \"drain\" did not accept the latest change`)
 				b.end()
 			})
 		})
@@ -913,7 +913,7 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(3 * time.Second)
-				if got := b.Status().Events[0].Approval; got != "rule 1: waits for drain, which failed and is tried again" {
+				if got := b.Status().Events[0].Approval; got != `rule 1: it waits for sink "drain", which failed and is tried again` {
 					t.Errorf("told %q", got)
 				}
 				then(b)

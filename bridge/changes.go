@@ -148,7 +148,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	s.address(&a, s.routes, ce, change, &op)
 	in.Rules = s.promises(change, ce, a)
 	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {
-		op.Promised = in.Rules
+		op.promise(in.Rules)
 	}
 	if len(in.Rules) > 0 {
 		if ce, err = cloudevent.Wrap(change, in); err != nil {
@@ -178,10 +178,14 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 
 // circumstances returns what all CloudEvents about an event have in common now. op is the state of the event.
 func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
-	return cloudevent.Circumstances{
+	in := cloudevent.Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
-		Announced: op.Announced, Begun: op.Begun, Rules: op.Promised,
+		Announced: op.Announced, Begun: op.Begun,
 	}
+	if !op.NotYet {
+		in.Rules = op.Promised
+	}
+	return in
 }
 
 // address adds those of the routes whose filter accepts the change as recipients, and records in op which want the event.

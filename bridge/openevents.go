@@ -55,8 +55,9 @@ type openEvent struct {
 	Approved     bool            `json:"approved,omitempty"`     // an approval was or may have been sent
 	Waited       *waited         `json:"waited,omitempty"`       // time that rules have waited; replaced, never changed
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
-	// never changed.
+	// never changed. NotYet means that they were told what keeps the rules from it for now.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
+	NotYet   bool              `json:"notYet,omitempty"`
 	// Answer is the last CloudEvent about its approval since the latest change; replaced, never changed.
 	Answer *answer `json:"answer,omitempty"`
 
@@ -86,6 +87,9 @@ func (op *openEvent) unwatched(d time.Duration, rebooted bool) bool {
 func (op *openEvent) notBegun(e imds.Event, now time.Time) bool {
 	return e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Approved
 }
+
+// promise records which rules people are told will approve the event; nil if none will.
+func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet = rules, false }
 
 // clone returns an independent copy.
 func (op *openEvent) clone() openEvent {

@@ -84,29 +84,40 @@ func (all verdicts) final() bool {
 	return !slices.ContainsFunc(all, func(v verdict) bool { return !v.final })
 }
 
+// named returns why the rule doesn't approve, with its name.
+func (v verdict) named(now time.Time, zone *time.Location) string {
+	if v.notFor != "" {
+		return v.name + " is not for " + v.notFor
+	}
+	return v.name + ": " + v.reason(now, zone)
+}
+
 // why returns why no rule approves; "" if none is for the event, or was promised to approve it.
 func (all verdicts) why(promised []cloudevent.Rule, now time.Time, zone *time.Location) string {
 	var reasons []string
 	for _, v := range all {
 		isPromised := slices.ContainsFunc(promised, func(p cloudevent.Rule) bool { return p.Name == v.name })
-		if isPromised || !v.notApplicable {
-			reasons = append(reasons, v.name+": "+v.reason(now, zone))
+		if isPromised || v.notFor == "" {
+			reasons = append(reasons, v.named(now, zone))
 		}
 	}
 	return strings.Join(reasons, "; ")
 }
 
 // successor returns the verdict of what a promised rule is by now; ok is false if the settings no longer have it. It
-// is the rule that waits for the same sinks, whatever it is called, else the one of its given name.
+// is the rule that waits for the same sinks, whatever it is called, else the one of its given name. The verdict has the
+// name that people were told.
 func (all verdicts) successor(p cloudevent.Rule) (v verdict, ok bool) {
 	for _, is := range []func(verdict) bool{
 		func(v verdict) bool { return v.name == p.Name && slices.Equal(v.After, p.After) },
-		func(v verdict) bool { return !v.notApplicable && slices.Equal(v.After, p.After) },
+		func(v verdict) bool { return v.notFor == "" && slices.Equal(v.After, p.After) },
 		func(v verdict) bool { return v.name == p.Name && v.Rule.Name != "" },
 	} {
 		i := slices.IndexFunc(all, is)
 		if i >= 0 {
-			return all[i], true
+			v = all[i]
+			v.name = p.Name
+			return v, true
 		}
 	}
 	return verdict{}, false
@@ -122,8 +133,8 @@ func (all verdicts) gone(promised []cloudevent.Rule) (gone []cloudevent.Rule) {
 	return gone
 }
 
-// withheld returns the record that promised rules don't approve the event. If each has a reason of its own, it names
-// all.
+// withheld returns the record that promised rules don't approve the event, or not yet. If each has a reason of its own,
+// it names all.
 func (all verdicts) withheld(promised []cloudevent.Rule, now time.Time, zone *time.Location) cloudevent.Approval {
 	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: promised[0].Name}
 	var reasons []string
@@ -146,12 +157,14 @@ func (all verdicts) withheld(promised []cloudevent.Rule, now time.Time, zone *ti
 // sentence says why a promised rule doesn't approve, with its name.
 func (all verdicts) sentence(p cloudevent.Rule, now time.Time, zone *time.Location) string {
 	sink, why := all.reason(p, now, zone)
-	_, there := all.successor(p)
+	v, there := all.successor(p)
 	switch {
+	case sink != "" && v.final:
+		return fmt.Sprintf("%s: sink %q failed: %s", p.Name, sink, why)
 	case sink != "":
-		return p.Name + ": " + sink + " failed: " + why
+		return fmt.Sprintf("%s: sink %q failed and is tried again: %s", p.Name, sink, why)
 	case there:
-		return p.Name + ": " + why
+		return v.named(now, zone)
 	}
 	return why
 }
@@ -162,6 +175,8 @@ func (all verdicts) reason(p cloudevent.Rule, now time.Time, zone *time.Location
 	switch {
 	case there && v.sink != "":
 		return v.sink, v.failure
+	case there && v.notFor != "":
+		return "", v.named(now, zone)
 	case there:
 		return "", v.reason(now, zone)
 	case slices.ContainsFunc(all, func(v verdict) bool { return v.name == p.Name }): // another one has its number
@@ -174,10 +189,10 @@ func (all verdicts) reason(p cloudevent.Rule, now time.Time, zone *time.Location
 // again, a mute, Azure's document or its answer. A drain that isn't done may well ask to be run again a few times.
 const failingFor = time.Minute
 
-// keepPromise looks after what people were told of an event that is not approved now. They are told once if a rule
-// that they were told of is no longer in the settings, or if none of the rules will approve the event, at once when
-// that is for good, otherwise after failingFor. stuck is why Azure doesn't take an approval that the rules have made;
-// "" if they have made none.
+// keepPromise looks after what people were told of an event that is not approved now. They are told if a rule that they
+// were told of is no longer in the settings, or if none of the rules will approve the event: at once when that is for
+// good, otherwise once after failingFor, as something that may still pass. stuck is why Azure doesn't take an approval that
+// the rules have made; "" if they have made none.
 func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck string) {
 	if len(op.Promised) == 0 {
 		return
@@ -187,25 +202,27 @@ func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck str
 		standing = nil
 	}
 	lasting := b.Outbox.Durable() != nil || b.stuckFor(e.ID, op, len(standing) > 0, now) >= failingFor
-	var untrue []cloudevent.Rule
-	switch {
-	case len(standing) > 0:
+	notYet := len(standing) == 0 && !all.final()
+	if notYet && (op.NotYet || !lasting) {
+		return
+	}
+	untrue := op.Promised
+	if len(standing) > 0 {
 		untrue = all.gone(op.Promised)
-	case all.final(), lasting:
-		untrue = op.Promised
 	}
 	if len(untrue) == 0 {
 		return
 	}
 	a := all.withheld(untrue, now, b.zone())
+	a.NotYet = notYet
 	if stuck != "" {
 		a.Sink, a.Error = "", stuck
 	}
 	b.withhold(e, op, a, standing)
 }
 
-// withhold puts on record that rules don't approve an event that they were to approve, and which ones still do. It does
-// nothing if the event has changed since it was seen as op, or if that is on record.
+// withhold puts on record that rules don't approve an event that they were to approve, or not yet, and which ones still
+// do. It does nothing if the event has changed since it was seen as op, or if that is on record.
 func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
 	b.deciding.Lock()
 	at := time.Now()
@@ -215,7 +232,11 @@ func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval, sta
 		return
 	}
 	a.Decided, a.After = at.UTC(), at.Sub(now.Announced).Round(100*time.Millisecond).Seconds()
-	now.Promised = standing
+	if a.NotYet {
+		now.NotYet = true
+	} else {
+		now.promise(standing)
+	}
 	c := commit{open: map[string]*openEvent{e.ID: &now}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	b.changeContext(observation{now: at}).addApproval(&c, e, now, a)
 	wait := b.commit(c, at)

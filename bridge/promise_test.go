@@ -180,7 +180,7 @@ func TestADrainThatIsNotDoneIsTold(t *testing.T) {
 		pause(5 * time.Minute)
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
 		a := dataIn(t, audit.accepted()[1].Event).Approval
-		if a.Sink != "drain" || a.Error != "exit 75: 3 sessions left; it is tried again" {
+		if a.Sink != "drain" || a.Error != "exit 75: 3 sessions left" || !a.NotYet {
 			t.Errorf("it is told as %+v", a)
 		}
 		wantIDs(t, s.approvals())
@@ -190,6 +190,103 @@ func TestADrainThatIsNotDoneIsTold(t *testing.T) {
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld, cloudevent.ResultApproved)
 		b.end()
 	})
+}
+
+// Who was told that a rule doesn't approve the event yet is told once more when that is for good: because the drain failed
+// for good, or the rule is gone. A restart between doesn't make it forgotten, or told twice.
+func TestWhatMayPassIsToldAgainWhenItIsForGood(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		end  func(b *running, drain *ear, routes []Route)
+		want string
+	}{
+		"the drain fails for good": {
+			func(_ *running, drain *ear, _ []Route) { drain.say(always(delivery.ErrRejected)) }, "drain: rejected",
+		},
+		"the rule is gone": {
+			func(b *running, _ *ear, routes []Route) { b.Reload(b.mortal(routes), nil, SettingsInfo{}) },
+			`: rule "drain first" was removed from the settings`,
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules = []Rule{namedRule()}
+				drain, audit := &ear{answer: always(errors.New("exit 75: 3 sessions left"))}, &ear{}
+				routes := []Route{drain.all("drain"), audit.all("audit")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(2 * time.Minute)
+				b.crash()
+				b = s.start(routes...)
+				pause(2 * time.Minute)
+				tt.end(b, drain, routes)
+				pause(6 * time.Minute)
+				var told []string
+				for _, h := range audit.accepted() {
+					if d := dataIn(t, h.Event); d.Approval != nil {
+						told = append(told, fmt.Sprintf("not yet: %t, rules: %d, %s: %s", d.Approval.NotYet, len(d.Rules), d.Approval.Sink,
+							d.Approval.Error))
+					}
+				}
+				wantIDs(t, told, "not yet: true, rules: 0, drain: exit 75: 3 sessions left", "not yet: false, rules: 0, "+tt.want)
+				wantIDs(t, s.approvals())
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
+}
+
+// Only what no rule will ever approve is said to be so: what may pass isn't.
+func TestOnlyWhatIsForGoodIsSaidFirmly(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		answer error // of the drain; nil if it is done
+		begin  func(*stage, *running)
+		firmly bool
+	}{
+		"the drain asks to be run again": {answer: errors.New("exit 75")},
+		"the drain fails for good":       {answer: delivery.ErrRejected, firmly: true},
+		"the disk is full":               {begin: func(s *stage, _ *running) { s.disk.fail(errFull) }},
+		"Azure doesn't take it": {begin: func(s *stage, _ *running) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		}},
+		"the drain is muted": {answer: errDown, begin: func(s *stage, b *running) {
+			if _, err := b.Mute(Mute{Sink: "drain", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
+				s.t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []Rule{namedRule()}
+				drain, audit := &ear{answer: always(tt.answer)}, &ear{}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1200 * time.Millisecond)
+				if tt.begin != nil {
+					tt.begin(s, b)
+				}
+				pause(3 * time.Minute)
+				told := 0
+				for _, h := range audit.accepted() {
+					a := dataIn(t, h.Event).Approval
+					if a != nil && a.Result == cloudevent.ResultWithheld {
+						told++
+						if a.NotYet == tt.firmly {
+							t.Errorf("it is told as %+v", a)
+						}
+					}
+				}
+				if told != 1 {
+					t.Errorf("it is told %d times", told)
+				}
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
 }
 
 // As long as one of the rules may approve the event, nobody is told that none does.
@@ -267,11 +364,11 @@ func TestAnUpdateThatEndsAPromiseIsTold(t *testing.T) {
 		why    string
 	}{
 		{"the drain does not get it", func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) },
-			"drain did not get the latest change"},
+			`sink "drain" did not get the latest change`},
 		{"it names another VM, too", func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} },
 			"it also names vm-1, and the rule has no others: true"},
-		{"it names another VM", func(e *imdstest.Event) { e.Resources = []string{"vm-1"} }, "it does not name this VM"},
-		{"its type is not the rule's", func(e *imdstest.Event) { e.Type = "Freeze" }, "only.types: it is a Freeze"},
+		{"it names another VM", func(e *imdstest.Event) { e.Resources = []string{"vm-1"} }, `rule "drain first" is not for events of other VMs`},
+		{"its type is not the rule's", func(e *imdstest.Event) { e.Type = "Freeze" }, `rule "drain first" is not for a Freeze`},
 	} {
 		for claim, busy := range map[string]bool{"while the drain runs": true, "while Azure is asked": false} {
 			t.Run(tt.claim+", "+claim, func(t *testing.T) {
@@ -471,9 +568,9 @@ func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
 		told   []string
 		result []string
 	}{
-		"too long": {time.Hour, "drain is muted until ", []string{"drain is muted until 01:00:03 UTC"},
+		"too long": {time.Hour, `sink "drain" is muted until `, []string{`sink "drain" is muted until 01:00:03 UTC`},
 			[]string{cloudevent.ResultWithheld, cloudevent.ResultApproved}},
-		"in time": {10 * time.Minute, "waits for drain, which is muted until ", nil, []string{cloudevent.ResultApproved}},
+		"in time": {10 * time.Minute, `it waits for sink "drain", which is muted until `, nil, []string{cloudevent.ResultApproved}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -586,9 +683,9 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 			before: []Rule{with(other, func(r *Rule) { r.Name = "" }), with(drain, func(r *Rule) { r.Name = "" })},
 			told:   []string{"rule 1 was changed in the settings"}, still: "rule 1 after drain and 5s;"},
 		{claim: "one failed, and the other is gone", before: []Rule{drain, other}, after: []Rule{drain}, failed: true,
-			told: []string{`rule "drain first": drain failed: rejected: exit 75; rule "anyway" was removed from the settings`}},
+			told: []string{`rule "drain first": sink "drain" failed: rejected: exit 75; rule "anyway" was removed from the settings`}},
 		{claim: "one is tried again, and the other is gone", before: []Rule{drain, other}, after: []Rule{drain}, again: true,
-			told: []string{`rule "drain first": drain failed: busy; it is tried again; rule "anyway" was removed from the settings`}},
+			told: []string{`rule "drain first": sink "drain" failed and is tried again: busy; rule "anyway" was removed from the settings`}},
 		{claim: "both are gone", before: []Rule{drain, other}, told: []string{`rule "drain first" was removed from the ` +
 			`settings; rule "anyway" was removed from the settings`}},
 		{claim: "another one comes", before: []Rule{drain}, after: []Rule{drain, other}},
@@ -600,7 +697,7 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 			after: []Rule{with(drain, func(r *Rule) { r.Name = "empty it" })}, told: []string{"rejected: exit 75"}},
 		{claim: "it is for other events", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
 			r.Only.Types = []string{"Freeze"}
-		})}, told: []string{"only.types: it is a Reboot"}},
+		})}, told: []string{`rule "drain first" is not for a Reboot`}},
 		{claim: "it waits for another sink", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
 			r.After = []string{"drain-2"}
 		})}, told: []string{"rejected: exit 75"}},

@@ -115,7 +115,7 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 			"to", recipients(a))
 		c.add(ce, a)
 		if len(in.Rules) > 0 {
-			op.Promised = in.Rules
+			op.promise(in.Rules)
 			c.open = map[string]*openEvent{e.ID: &op}
 		}
 	}

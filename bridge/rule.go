@@ -49,16 +49,17 @@ type ruling struct {
 	sink     string    // the sink that failed, if that is the reason
 	failure  string    // what it said
 
-	notApplicable bool // the rule is for other events, so the reason is not reported
+	notFor string // what the rule is not for, such as "a Redeploy", if that is the reason; else ""
 }
 
 func no(format string, args ...any) ruling {
 	return ruling{final: true, why: fmt.Sprintf(format, args...)}
 }
 
-func notApplicable(format string, args ...any) ruling {
+// notFor returns the ruling of a rule that is for other events than what: it is only reported if people were told of it.
+func notFor(what, format string, args ...any) ruling {
 	r := no(format, args...)
-	r.notApplicable = true
+	r.notFor = what
 	return r
 }
 
@@ -89,18 +90,18 @@ func (a acceptance) accepted() bool {
 
 // missing returns what it means for a rule that the route has not accepted the change.
 func (a acceptance) missing(route string) ruling {
+	sink := fmt.Sprintf("sink %q", route)
 	switch {
 	case a.state == "":
-		return no("%s did not get the latest change", route)
+		return no("%s did not get the latest change", sink)
 	case a.state == outbox.StatePending && a.muted:
-		return ruling{onCourse: true, why: "waits for " + route + ", which is muted until", until: a.at}
+		return ruling{onCourse: true, why: "it waits for " + sink + ", which is muted until", until: a.at}
 	case a.state == outbox.StatePending && a.failure != "":
-		return ruling{why: "waits for " + route + ", which failed and is tried again", sink: route,
-			failure: a.failure + "; it is tried again"}
+		return ruling{why: "it waits for " + sink + ", which failed and is tried again", sink: route, failure: a.failure}
 	case a.state == outbox.StatePending:
-		return ruling{onCourse: true, why: "waits for " + route}
+		return ruling{onCourse: true, why: "it waits for " + sink}
 	}
-	r := no("%s did not accept the latest change", route)
+	r := no("%s did not accept the latest change", sink)
 	r.sink, r.failure = route, a.failure
 	if a.state == outbox.StateDropped {
 		r.failure = "somebody dropped what it was to do"
@@ -130,7 +131,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 			waits = missing
 		}
 		if a.muted && a.at.After(muted.until) {
-			muted = ruling{why: route + " is muted until", until: a.at}
+			muted = ruling{why: fmt.Sprintf("sink %q is muted until", route), until: a.at}
 		}
 	}
 	ready := from.Add(r.Wait)
@@ -140,7 +141,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	case !e.NotBefore.IsZero() && !ready.Before(e.NotBefore):
 		return r.tooLate(waits, muted, ready)
 	case waits.approve:
-		return ruling{onCourse: true, why: "waits until", until: ready}
+		return ruling{onCourse: true, why: "it waits until", until: ready}
 	}
 	return waits
 }
@@ -230,20 +231,20 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	}
 	switch { // first the events that the rule is not for
 	case !hasWord(only.Types, e.Type) || !hasWord(TypesValues, e.Type):
-		return notApplicable("only.types: it is a %s", e.Type)
+		return notFor(typeWords(e.Type), "only.types: it is a %s", e.Type)
 	case len(only.Sources) > 0 && e.Source != "" && !hasWord(only.Sources, e.Source):
-		return notApplicable("only.sources: it comes from %q", e.Source)
+		return notFor(sourceWords(e.Source), "only.sources: it comes from %q", e.Source)
 	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
-		return notApplicable("it does not name this VM")
+		return notFor("events of other VMs", "it does not name this VM")
 	case except.mayMatch(e, self) && (hasWord(SourcesValues, e.Source) || len(except.Sources) == 0):
-		return notApplicable("except")
+		return notFor("this event (except)", "except")
 	}
 	if r.When != nil {
 		switch ok, err := r.When.holds(fields); {
 		case err != nil:
 			return no("when fails: %v", err)
 		case !ok:
-			return notApplicable("when")
+			return notFor("this event (when)", "when")
 		}
 	}
 	switch { // then every doubt
@@ -254,15 +255,34 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	case len(e.Resources) == 0:
 		return no("Azure names no VM")
 	case imds.SameWord(only.VMs, "leader") && !e.LedBy(self):
-		return no("only.vms: it does not name this VM first")
+		return no("it does not name this VM first (only.vms)")
 	case len(others) > 0 && !r.Others:
 		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
 	case len(only.Sources) > 0 && e.Source == "":
-		return no("only.sources: Azure does not say whether it comes from %s", strings.Join(only.Sources, " or "))
+		return no("Azure does not say whether it comes from %s (only.sources)", strings.Join(only.Sources, " or "))
 	case except.mayMatch(e, self):
-		return no("except: Azure does not say whether it comes from %s", strings.Join(except.Sources, " or "))
+		return no("Azure does not say whether it comes from %s (except)", strings.Join(except.Sources, " or "))
 	}
 	return ruling{approve: true}
+}
+
+// typeWords says for people what has a type: "a Redeploy".
+func typeWords(eventType string) string {
+	if hasWord(TypesValues, eventType) {
+		return "a " + eventType
+	}
+	return "an event of type " + imds.Printable(eventType, 60)
+}
+
+// sourceWords says for people what comes from a source: "what a user asks for".
+func sourceWords(source string) string {
+	switch {
+	case imds.SameWord(source, "User"):
+		return "what a user asks for"
+	case imds.SameWord(source, "Platform"):
+		return "Azure's own maintenance"
+	}
+	return fmt.Sprintf("what comes from %q", source)
 }
 
 // mayMatch reports whether there are conditions, and none is known not to hold.

@@ -84,7 +84,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		}), event(func(e *imds.Event) { e.Source = "Platform" }), "vm-0", nil, "except", true},
 		{"its source is not known, and one is excepted", with(func(r *Rule) {
 			r.Only.Sources, r.Except.Sources = nil, []string{"Platform"}
-		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "except: Azure does not say", true},
+		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "(except)", true},
 		{"it is in doubt", user, event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
 		{"it is in doubt, whatever the rule looks at", with(func(r *Rule) {
 			r.Only.Sources, r.When = nil, condition(t, "true")
@@ -105,7 +105,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"a reminder replaced it at the sink", with(after), event(as), "vm-0", func(string) acceptance {
 			return acceptance{state: outbox.StateSuperseded, at: now.Add(-30 * time.Second)}
 		}, "", false},
-		{"the sink was not told yet", with(after), event(as), "vm-0", state(outbox.StatePending), "waits for drain", false},
+		{"the sink was not told yet", with(after), event(as), "vm-0", state(outbox.StatePending), `waits for sink "drain"`, false},
 		{"the sink did not get it", with(after), event(as), "vm-0", state(""), "did not get", true},
 		{"the sink refused it", with(after), event(as), "vm-0", state(outbox.StateDead), "did not accept", true},
 	} {
@@ -146,7 +146,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	} {
 		tt.event.ID, tt.event.Type, tt.event.Status = idA, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
 		got := rule.picks(tt.event, map[string]any{"duration": tt.duration}, tt.self)
-		if got.approve || got.notApplicable == tt.speaks {
+		if got.approve || (got.notFor != "") == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
 		}
 	}
@@ -154,7 +154,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	for source, speaks := range map[string]bool{"User": false, "": true} {
 		e := imds.Event{ID: idA, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
 		got := rule.picks(e, map[string]any{"duration": -1}, "vm-0")
-		if got.approve || got.notApplicable == speaks {
+		if got.approve || (got.notFor != "") == speaks {
 			t.Errorf("with User excepted, of the source %q: %+v, want that it speaks of it: %v", source, got, speaks)
 		}
 	}
@@ -174,7 +174,7 @@ func TestWhatRulesWouldDecideIsForecast(t *testing.T) {
 	}{
 		{"it is accepted", nil, []bool{true, true, false}, ""},
 		{"it is pending", errDown, []bool{true, true, false}, ""},
-		{"it is rejected", delivery.ErrRejected, []bool{true, false, false}, "drain did not get the latest change"},
+		{"it is rejected", delivery.ErrRejected, []bool{true, false, false}, `sink "drain" did not get the latest change`},
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.beginsLate()

@@ -259,14 +259,19 @@ func situations() map[string]situation {
 	gone.Error = `rule "drain first" was removed from the settings`
 	oddName := failed
 	oddName.Sink = "ops-chat"
+	notYet, muted := failed, gone
+	notYet.NotYet, notYet.Error, muted.NotYet = true, "exit status 75: 3 sessions left", true
+	muted.Error = `sink "drain" is muted until 05:55:00 CET`
 	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
 	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
 		"approved-withheld": failed, "approved-withheld-rule": gone,
-		"approved-withheld-sink": oddName,
+		"approved-withheld-sink": oddName, "approved-withheld-yet": notYet, "approved-withheld-muted": muted,
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}
+	tell("approved-withheld-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
+		circumstances{Approval: &gone, Rules: []cloudevent.Rule{{Name: `rule "anyway"`, Wait: 600}}}, true, nil)
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
 	tell("reminder", "03:10:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true,

@@ -160,6 +160,8 @@ type Approval struct {
 	Status   string    `json:"status,omitempty"` // what Azure answered, such as "200 OK"
 	Sink     string    `json:"sink,omitempty"`   // that failed, if it is withheld for that
 	Error    string    `json:"error,omitempty"`  // why not
+	// NotYet means that it is withheld for a reason that may pass, and approved if that does in time.
+	NotYet bool `json:"notYet,omitempty"`
 }
 
 // Wrap makes the CloudEvent of a change. It returns an invalid one together with its error.

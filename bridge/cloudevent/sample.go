@@ -224,6 +224,9 @@ func Samples(all bool) ([]event.Event, error) {
 	held.Kind = imds.Approved
 	wrap(held, Circumstances{Observer: observer, Approval: withheld})
 	if all {
+		notYet := *withheld
+		notYet.NotYet = true
+		wrap(held, Circumstances{Observer: observer, Approval: &notYet})
 		changed := &Approval{Result: ResultWithheld, By: "rule 2", Error: "rule 2 was removed from the settings"}
 		wrap(held, Circumstances{Observer: observer, Approval: changed, Rules: sampleRules[:1]})
 	}

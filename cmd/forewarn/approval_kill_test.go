@@ -266,7 +266,7 @@ func (k *killing) isNotSent(before, reported int, decided, waits bool) {
 	case waits:
 		k.until("the rule to wait", func() bool {
 			// What Azure answered may be on record since before the kill: then it is reported now.
-			return len(k.results()) > 0 || k.logged("waits for other")() || k.logged("change=started")()
+			return len(k.results()) > 0 || k.logged(`waits for sink \"other\"`)() || k.logged("change=started")()
 		})
 	case decided:
 		k.until("the record of the approval", func() bool { return len(k.results()) > 0 })

@@ -176,6 +176,21 @@ func StatusLine(s bridge.Status) string {
 	return Printable(strings.Join(words, "; "))
 }
 
+// withheldWords says why no rule has approved an event, by names the rule.
+func withheldWords(a cloudevent.Approval, by string) string {
+	sink := fmt.Sprintf("sink %q", Printable(a.Sink))
+	switch why := ErrorWords(a.Error); {
+	case a.NotYet && a.Sink != "":
+		return "not approved yet by " + by + ", because " + sink + " hasn't succeeded: " + why
+	case a.NotYet:
+		return "not approved yet by " + by + ": " + why
+	case a.Sink != "":
+		return "not approved by " + by + ", because " + sink + " failed: " + why
+	default:
+		return "not approved by " + by + " after all: " + why
+	}
+}
+
 // ApprovalWords describes the result of an approval.
 func ApprovalWords(a cloudevent.Approval) string {
 	by := Printable(a.By)
@@ -185,10 +200,7 @@ func ApprovalWords(a cloudevent.Approval) string {
 	case cloudevent.ResultRefused:
 		return "approval by " + by + " refused: " + Printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
 	case cloudevent.ResultWithheld:
-		if a.Sink != "" {
-			return "not approved by " + by + ", because " + Printable(a.Sink) + " failed: " + ErrorWords(a.Error)
-		}
-		return "not approved by " + by + " after all: " + ErrorWords(a.Error)
+		return withheldWords(a, by)
 	case cloudevent.ResultUnanswered:
 		return "approval by " + by + " sent, Azure may have accepted it: " + Printable(a.Error)
 	}
