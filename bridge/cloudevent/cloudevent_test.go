@@ -244,6 +244,9 @@ func spoken(t *testing.T) map[string]event.Event {
 	withheld := Approval{Result: ResultWithheld, By: `rule "drain first"`, Decided: commitTime, After: 64.5, Sink: "drain",
 		Error: "rejected: exit 75: 3 sessions left"}
 	azure("approved-withheld", imds.Change{Kind: imds.Approved, Event: scheduled}, Circumstances{Approval: &withheld})
+	notYet := withheld
+	notYet.Error, notYet.NotYet = "exit status 75: 3 sessions left", true
+	azure("approved-not-yet", imds.Change{Kind: imds.Approved, Event: scheduled}, Circumstances{Approval: &notYet})
 	azure("scheduled-by-rule", imds.Change{Kind: imds.Scheduled, Event: scheduled}, Circumstances{Rules: sampleRules})
 	azure("reminder", imds.Change{Kind: imds.Reminder, Event: scheduled, Lead: time.Hour}, Circumstances{})
 
