@@ -214,7 +214,7 @@ func (c *change) dropTransient(m *message) {
 // addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable. What is
 // transient takes the place of what was transient before.
 func (c *change) addPending(e *entry) {
-	if e.route.pending[e.message.Seq] != nil {
+	if e.route.pending.find(e.message.Seq) != nil {
 		return
 	}
 	if before := e.route.transient; before != nil && e.message.Transient {
@@ -227,7 +227,7 @@ func (c *change) addPending(e *entry) {
 
 // replace replaces a delivery, pending or dead.
 func (c *change) replace(e, next *entry) {
-	c.take(e)
+	c.release(e)
 	c.store(next)
 }
 
@@ -266,7 +266,7 @@ func (c *change) settleIfOver(e *entry) {
 // settleOver settles what is pending for a route about groups that ended before it had its Late. What somebody asked for
 // stays: it may have been asked for after the end.
 func (c *change) settleOver(r *route) {
-	for _, e := range slices.SortedFunc(maps.Values(r.pending), bySeq) {
+	for _, e := range slices.Clone(r.pending) {
 		if c.isOver(e.Group) && !e.Replayed {
 			c.settleIfOver(e)
 		}
@@ -295,7 +295,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	if cause != "" {
 		d.Error = cause
 	}
-	if was := e.route.dead[e.Seq]; was != nil { // it became pending again other than by a replay
+	if was := e.route.dead.find(e.Seq); was != nil { // it became pending again other than by a replay
 		c.remove(was)
 	}
 	c.store(d)
@@ -309,10 +309,13 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 // setReported records that a dead letter is reported.
 func (c *change) setReported(ref Ref) {
 	r := c.routes[ref.Route]
-	if r == nil || r.dead[ref.Seq] == nil || !r.dead[ref.Seq].death.unreported {
+	if r == nil {
 		return
 	}
-	d := r.dead[ref.Seq]
+	d := r.dead.find(ref.Seq)
+	if d == nil || !d.death.unreported {
+		return
+	}
 	next := d.copy()
 	next.death = &death{d.death.reason, d.death.at, false}
 	c.replace(d, next)

@@ -36,7 +36,7 @@ func (c *change) enforceBounds(b Bounds, failing bool) {
 		most := slices.MaxFunc(slices.Collect(maps.Values(c.routes)), func(a, b *route) int {
 			return cmp.Or(len(a.pending)-len(b.pending), strings.Compare(b.name, a.name))
 		})
-		c.giveUp(most.byAge[0], delivery.ReasonOverflow, "", false)
+		c.giveUp(most.pending[0], delivery.ReasonOverflow, "", false)
 	}
 	if failing {
 		list := c.unstored(false)
@@ -44,12 +44,17 @@ func (c *change) enforceBounds(b Bounds, failing bool) {
 			c.giveUp(e, delivery.ReasonOverflow, "", false)
 		}
 	}
+	var letters []*entry
 	for c.dead.n > b.Dead || c.dead.bytes > b.DeadBytes {
-		c.remove(c.letters[0])
+		if letters == nil {
+			letters = c.letters()
+		}
+		c.remove(letters[0])
+		letters = letters[1:]
 		c.deadDropped++
 	}
 	if failing {
-		letters := c.unstored(true)
+		letters = c.unstored(true)
 		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
 			c.remove(d)
 			c.deadDropped++

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -128,7 +127,7 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	seq, _ := seqOf(key)
 	o.mu.Lock()
 	for name, route := range o.routes {
-		if e := cmp.Or(route.pending[seq], route.dead[seq]); e != nil {
+		if e := route.delivery(seq); e != nil {
 			d := e.record()
 			results[name] = Result{Route: name, State: d.State, At: later(d.LastAttempt, d.DeadSince), Attempts: d.Attempts,
 				ReplayedBy: d.ReplayedBy, Reason: d.Reason, Error: d.Error}

@@ -41,7 +41,7 @@ func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
 func (o *Outbox) selected(s Selection) (all []*entry) {
 	o.mu.Lock()
 	for name, r := range o.routes {
-		for _, of := range []map[uint64]*entry{r.pending, r.dead} {
+		for _, of := range []ordered{r.pending, r.dead} {
 			for _, e := range of {
 				if (s.Route == "" || s.Route == name) && (s.State == "" || s.State == e.state()) &&
 					len(e.Group) >= len(s.Group) && strings.EqualFold(e.Group[:len(s.Group)], s.Group) {
@@ -86,7 +86,7 @@ func (m *memory) find(key string) *entry {
 	if err != nil || r == nil {
 		return nil
 	}
-	return cmp.Or(r.dead[seq], r.pending[seq])
+	return cmp.Or(r.dead.find(seq), r.pending.find(seq))
 }
 
 // Replay makes dead letters pending again, for their own route or for the route named to. If a key is not that of a
@@ -134,7 +134,7 @@ func (c *change) replay(d *entry, to, by string) Delivery {
 	}
 	c.addPending(e)
 	c.remove(d)
-	return e.route.pending[d.Seq].record()
+	return e.route.pending.find(d.Seq).record()
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history

@@ -320,11 +320,9 @@ func (o *Outbox) readBodies() {
 	o.mu.Lock()
 	var missing []place
 	for _, r := range o.routes {
-		for _, of := range []map[uint64]*entry{r.pending, r.dead} {
-			for seq := range of {
-				if o.body(seq) == nil {
-					missing = append(missing, place{bucketEvents, seqKey(seq)})
-				}
+		for _, e := range slices.Concat(r.pending, r.dead) {
+			if o.body(e.Seq) == nil {
+				missing = append(missing, place{bucketEvents, seqKey(e.Seq)})
 			}
 		}
 	}

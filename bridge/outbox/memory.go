@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"cmp"
-	"container/heap"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +26,6 @@ type memory struct {
 
 	hidden  map[string][]Ref // by group: what is pending that Join has added and readers are not shown yet
 	recent  []*entry         // includes all deliveries that are not on disk
-	letters ages             // dead
 	pending tally
 	dead    tally
 }
@@ -66,7 +64,6 @@ type entry struct {
 	lastAttempt   time.Time
 	death         *death // nil while it is pending
 	change        uint64 // number of the change that made it pending, or dead
-	heapIndex     int32  // in its heap
 	shown         bool   // a reader has it, perhaps from before it was on disk
 	stale         bool   // removed from memory, or replaced
 }
@@ -108,16 +105,16 @@ func bySeq(a, b *entry) int {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.route.name, b.route.name))
 }
 
-// since returns when the delivery became due, of a dead letter when it became that.
-func (e *entry) since() time.Time {
+// diedAt returns when the delivery became a dead letter; zero while it is pending.
+func (e *entry) diedAt() time.Time {
 	if e.death != nil {
 		return e.death.at
 	}
-	return e.FirstDue()
+	return time.Time{}
 }
 
-// byAge orders deliveries by their since.
-func byAge(a, b *entry) int { return cmp.Or(a.since().Compare(b.since()), bySeq(a, b)) }
+// oldestFirst orders pending deliveries by their sequence numbers, and dead letters by when they became that.
+func oldestFirst(a, b *entry) int { return cmp.Or(a.diedAt().Compare(b.diedAt()), bySeq(a, b)) }
 
 func deliveries(entries []*entry) []Delivery {
 	list := make([]Delivery, len(entries))
@@ -125,31 +122,6 @@ func deliveries(entries []*entry) []Delivery {
 		list[i] = e.record()
 	}
 	return list
-}
-
-// ages is a heap of deliveries: the first has been due, or a dead letter, for longest.
-type ages []*entry
-
-func (a ages) Len() int { return len(a) }
-func (a ages) Swap(i, j int) {
-	a[i], a[j] = a[j], a[i]
-	a[i].heapIndex, a[j].heapIndex = int32(i), int32(j)
-}
-func (a ages) Less(i, j int) bool { return byAge(a[i], a[j]) < 0 }
-func (a *ages) Push(x any)        { x.(*entry).heapIndex = int32(len(*a)); *a = append(*a, x.(*entry)) }
-func (a *ages) Pop() any {
-	last := len(*a) - 1
-	e := (*a)[last]
-	(*a)[last], *a = nil, (*a)[:last]
-	return e
-}
-
-// oldestDue returns when the oldest delivery became due; zero if none is due by now.
-func (a ages) oldestDue(now time.Time) time.Time {
-	if len(a) == 0 || a[0].since().After(now) {
-		return time.Time{}
-	}
-	return a[0].since()
 }
 
 // A route is the state of one destination.
@@ -160,11 +132,10 @@ type route struct {
 	people     bool      // people get what it delivers
 	configured bool      // it is in the settings, or was removed less than keepOrphans ago
 	removed    time.Time // when it was removed from the settings; zero while it is in them
-	pending    map[uint64]*entry
-	dead       map[uint64]*entry
+	pending    ordered
+	dead       ordered
 	transient  *entry          // the pending one whose message is transient; nil if there is none
 	unreported map[*entry]bool // of the dead
-	byAge      ages            // pending
 	mutes      []*delivery.Mute
 	delivered  int       // since the start
 	accepted   time.Time // the last acceptance since the start
@@ -233,7 +204,7 @@ func (m *memory) reset() {
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
-		r = &route{name: name, pending: map[uint64]*entry{}, dead: map[uint64]*entry{}, unreported: map[*entry]bool{}}
+		r = &route{name: name, unreported: map[*entry]bool{}}
 		m.routes[name] = r
 		m.assignMutesOf(r)
 	}
@@ -256,7 +227,7 @@ func (m *memory) message(seq uint64) *message {
 		return g.latest
 	}
 	for _, r := range m.routes {
-		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
+		if e := r.delivery(seq); e != nil {
 			return e.message
 		}
 	}
@@ -277,26 +248,35 @@ func (m *memory) setLatest(g *group, to *message) {
 // entry returns the pending delivery, nil if it isn't pending.
 func (m *memory) entry(ref Ref) *entry {
 	if r := m.routes[ref.Route]; r != nil {
-		return r.pending[ref.Seq]
+		return r.pending.find(ref.Seq)
 	}
 	return nil
 }
 
-// indexes returns what a delivery is kept in: a map by sequence number, a heap by age, and a tally.
-func (m *memory) indexes(e *entry) (map[uint64]*entry, *ages, *tally) {
-	switch r := e.route; {
-	case e.death != nil:
-		return r.dead, &m.letters, &m.dead
-	default:
-		return r.pending, &r.byAge, &m.pending
+// delivery returns the pending delivery or, if there is none, the dead letter; nil if there is neither.
+func (r *route) delivery(seq uint64) *entry { return cmp.Or(r.pending.find(seq), r.dead.find(seq)) }
+
+// letters returns all dead letters, the oldest first.
+func (m *memory) letters() (all []*entry) {
+	for _, r := range m.routes {
+		all = append(all, r.dead...)
 	}
+	slices.SortFunc(all, oldestFirst)
+	return all
 }
 
-// put adds a delivery. There must be none with its route and sequence number.
+// kept returns what a delivery is kept in, and counted by.
+func (m *memory) kept(e *entry) (*ordered, *tally) {
+	if e.death != nil {
+		return &e.route.dead, &m.dead
+	}
+	return &e.route.pending, &m.pending
+}
+
+// put adds a delivery. One with its route and sequence number must have been released.
 func (m *memory) put(e *entry) {
-	bySeq, byAge, count := m.indexes(e)
-	bySeq[e.Seq] = e
-	heap.Push(byAge, e)
+	list, count := m.kept(e)
+	list.put(e)
 	count.add(1, e.message.bytes)
 	if e.change > m.stored {
 		m.recent = append(m.recent, e)
@@ -319,10 +299,15 @@ func (m *memory) put(e *entry) {
 
 // take removes a delivery.
 func (m *memory) take(e *entry) {
+	list, _ := m.kept(e)
+	list.remove(e.Seq)
+	m.release(e)
+}
+
+// release removes a delivery from all but its place among those of its route, which another takes.
+func (m *memory) release(e *entry) {
 	e.stale = true
-	bySeq, byAge, count := m.indexes(e)
-	delete(bySeq, e.Seq)
-	heap.Remove(byAge, int(e.heapIndex))
+	_, count := m.kept(e)
 	count.add(-1, -e.message.bytes)
 	if e.death != nil {
 		delete(e.route.unreported, e)
@@ -360,7 +345,7 @@ func (m *memory) unstored(dead bool) (list []*entry) {
 			list = append(list, e)
 		}
 	}
-	slices.SortFunc(list, byAge)
+	slices.SortFunc(list, oldestFirst)
 	return list
 }
 
@@ -416,8 +401,8 @@ func (g *group) receiptIndex(route string) int {
 // outcome returns the outcome of a delivery, if message knows its CloudEvent.
 func (m *memory) outcome(name string, seq uint64) Outcome {
 	if r := m.routes[name]; r != nil {
-		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
-			return Outcome{e.state(), e.record().DeadSince}
+		if e := r.delivery(seq); e != nil {
+			return Outcome{e.state(), e.diedAt()}
 		}
 	}
 	if msg := m.message(seq); msg != nil {

@@ -23,8 +23,8 @@ func (o *Outbox) Queue(name string) delivery.Queue {
 		clear(r.reader.dirty)
 	}
 	r.reader = &queue{outbox: o, name: name, changed: make(chan struct{}, 1), dirty: map[uint64]bool{}}
-	for seq := range r.pending {
-		r.reader.dirty[seq] = true
+	for _, e := range r.pending {
+		r.reader.dirty[e.Seq] = true
 	}
 	wake(r.reader.changed)
 	return r.reader
@@ -211,7 +211,7 @@ func (o *Outbox) Delivery(route string, seq uint64) (d Delivery, ok bool) {
 	if r == nil {
 		return Delivery{}, false
 	}
-	e := cmp.Or(r.pending[seq], r.dead[seq])
+	e := r.delivery(seq)
 	if e == nil {
 		return Delivery{}, false
 	}
@@ -239,7 +239,7 @@ func (q *queue) Report(r delivery.Report) {
 func (c *change) report(r *route, rep delivery.Report) {
 	each := func(items []*delivery.Item, f func(e *entry)) {
 		for _, i := range items {
-			if e := r.pending[i.Seq]; e != nil {
+			if e := r.pending.find(i.Seq); e != nil {
 				f(e)
 			}
 		}
@@ -323,7 +323,7 @@ func (c *change) settleAccepted(r *route, i *delivery.Item, rep delivery.Report)
 	}
 	r.delivered++
 	r.accepted = rep.Now
-	m, e, letter := c.message(i.Seq), r.pending[i.Seq], r.dead[i.Seq]
+	m, e, letter := c.message(i.Seq), r.pending.find(i.Seq), r.dead.find(i.Seq)
 	if m == nil {
 		m = &message{Message: *i.Message}
 	}

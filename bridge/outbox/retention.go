@@ -41,7 +41,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	o.GiveUpOrphans(now)
 	aged := 0
 	o.change(now, func(c *change) {
-		for _, d := range slices.Clone(c.letters) {
+		for _, d := range c.letters() {
 			if now.Sub(d.death.at) > keepDead {
 				c.remove(d)
 				aged++

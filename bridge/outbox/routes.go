@@ -85,7 +85,7 @@ func (c *change) dropOrphans() {
 		if r.removed.IsZero() || c.now.Sub(r.removed) <= keepOrphans {
 			continue
 		}
-		for _, e := range slices.SortedFunc(maps.Values(r.pending), bySeq) {
+		for _, e := range slices.Clone(r.pending) {
 			c.giveUp(e, delivery.ReasonRemoved, "", false)
 		}
 		if r.configured {
@@ -109,6 +109,16 @@ type Stats struct {
 	Gone       time.Time // when it was removed from the settings; zero while it is in them
 }
 
+// oldestDue returns when the oldest delivery that is due was that; zero if none is.
+func (r *route) oldestDue(now time.Time) time.Time {
+	for _, e := range r.pending {
+		if !e.FirstDue().After(now) {
+			return e.FirstDue()
+		}
+	}
+	return time.Time{}
+}
+
 // Stats returns the figures of every route that the outbox knows or has deliveries of, by name.
 func (o *Outbox) Stats(now time.Time) map[string]Stats {
 	o.mu.Lock()
@@ -121,7 +131,7 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 		s := Stats{
 			Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
 			Unreported: len(r.unreported), Gone: r.removed,
-			Oldest: r.byAge.oldestDue(now),
+			Oldest: r.oldestDue(now),
 		}
 		all[name] = s
 	}
