@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -170,12 +171,18 @@ func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time
 	a := acceptance{state: b.Outbox.Outcome(route, op.Latest).State}
 	switch {
 	case ok && d.State == outbox.StatePending:
-		a = pendingFor(d.Due, d.Mute)
+		a = pendingFor(time.Time{}, d.Mute)
 		a.failure = d.Error
 	case ok:
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
 		a.at = b.firstSeen(id, op, route, now)
+	case slices.Contains(op.Waiting, route):
+		latest, _ := again(op.event, kept{op.Latest, op.cloudEvent})
+		b.mu.Lock()
+		routes := b.routes
+		b.mu.Unlock()
+		a = planned(route, latest, op.Waiting, routes, b.Outbox.Mutes())
 	}
 	return a
 }
@@ -422,19 +429,22 @@ func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a clou
 	isTrouble := a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld
 	message.To = s.audience(s.routes, change, op, isTrouble, c.open[e.ID] == nil)
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
-		"status", a.Status, "err", a.Error, "id", ce.ID(), "to", recipients(message))
+		"status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
 	c.add(ce, message)
 	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 }
 
-// audience returns those of the routes that get the CloudEvent about an approval. over means that the event is over.
+// audience returns those of the routes that get the CloudEvent about an approval now: one that waits for its lead gets it
+// then, after the change. over means that the event is over.
 func (s changeContext) audience(
 	routes []Route, change imds.Change, op openEvent, isTrouble, over bool,
-) (to []outbox.Recipient) {
+) (to []string) {
 	for _, r := range routes {
 		hears := r.Hears(change, s.observer.Name) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
-		if hears && slices.Contains(op.Routes, r.Name) || isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
-			to = append(to, outbox.Recipient{Route: r.Name})
+		switch {
+		case hears && slices.Contains(op.Waiting, r.Name):
+		case hears && slices.Contains(op.Routes, r.Name), isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
+			to = append(to, r.Name)
 		}
 	}
 	return to

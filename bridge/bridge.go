@@ -106,16 +106,16 @@ type Bridge struct {
 	compacted        time.Time               // when the outbox's file was last compacted
 	lastApproving    time.Time               // the last turn of the approval loop
 
-	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
-	reloading    sync.Mutex    // one reload at a time
-	deciding     loggingMutex  // held while changes are derived from open events and committed; taken before mu
-	nextReminder time.Time     // no reminder is due before; guarded by deciding
-	routed       chan struct{} // closed when Run has set the routes
-	watchEnded   chan struct{} // closed when the poll loop has ended
-	identified   chan struct{} // closed when instance metadata has said which VM this is, or won't soon
-	identity     chan struct{} // asks for it at once
-	pauses       pauseDetector // notices when this machine stood still
-	running      *tasks        // workers, and approvals by hand
+	muting     sync.Mutex    // one change of mutes at a time; taken before deciding
+	reloading  sync.Mutex    // one reload at a time
+	deciding   loggingMutex  // held while changes are derived from open events and committed; taken before mu
+	nextDue    time.Time     // tellDue has nothing to do before; guarded by deciding
+	routed     chan struct{} // closed when Run has set the routes
+	watchEnded chan struct{} // closed when the poll loop has ended
+	identified chan struct{} // closed when instance metadata has said which VM this is, or won't soon
+	identity   chan struct{} // asks for it at once
+	pauses     pauseDetector // notices when this machine stood still
+	running    *tasks        // workers, and approvals by hand
 }
 
 // imdsState is the state of the endpoint.
@@ -239,7 +239,7 @@ func (b *Bridge) join() (show func()) {
 	b.delivering, b.current, b.polled = false, false, make(chan struct{})
 	b.mu.Unlock()
 	b.reread.Store(true)
-	b.nextReminder = time.Time{}
+	b.nextDue = time.Time{}
 	groups := b.events.join(file.Groups, answer.At, b.Booted, b.deciding.log)
 	b.Outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
 	return show
@@ -413,10 +413,12 @@ func (b *Bridge) SettingsFailed(err error) {
 	b.Settings.LastError = err.Error()
 }
 
-// startWorkers starts the workers. If the outbox has a backlog, or dead letters to report, it waits first until it is
-// known whether the outbox belongs to this VM, and which of its events are over: nothing must be begun about those.
+// startWorkers starts the workers. If the outbox has a backlog, dead letters to report, or events that wait for a lead, it
+// waits first until it is known whether the outbox belongs to this VM, and which of its events are over: nothing must be
+// begun about those.
 func (b *Bridge) startWorkers(ctx context.Context) {
-	if all := b.Outbox.Totals(); all.Pending+all.Unreported > 0 {
+	all := b.Outbox.Totals()
+	if all.Pending+all.Unreported > 0 || b.events.waiting() {
 		b.awaitName(ctx, b.nameLimit())
 		b.awaitPoll(ctx)
 	}
@@ -456,7 +458,7 @@ func (b *Bridge) awaitedPoll() chan struct{} {
 // waitsForAnswer reports whether a route begins nothing yet: what is pending about an event may start something, and the
 // event may be over by now. keepAnswer starts its worker. The caller holds mu.
 func (b *Bridge) waitsForAnswer(r Route) bool {
-	return !b.current && r.Terms.Late == delivery.LateDrop && b.Outbox.Stats(time.Now())[r.Name].Pending > 0
+	return !b.current && r.Terms.Late == delivery.LateDrop && b.Outbox.Stats()[r.Name].Pending > 0
 }
 
 // startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It

@@ -131,3 +131,24 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 		})
 	}
 }
+
+// A stop doesn't wait for what such a log gets only when its lead has come.
+func TestAStopDoesNotWaitForTheLeadOfALog(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		audit := &ear{}
+		route := audit.all("audit").with(func(x *Terms) { x.Bridge, x.Lead = LevelAll, time.Minute })
+		route.Sink = written{audit}
+		b := s.start(route)
+		pause(5 * time.Second)
+		s.redeploy(idA, time.Hour)
+		pause(5 * time.Second)
+		began := time.Now()
+		b.end()
+		if took := time.Since(began); took > 500*time.Millisecond {
+			t.Errorf("the stop took %v", took)
+		}
+		if lines := audit.accepted(); lines[len(lines)-1].Event.Type() != cloudevent.BridgeStopping {
+			t.Errorf("the log has %s, want the stop in the end", idsOf(lines))
+		}
+	})
+}

@@ -36,6 +36,7 @@ type changeContext struct {
 	mutes       []*delivery.Mute
 	approver    string                             // this VM, for rules; "" while that is not confirmed
 	durable     bool                               // what is committed is on disk
+	current     bool                               // Azure has answered since the start
 	mark        func(event, id string) outbox.Mark // how often an id was used
 	standing    func(event string) (rules []cloudevent.Rule, asked bool)
 	gets        func(route string, latest uint64) bool // whether the route was given the latest change of an open event
@@ -51,7 +52,7 @@ func (b *Bridge) changeContext(o observation) changeContext {
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return changeContext{
 		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
-		rules: b.rules, standing: b.standingRules, mutes: mutes, approver: approver, durable: durable,
+		rules: b.rules, standing: b.standingRules, mutes: mutes, approver: approver, durable: durable, current: b.current,
 		mark: b.Outbox.Mark, log: b.deciding.log,
 		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
 	}
@@ -121,6 +122,12 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	if e.Status == imds.StatusStarted && op.Begun.IsZero() {
 		op.Begun = s.now
 	}
+	if op.Answer != nil && len(op.Waiting) > 0 {
+		s.releaseAnswer(c, op)
+	}
+	if !change.Kind.Announces() {
+		op.Waiting, op.Announcement = nil, nil
+	}
 	base := cloudevent.ChangeID(change)
 	times := max(op.Occurrence, s.mark(e.ID, base).Times+1)
 	in := s.circumstances(op)
@@ -146,7 +153,10 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
 	s.address(&a, s.routes, ce, change, &op)
-	in.Rules = s.promises(change, ce, a)
+	if change.Kind == imds.Updated && len(op.Waiting) > 0 && op.Announcement == nil {
+		op.Announcement = &kept{op.Latest, op.cloudEvent}
+	}
+	in.Rules = s.promises(change, ce, a, op)
 	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {
 		op.promise(in.Rules)
 	}
@@ -158,7 +168,10 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	facts = []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
-		"id", ce.ID(), "to", recipients(a),
+		"id", ce.ID(), "to", strings.Join(a.To, ","),
+	}
+	if len(op.Waiting) > 0 {
+		facts = append(facts, "later", strings.Join(op.Waiting, ","))
 	}
 	if !e.NotBefore.IsZero() {
 		facts = append(facts, "notBefore", e.NotBefore)
@@ -188,8 +201,8 @@ func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 	return in
 }
 
-// address adds those of the routes whose filter accepts the change as recipients, and records in op which want the event.
-// ce is the change's CloudEvent.
+// address adds those of the routes whose filter accepts the change as recipients, unless they wait for their lead. It
+// records in op which want the event, and which wait. ce is the change's CloudEvent.
 func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range routes {
@@ -200,8 +213,13 @@ func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Even
 			continue
 		}
 		wanted, _ := r.Filter.Change(change, s.observer.Name)
-		if wanted {
-			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: r.due(change, s.now)})
+		if !wanted {
+			continue
+		}
+		waits := r.LeadTime(change.Kind, change.Event.NotBefore).After(s.now)
+		op.setWaiting(r.Name, waits)
+		if !waits {
+			a.To = append(a.To, r.Name)
 		}
 	}
 }
@@ -277,37 +295,50 @@ func (b *Bridge) offer(c *commit, routes []Route, added []string, missed func(Ro
 	isAdded := func(route string) bool { return slices.Contains(added, route) }
 	for _, e := range events {
 		op := states[e.ID]
-		op.Routes = slices.DeleteFunc(op.Routes, isAdded)
+		op.forget(isAdded)
 		who := routesThat(func(r Route) bool { return missed(r, op.Latest) }, routes)
-		if len(who) == 0 {
-			continue
+		if len(who) > 0 {
+			s.offerEvent(c, e, &op, who)
 		}
-		ce := op.latest()
-		change := ChangeOf(ce)
-		a := about(e, change.Kind)
-		a.Seq = op.Latest
-		describe(&a.Message, ce)
-		s.address(&a, who, ce, change, &op)
-		c.open[e.ID] = &op
-		c.Add = append(c.Add, a)
-		s.offerAnswer(c, e, op, who)
 	}
+}
+
+// offerEvent adds to the commit the latest change of an open event for those of the routes whose filter takes it, unless
+// they wait for their lead, and what came of its approval since. A route that has waited for its lead, and whose filter
+// doesn't take the latest change, gets the announcement.
+func (s changeContext) offerEvent(c *commit, e imds.Event, op *openEvent, who []Route) {
+	latest := kept{op.Latest, op.cloudEvent}
+	announcement := *cmp.Or(op.Announcement, &latest)
+	a, ce := again(e, latest)
+	s.address(&a, who, ce, ChangeOf(ce), op)
+	c.Add = append(c.Add, a)
+	first, _ := again(e, announcement)
+	for _, r := range s.due(e, *op, who) {
+		op.setWaiting(r.Name, false)
+		first.To = append(first.To, r.Name)
+	}
+	if len(first.To) > 0 {
+		c.Add = append(c.Add, first)
+	}
+	c.open[e.ID] = op
+	s.offerAnswer(c, e, *op, who)
+}
+
+// due returns those of the routes that wait for a lead which has come. What acts also waits for Azure's first answer after
+// a start: the event may be over.
+func (s changeContext) due(e imds.Event, op openEvent, routes []Route) []Route {
+	return routesThat(func(r Route) bool {
+		may := s.current || r.Terms.Late != delivery.LateDrop
+		return may && slices.Contains(op.Waiting, r.Name) && !r.LeadTime(imds.Scheduled, e.NotBefore).After(s.now)
+	}, routes)
 }
 
 // LeadTime returns when a change may be told to a route with a lead; zero for at once.
 func (r Route) LeadTime(kind imds.ChangeKind, notBefore time.Time) time.Time {
-	if r.Terms.Lead <= 0 || kind != imds.Scheduled && kind != imds.Updated {
+	if r.Terms.Lead <= 0 || !kind.Announces() {
 		return time.Time{}
 	}
 	return notBefore.Add(-r.Terms.Lead)
-}
-
-func (r Route) due(c imds.Change, now time.Time) time.Time {
-	due := r.LeadTime(c.Kind, c.Event.NotBefore)
-	if due.After(now) {
-		return due
-	}
-	return time.Time{}
 }
 
 // ChangeOf decodes a change from its CloudEvent, without Change.Fields.

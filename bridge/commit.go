@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
@@ -38,6 +39,15 @@ type commit struct {
 func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
 	return outbox.Addition{Message: delivery.Message{Group: e.ID, Change: string(kind), VMs: e.Resources},
 		NotBefore: e.NotBefore}
+}
+
+// again returns a message of a CloudEvent that is committed already, without recipients.
+func again(e imds.Event, k kept) (a outbox.Addition, ce event.Event) {
+	ce = committed(k.CloudEvent)
+	a = about(e, imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix)))
+	a.Seq = k.Seq
+	describe(&a.Message, ce)
+	return a, ce
 }
 
 // describe sets what a message says of its CloudEvent.
@@ -71,7 +81,7 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		}
 		op := c.open[a.Group]
 		if op != nil && a.Change == string(imds.Approved) && !again {
-			op.Answer = &answer{a.Seq, a.Body}
+			op.Answer = &kept{a.Seq, a.Body}
 		}
 		if !imds.ChangeKind(a.Change).OfAzure() {
 			continue
@@ -80,20 +90,17 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 			op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
 		}
 		for _, d := range b.Outbox.Pending(a.Group) {
-			by := successor{kind: imds.ChangeKind(a.Change), notBefore: a.NotBefore}
-			for _, to := range a.To {
-				if to.Route == d.Route {
-					by.comes, by.due = true, to.Due
-				}
-			}
-			if !again || by.comes && d.Seq() < a.Seq { // what is offered again is news only to those that get it
-				c.overtake(d, by, now)
+			waits := op != nil && slices.Contains(op.Waiting, d.Route)
+			comes := waits || slices.Contains(a.To, d.Route)
+			isNews := !again || comes && d.Seq() < a.Seq // what is offered again is news only to those that get it
+			if isNews && overtaken(d, *a, comes, waits) {
+				c.Supersede = append(c.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq()})
 			}
 		}
 	}
 	c.Now, c.Groups = now, b.events.set(c.open)
 	if len(c.open) > 0 || c.Routes != nil {
-		b.nextReminder = time.Time{}
+		b.nextDue = time.Time{}
 	}
 	return c.Batch
 }
@@ -112,44 +119,19 @@ func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
 	return b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
 }
 
-// recipients names the routes that get a message.
-func recipients(a outbox.Addition) string {
-	var names []string
-	for _, to := range a.To {
-		names = append(names, to.Route)
-	}
-	return strings.Join(names, ",")
-}
-
-// A successor is a newer change of an event, as a route with an older one pending sees it.
-type successor struct {
-	kind      imds.ChangeKind
-	notBefore time.Time
-	comes     bool      // the route gets it too
-	due       time.Time // when, if later than at once; zero unless it comes
-}
-
-// overtake decides about a pending delivery when a newer change of its event comes, and reports whether it did. A
-// reminder, and a delivery that waits for its lead, are superseded if their route gets the change too, or if the event
-// started or ended; otherwise a reminder of another time is superseded, as one of the new time will come, and the due
-// time of what waits moves with NotBefore. A scheduled or updated that is being retried is superseded if the newer change
-// waits for a lead, because its NotBefore is no longer true.
-func (c *commit) overtake(d outbox.Delivery, by successor, now time.Time) bool {
-	waits := d.Due.After(now)
-	ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
-	over := by.comes || by.kind == imds.Started || by.kind == imds.Vanished
-	reminder := d.Change == string(imds.Reminder)
-	ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
+// overtaken reports whether a newer change of its event makes a pending delivery obsolete. comes means that its route gets
+// that change too, and waits that it does when its lead has come.
+//
+// A reminder is obsolete then, when the event has begun or ended, and when it has moved, as one of the new time will come. A
+// scheduled or updated is obsolete if the route waits: its NotBefore is no longer true.
+func overtaken(d outbox.Delivery, newer outbox.Addition, comes, waits bool) bool {
 	switch {
-	case over && (waits || reminder), reminder && !d.NotBefore.Equal(by.notBefore), ahead && !by.due.IsZero():
-		c.Supersede = append(c.Supersede, ref)
-	case waits:
-		due := d.Due.Add(by.notBefore.Sub(d.NotBefore))
-		c.Move = append(c.Move, outbox.Move{Ref: ref, NotBefore: by.notBefore, Due: due})
-	default:
-		return false
+	case d.Change == string(imds.Reminder):
+		return comes || !imds.ChangeKind(newer.Change).Announces() || !d.NotBefore.Equal(newer.NotBefore)
+	case imds.ChangeKind(d.Change).Announces():
+		return waits
 	}
-	return true
+	return false
 }
 
 // marshalEvent encodes a valid CloudEvent as JSON.

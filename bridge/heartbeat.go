@@ -66,7 +66,7 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 			b.Log.Error("cannot create a heartbeat", "err", err)
 			continue
 		}
-		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: r.Name}}})
+		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []string{r.Name}})
 	}
 	return c
 }

@@ -171,7 +171,7 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 	})
 }
 
-// What waits for its time, because its route has a lead, is pending and not late; its lag counts from that time too.
+// What waits for the lead of its route is not pending before, and its lag counts from then. The status says when it is sent.
 func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
@@ -180,8 +180,9 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.reboot(idA) // in 15 minutes
 		pause(9 * time.Minute)
-		if st := b.Status().Sinks[0]; st.Pending != 1 || st.OldestPendingSeconds != 0 {
-			t.Errorf("%d deliveries are pending, the oldest for %v s; want 1 for 0 s", st.Pending, st.OldestPendingSeconds)
+		st := b.Status().Sinks[0]
+		if in := time.Until(st.NextAttempt).Round(time.Minute); st.Pending != 0 || st.WaitsFor != delivery.WaitsForLead || in != time.Minute {
+			t.Errorf("%d deliveries are pending, and the next is sent in %v, for %q; want none, in 1m, for the lead", st.Pending, in, st.WaitsFor)
 		}
 		pause(2 * time.Minute)
 		if len(m.lags) != 1 || m.lags[0] > time.Minute {

@@ -21,8 +21,8 @@ const overdueAfter = time.Minute
 // long. What a mute holds back is not overdue; once that ends, what could be made before the mute has waited all along.
 func Overdue(i *delivery.Item, mute *delivery.Mute, now time.Time) (since time.Time, overdue bool) {
 	since = i.Since(mute)
-	if mute != nil && i.FirstDue().Before(mute.Since) {
-		since = i.FirstDue()
+	if mute != nil && i.PendingSince.Before(mute.Since) {
+		since = i.PendingSince
 	}
 	return since, i.Attempts > 0 && !mute.Active() && now.Sub(since) > overdueAfter
 }
@@ -142,7 +142,7 @@ func (b *Bridge) logNeeds(now time.Time) {
 // sinks returns the status of all routes, in the order of their names.
 func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 	all := []SinkStatus{}
-	stats, mutes := b.Outbox.Stats(now), b.Mutes()
+	stats, mutes := b.Outbox.Stats(), b.Mutes()
 	overdue, soon := b.overdue(events, now), isSoon(events, now)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -59,7 +59,13 @@ type openEvent struct {
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
 	NotYet   bool              `json:"notYet,omitempty"`
 	// Answer is the last CloudEvent about its approval since the latest change; replaced, never changed.
-	Answer *answer `json:"answer,omitempty"`
+	Answer *kept `json:"answer,omitempty"`
+	// Waiting are the routes whose lead has not come. Then they get the latest change or, if their filter doesn't take
+	// that, the announcement.
+	Waiting []string `json:"waiting,omitempty"`
+	// Announcement is the change before the first update while routes wait; nil if that is the latest. It is replaced, never
+	// changed.
+	Announcement *kept `json:"announcement,omitempty"`
 
 	cloudEvent []byte     // the latest change; the outbox stores it beside this state
 	event      imds.Event // of Event
@@ -67,8 +73,8 @@ type openEvent struct {
 	lastListed time.Time  // when it was last seen, if a late file or a partial document hides how long it has been gone
 }
 
-// An answer is a CloudEvent about what came of an approval.
-type answer struct {
+// A kept CloudEvent was committed, and routes may be given it later.
+type kept struct {
 	Seq        uint64          `json:"seq"`
 	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
@@ -94,8 +100,24 @@ func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet =
 // clone returns an independent copy.
 func (op *openEvent) clone() openEvent {
 	c := *op
-	c.Routes = slices.Clone(op.Routes)
+	c.Routes, c.Waiting = slices.Clone(op.Routes), slices.Clone(op.Waiting)
 	return c
+}
+
+// setWaiting records whether a route waits for its lead.
+func (op *openEvent) setWaiting(route string, waits bool) {
+	op.Waiting = slices.DeleteFunc(op.Waiting, func(name string) bool { return name == route })
+	if waits {
+		op.Waiting = append(op.Waiting, route)
+	}
+	if len(op.Waiting) == 0 {
+		op.Announcement = nil
+	}
+}
+
+// forget drops routes of which the outbox knows no more, so that a new one of that name is decided about anew.
+func (op *openEvent) forget(gone func(route string) bool) {
+	op.Routes, op.Waiting = slices.DeleteFunc(op.Routes, gone), slices.DeleteFunc(op.Waiting, gone)
 }
 
 // group returns the event as the outbox stores it.
@@ -204,8 +226,10 @@ func decodeOpen(g outbox.Group) (*openEvent, error) {
 	}
 	var ce event.Event
 	err := json.Unmarshal(g.CloudEvent, &ce)
-	if err == nil && op.Answer != nil {
-		err = json.Unmarshal(op.Answer.CloudEvent, &ce)
+	for _, k := range []*kept{op.Answer, op.Announcement} {
+		if err == nil && k != nil {
+			err = json.Unmarshal(k.CloudEvent, &ce)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("CloudEvent of an open event: %w", err)
@@ -272,6 +296,18 @@ func (o *openEvents) open(id string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.byID[id] != nil
+}
+
+// waiting reports whether a route waits for its lead with one of the events.
+func (o *openEvents) waiting() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, op := range o.byID {
+		if len(op.Waiting) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // toApprove returns the ids of the events for the approval loop in the order in which they were first seen: all of

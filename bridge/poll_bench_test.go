@@ -118,7 +118,7 @@ func BenchmarkMessageAboutTheBridge(b *testing.B) {
 			for range pending {
 				all.Add = append(all.Add, outbox.Addition{
 					Message: delivery.Message{Seq: box.Reserve(all.Now), ID: "id", Type: cloudevent.SinkBlocked},
-					Body:    []byte("{}"), To: []outbox.Recipient{{Route: "down"}},
+					Body:    []byte("{}"), To: []string{"down"},
 				})
 			}
 			if err := box.Apply(all); err != nil {

@@ -27,32 +27,37 @@ func RuleName(number int, r Rule) string {
 
 // promises returns the rules that will approve an event before it may begin, once the sinks that they name have
 // accepted the change that ce and a are about and their wait is over. Every doubt means that it is not promised.
-func (s changeContext) promises(c imds.Change, ce event.Event, a outbox.Addition) []cloudevent.Rule {
+func (s changeContext) promises(c imds.Change, ce event.Event, a outbox.Addition, op openEvent) []cloudevent.Rule {
 	e := c.Event
 	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
 	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || due || len(s.rules) == 0 {
 		return nil
 	}
 	describe(&a.Message, ce)
-	delivered := func(sink string) acceptance { return s.planned(sink, a) }
+	delivered := func(sink string) acceptance { return planned(sink, a, op.Waiting, s.routes, s.mutes) }
 	return judge(s.rules, e, cloudevent.Fields(ce), s.approver, delivered, s.now, s.now).standing()
 }
 
-// planned returns what a rule will know of a delivery that is about to be added.
-func (s changeContext) planned(sink string, a outbox.Addition) acceptance {
-	to := slices.IndexFunc(a.To, func(r outbox.Recipient) bool { return r.Route == sink })
-	if to < 0 {
+// planned returns what a rule knows of a delivery that is about to be added, or that will be when the lead of its route
+// has come, which is one of those that wait.
+func planned(sink string, a outbox.Addition, waiting []string, routes []Route, mutes []*delivery.Mute) acceptance {
+	i := slices.IndexFunc(routes, func(r Route) bool { return r.Name == sink })
+	waits := slices.Contains(waiting, sink)
+	if i < 0 || !waits && !slices.Contains(a.To, sink) {
 		return acceptance{}
 	}
-	people := slices.ContainsFunc(s.routes, func(r Route) bool { return r.Name == sink && r.Terms.People })
-	mute := delivery.MuteOf(delivery.MutesFor(s.mutes, sink, people), &delivery.Item{Message: &a.Message})
-	return pendingFor(a.To[to].Due, mute)
+	var lead time.Time
+	if waits {
+		lead = routes[i].LeadTime(imds.Scheduled, a.NotBefore)
+	}
+	forRoute := delivery.MutesFor(mutes, sink, routes[i].Terms.People)
+	return pendingFor(lead, delivery.MuteOf(forRoute, &delivery.Item{Message: &a.Message}))
 }
 
-// pendingFor returns what a rule knows of a delivery that is pending until it is due, and any mute is over.
-func pendingFor(due time.Time, mute *delivery.Mute) acceptance {
-	a := acceptance{state: outbox.StatePending, at: due}
-	if mute.Active() && mute.Until.After(due) {
+// pendingFor returns what a rule knows of a delivery that is pending, from a time on, and until any mute is over.
+func pendingFor(from time.Time, mute *delivery.Mute) acceptance {
+	a := acceptance{state: outbox.StatePending, at: from}
+	if mute.Active() && mute.Until.After(from) {
 		a.at, a.muted = mute.Until, true
 	}
 	return a
@@ -244,16 +249,21 @@ func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval, sta
 	_ = wait() // the outbox logs its errors
 }
 
+// releaseAnswer adds what came of an approval for the routes that were to get it after a change, when their lead has come,
+// and now don't get that change.
+func (s changeContext) releaseAnswer(c *commit, op openEvent) {
+	who := routesThat(func(r Route) bool { return slices.Contains(op.Waiting, r.Name) }, s.routes)
+	op.Waiting = nil
+	s.offerAnswer(c, op.event, op, who)
+}
+
 // offerAnswer adds what came of the approval of an event since its latest change, for routes that are offered that
 // change: the change may say that a rule will approve it.
 func (s changeContext) offerAnswer(c *commit, e imds.Event, op openEvent, who []Route) {
 	if op.Answer == nil {
 		return
 	}
-	change := imds.Change{Kind: imds.Approved, Event: e}
-	a := about(e, change.Kind)
-	a.Seq = op.Answer.Seq
-	describe(&a.Message, committed(op.Answer.CloudEvent))
-	a.To = s.audience(who, change, op, false, false)
+	a, _ := again(e, *op.Answer)
+	a.To = s.audience(who, imds.Change{Kind: imds.Approved, Event: e}, op, false, false)
 	c.Add = append(c.Add, a)
 }

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -9,44 +10,68 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// remindAtLeast is the longest interval between checks for due reminders.
-const remindAtLeast = time.Minute
+// lookAtLeast is the longest interval between looks at what is due.
+const lookAtLeast = time.Minute
 
 // remindAgain is the time after a change of an event in which a route that was told of it gets no reminder.
 const remindAgain = 10 * time.Minute
 
-// remind sends the reminders that are due, once for each lead of a route. It looks at the events only when the next
-// reminder is due or something has changed, and after a start not before the first poll: an event may be over by now.
-func (b *Bridge) remind(now time.Time) {
+// tellDue tells what is due because of the time that is left: events to routes whose lead has come, and reminders, once
+// for each time of a route. It looks at the events only when the next is due or something has changed, and after a start
+// not before the first poll: an event may be over by now.
+func (b *Bridge) tellDue(now time.Time) {
 	b.mu.Lock()
 	polled := !b.imds.lastTurn.IsZero()
 	b.mu.Unlock()
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
-	if !polled || b.nextReminder.After(now) {
+	if !polled || b.nextDue.After(now) {
 		return
 	}
 	s := b.changeContext(observation{now: now})
-	next := now.Add(remindAtLeast)
-	if slices.ContainsFunc(s.routes, func(r Route) bool { return len(r.Terms.Remind) > 0 }) {
-		events, states := b.events.all()
-		for _, e := range events {
-			op := states[e.ID]
-			for _, lead := range dueLeads(s.routes, op.Routes, e, now) {
-				if c, due := s.reminder(e, op, lead); due {
-					b.commit(c, now)
-				}
-			}
-			next = nextLead(s.routes, e, now, next)
-		}
+	events, states := b.events.all()
+	c := s.dueEvents(events, states)
+	if len(c.Add) > 0 {
+		b.commit(c, now)
 	}
-	b.nextReminder = next
+	next := now.Add(lookAtLeast)
+	for _, e := range events {
+		op := states[e.ID]
+		for _, lead := range dueLeads(s.routes, op.Routes, e, now) {
+			if c, due := s.reminder(e, op, lead); due {
+				b.commit(c, now)
+			}
+		}
+		next = nextLead(s.routes, e, now, next)
+	}
+	b.nextDue = next
+	if !s.current {
+		b.nextDue = now
+	}
 }
 
-// nextLead returns when the next reminder of the event may be due, at most at.
+// dueEvents returns the commit that gives open events to the routes whose lead has come, and updates their states.
+func (s changeContext) dueEvents(events []imds.Event, states map[string]openEvent) commit {
+	c := commit{open: map[string]*openEvent{}}
+	for _, e := range events {
+		op := states[e.ID]
+		due := s.due(e, op, s.routes)
+		if len(due) == 0 {
+			continue
+		}
+		s.offerEvent(&c, e, &op, due)
+		states[e.ID] = op
+		for _, r := range due {
+			s.log.Info("lead has come", "event", e.ID, "sink", r.Name)
+		}
+	}
+	return c
+}
+
+// nextLead returns when the next lead or reminder of the event may be due, at most at.
 func nextLead(routes []Route, e imds.Event, now, at time.Time) time.Time {
 	for _, r := range routes {
-		for _, lead := range r.Terms.Remind {
+		for _, lead := range append([]time.Duration{r.Terms.Lead}, r.Terms.Remind...) {
 			if due := e.NotBefore.Add(-lead); due.After(now) && due.Before(at) {
 				at = due
 			}
@@ -107,12 +132,12 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 	for _, r := range s.routes {
 		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
 			r.Hears(change, s.observer.Name) && !(justNow && s.gets(r.Name, op.Latest)) {
-			a.To = append(a.To, outbox.Recipient{Route: r.Name})
+			a.To = append(a.To, r.Name)
 		}
 	}
 	if len(a.To) > 0 {
 		s.log.Info("reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
-			"to", recipients(a))
+			"to", strings.Join(a.To, ","))
 		c.add(ce, a)
 		if len(in.Rules) > 0 {
 			op.promise(in.Rules)

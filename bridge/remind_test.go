@@ -3,6 +3,7 @@ package bridge
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -543,6 +544,132 @@ func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 		if all := drain.accepted(); len(all) != 1 || !all[0].NotBefore.Equal(moved.Truncate(time.Second)) {
 			t.Errorf("told %v, want once, with NotBefore %v", all, moved)
 		}
+		b.end()
+	})
+}
+
+// Whatever happens while a route waits for its lead, it is told once when that has come: the latest change, or the
+// announcement if that is all that it takes.
+func TestALeadComesWhateverHappens(t *testing.T) {
+	systemtest.Alone(t)
+	for claim, meanwhile := range map[string]func(s *stage, b *running, r Route) *running{
+		"a crash": func(s *stage, b *running, r Route) *running {
+			b.crash()
+			return s.start(r)
+		},
+		"a stop until the lead has come": func(s *stage, b *running, r Route) *running {
+			b.end()
+			pause(50 * time.Minute)
+			return s.start(r)
+		},
+		"another lead": func(s *stage, b *running, r Route) *running {
+			r.Terms.Lead = 5 * time.Minute
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"no lead any more": func(s *stage, b *running, r Route) *running {
+			pause(40 * time.Minute)
+			r.Terms.Lead = 0
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"a reload without it": func(s *stage, b *running, r Route) *running {
+			b.Reload(nil, nil, SettingsInfo{})
+			pause(50 * time.Minute)
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"a reload that takes fewer changes": func(s *stage, b *running, r Route) *running {
+			r.Filter.Only.Changes = []string{"vanished"}
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"a mute": func(s *stage, b *running, r Route) *running {
+			if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 55*time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			return b
+		},
+		"a disk that fails": func(s *stage, b *running, r Route) *running {
+			s.disk.fail(errors.New("no space left on device"))
+			return b
+		},
+	} {
+		for _, changes := range [][]string{{"scheduled", "updated"}, {"scheduled"}, {"first"}} {
+			t.Run(claim+" "+strings.Join(changes, "+"), func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					s.opts.Interval = seldom
+					drain := &ear{}
+					r := drain.leads("drain", 10*time.Minute, changes...)
+					b := s.start(r)
+					pause(1500 * time.Millisecond)
+					announced := time.Now()
+					s.redeploy(idA, 30*time.Minute)
+					pause(seldom + time.Second)
+					s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+					pause(seldom + time.Second)
+					b = meanwhile(s, b, r)
+					pause(time.Until(announced.Add(59 * time.Minute)))
+					want := "scheduled"
+					if len(changes) > 1 && !strings.Contains(claim, "fewer") {
+						want = "updated"
+					}
+					wantIDs(t, drain.types(), want)
+					b.end()
+				})
+			})
+		}
+	}
+}
+
+// A lead that has come before a start begins nothing until Azure has answered: the event may be over.
+func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			drain := &ear{}
+			r := drain.leads("drain", 10*time.Minute, "scheduled")
+			b := s.start(r)
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 30*time.Minute)
+			pause(time.Minute)
+			b.end()
+			if over {
+				s.azure.End(idA)
+			}
+			s.azure.SetFault(imdstest.Fault{Status: 503})
+			pause(20 * time.Minute)
+			b = s.start(r)
+			pause(90 * time.Second)
+			wantIDs(t, drain.ids())
+			s.azure.ClearFaults()
+			pause(30 * time.Second)
+			if over {
+				wantIDs(t, drain.ids())
+			} else {
+				wantIDs(t, drain.ids(), idA+"-scheduled")
+			}
+			b.end()
+		})
+	}
+}
+
+// What came of an approval is told after the event that it is about, when the lead has come.
+func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		ops := &ear{}
+		b := s.start(ops.all("ops").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 30*time.Minute)
+		pause(seldom + time.Second)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		pause(15 * time.Minute)
+		wantIDs(t, ops.types())
+		pause(10 * time.Minute)
+		wantIDs(t, ops.types(), "scheduled", "approved")
 		b.end()
 	})
 }

@@ -136,7 +136,6 @@ type entry struct {
 	key, sink, id, event, change, reason, err string
 	dead                                      bool
 	attempts                                  int
-	due                                       time.Time // when it may be tried at the earliest; zero for at once
 	notBefore                                 time.Time
 }
 
@@ -150,14 +149,14 @@ func (p *process) entries() (list []entry) {
 func entryOf(e outbox.Delivery) entry {
 	return entry{
 		key: e.Key, sink: e.Route, id: e.ID, event: e.Group, change: e.Change, reason: e.Reason, err: e.Error,
-		dead: e.State == outbox.StateDead, attempts: e.Attempts, due: e.Due, notBefore: e.NotBefore,
+		dead: e.State == outbox.StateDead, attempts: e.Attempts, notBefore: e.NotBefore,
 	}
 }
 
-// pending returns how many deliveries wait, but for those that wait for their time.
+// pending returns how many deliveries wait.
 func (p *process) pending() (n int) {
 	for _, e := range p.entries() {
-		if !e.dead && e.due.IsZero() {
+		if !e.dead {
 			n++
 		}
 	}

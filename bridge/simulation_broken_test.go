@@ -628,6 +628,23 @@ var brokenVariants = []variant{
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
 	{claim: "a lead is half as long", promise: "lead", seed: 38,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead /= 2 })},
+	{claim: "a restart forgets which routes wait for their lead", promise: "nothing is lost", story: []step{
+		{at(time.Minute), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m", func(r *routePlan) { r.lead = 10 * time.Minute }},
+		}}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(5 * time.Minute), restart{off: 20 * time.Second}},
+		{at(50 * time.Minute), unlist{reboot.id}},
+	},
+		writesOf: func(all []outbox.Write) []outbox.Write {
+			kept := slices.Clone(all)
+			for i, w := range kept {
+				if w.Bucket == "groups" {
+					kept[i].Value = bytes.ReplaceAll(w.Value, []byte(`"waiting"`), []byte(`"forgotten"`))
+				}
+			}
+			return kept
+		}},
 	{claim: "only the first route falls back", promise: "fallback", story: []step{
 		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 30 * time.Minute, share: 100}},
 		{at(2 * time.Minute), list{event: reboot}},

@@ -252,7 +252,7 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
-		if !has && !kept && !excused && !byHand {
+		if !has && !kept && !excused && !byHand && !o.neverDue(b, i, route) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
@@ -299,11 +299,39 @@ func (o *oracle) toldAnew(b belief, i int, r routePlan) bool {
 	})
 }
 
+// neverDue reports whether the lead of the route for a change that lies ahead never came while it was in the settings, before
+// the event began or ended, or all ends. It moves with the event.
+func (o *oracle) neverDue(b belief, i int, route string) bool {
+	if !ahead(b.changes[i]) || o.as(route, b.changes[i].at).lead == 0 {
+		return false
+	}
+	end := o.boots[len(o.boots)-1].ended.at
+	for n := i; n < len(b.changes) && ahead(b.changes[n]); n++ {
+		c, until := b.changes[n], end
+		if n+1 < len(b.changes) {
+			until = b.changes[n+1].at
+		}
+		for m, s := range o.setups {
+			to := until
+			if m+1 < len(o.setups) {
+				to = min(until, o.setups[m+1].at)
+			}
+			at := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
+			if at >= 0 && max(c.event.notBefore-s.routes[at].lead-o.skews[c.boot], c.at, s.at)+5*time.Second < to {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// ahead reports whether a change says that its event is still to come.
+func ahead(c change) bool { return c.kind == "scheduled" || c.kind == "updated" }
+
 // overtaken reports whether a route with a lead need not be told a change that lies ahead: a newer one came before its
 // time, or waits for a time of its own.
 func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	c := b.changes[i]
-	ahead := func(c change) bool { return c.kind == "scheduled" || c.kind == "updated" }
 	if r.lead == 0 || !ahead(c) {
 		return false
 	}

@@ -405,7 +405,7 @@ func (o *oracle) overSince(h hand) bool {
 // leftBehind: when all is well again, nothing waits any more but what waits for its time or its route.
 func (o *oracle) leftBehind() {
 	for _, e := range o.left {
-		if !e.dead && e.due.IsZero() && hasRoute(o.routes, e.sink) {
+		if !e.dead && hasRoute(o.routes, e.sink) {
 			o.add("nothing is left behind", "%s still owes %s after %d attempts: %s", e.sink, e.id, e.attempts, e.err)
 		}
 	}

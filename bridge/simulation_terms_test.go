@@ -244,9 +244,9 @@ func (o *oracle) reminders(id string, b belief, route string) {
 		}
 		for _, c := range b.changes {
 			owed := c.kind == "scheduled" && c.owed(route) && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
-			// A newer change took the place of one that waited for its lead until a reload ended that.
+			// A newer change took the place of one that waited for its lead until the event ended, or a reload ended that.
 			replaced := o.as(route, c.at).lead > 0 && slices.ContainsFunc(o.taken[id][route], func(x taken) bool {
-				return x.change == "updated" && c.seq < x.seq && x.seq < t.seq
+				return azures(x.change) && c.seq < x.seq && x.seq < t.seq
 			})
 			if owed && !replaced && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
 				o.add("in order", "%s was reminded of %s before it was told of it", route, name(id))

@@ -80,7 +80,7 @@ type SinkStatus struct {
 	DeadLetters          int       `json:"deadLetters"`
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
 	LastError            string    `json:"lastError"`             // of the pending deliveries, or the last dead letter
-	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
+	NextAttempt          time.Time `json:"nextAttempt,omitzero"`  // with a lead, also of what isn't pending yet
 	// WaitsFor is why that isn't now: see delivery.Reason.
 	WaitsFor delivery.Reason `json:"waitsFor,omitempty"`
 	Relay    string          `json:"relay,omitempty"` // that serves it
@@ -184,13 +184,31 @@ func (b *Bridge) Status() Status {
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
-	for _, k := range s.Sinks {
+	leads := firstLeads(b.routes, states)
+	for i, k := range s.Sinks {
+		if lead := leads[k.Name]; k.Pending == 0 && !lead.IsZero() {
+			s.Sinks[i].NextAttempt, s.Sinks[i].WaitsFor = lead.UTC(), delivery.WaitsForLead
+		}
 		s.Outbox.Pending += k.Pending
 		s.Outbox.DeadLetters += k.DeadLetters
 		s.Reasons = append(s.Reasons, k.Reasons(isSoon(events, now), b.Settings.Location())...)
 	}
 	s.Ready = len(s.Reasons) == 0
 	return s
+}
+
+// firstLeads returns when the first lead comes of those that each route waits for.
+func firstLeads(routes []Route, states map[string]openEvent) map[string]time.Time {
+	first := map[string]time.Time{}
+	for _, op := range states {
+		for _, r := range routes {
+			at, was := r.LeadTime(imds.Scheduled, op.event.NotBefore), first[r.Name]
+			if slices.Contains(op.Waiting, r.Name) && (was.IsZero() || at.Before(was)) {
+				first[r.Name] = at
+			}
+		}
+	}
+	return first
 }
 
 // approval returns the approval of the event's latest change, or else why it was refused.

@@ -66,10 +66,10 @@ func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
 // addReport adds such a CloudEvent to a commit, and returns its time.
 func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about string) time.Time {
 	b.mu.Lock()
-	var to []outbox.Recipient
+	var to []string
 	for _, r := range b.routes {
 		if r.Name != about && r.Terms.Bridge.Hears(typ) {
-			to = append(to, outbox.Recipient{Route: r.Name})
+			to = append(to, r.Name)
 		}
 	}
 	now := time.Now()
@@ -102,7 +102,7 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	b.mu.Lock()
 	c := b.workers[route]
 	b.mu.Unlock()
-	st := b.Outbox.Stats(time.Now())[route]
+	st := b.Outbox.Stats()[route]
 	if c == nil || !b.isNews(route, why) ||
 		// It was removed meanwhile, or only events about the bridge are pending: those never cause another.
 		why != nil && (!st.Gone.IsZero() || !c.State().OfGroup) {
@@ -188,7 +188,7 @@ func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 // VM's.
 func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 	var due []string
-	stats := b.Outbox.Stats(now)
+	stats := b.Outbox.Stats()
 	b.mu.Lock()
 	for route, st := range stats {
 		if b.delivering && st.Unreported > 0 && now.Sub(b.lastDead[route]) >= while {
@@ -222,7 +222,7 @@ func (b *Bridge) housekeep() {
 	b.endMutes()
 	b.reportSilent(now)
 	b.logNeeds(now)
-	b.remind(now)
+	b.tellDue(now)
 	b.sendHeartbeats(now)
 	b.reportHeads(now, headEvery)
 	b.reportDead(now, DeadReportEvery)
@@ -259,7 +259,7 @@ func (b *Bridge) reportSilent(now time.Time) {
 	b.mu.Lock()
 	began := b.began
 	b.mu.Unlock()
-	for route, st := range b.Outbox.Stats(time.Now()) {
+	for route, st := range b.Outbox.Stats() {
 		b.mu.Lock()
 		c := b.workers[route]
 		b.mu.Unlock()
@@ -330,7 +330,7 @@ func (b *Bridge) reportDisk(now time.Time) {
 
 // pending returns how many deliveries are pending.
 func (b *Bridge) pending(now time.Time) (n int) {
-	for _, st := range b.Outbox.Stats(now) {
+	for _, st := range b.Outbox.Stats() {
 		n += st.Pending
 	}
 	return n

@@ -75,7 +75,7 @@ func (r mailRoute) add(t *testing.T, all []delivery.Delivery) {
 		if isAzure([]delivery.Delivery{d}) {
 			a.Group, a.Change, a.AzureType = d.Event.Subject(), "started", "Reboot"
 		}
-		a.To = []outbox.Recipient{{Route: "mail"}}
+		a.To = []string{"mail"}
 		batch.Add = append(batch.Add, a)
 	}
 	if err := r.box.Apply(batch); err != nil {

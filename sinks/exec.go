@@ -330,7 +330,7 @@ func (c *command) limit(d delivery.Delivery) time.Duration {
 }
 
 // eventStart returns the newest NotBefore of a delivery's Azure event. It may have changed since the CloudEvent was
-// made, if the delivery had to wait for its lead. It is zero if it is unknown, or the event has started or is over.
+// made, if the sink has a lead. It is zero if it is unknown, or the event has started or is over.
 func eventStart(d delivery.Delivery) time.Time {
 	f := cloudevent.Fields(d.Event)
 	if f["azeventstatus"] == "Started" || f["change"] == "vanished" {

@@ -48,6 +48,9 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
 		group[i] = messageFields(d, h.Zone, now)
+		if change := group[i]["change"]; h.Lead > 0 && (change == string(imds.Scheduled) || change == string(imds.Updated)) {
+			group[i]["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.NotBefore.Add(-h.Lead))).Seconds())
+		}
 		group[i]["end"] = !h.NoEnd
 		group[i]["told"] = h.toldBefore(d, group[i])
 		if d.FallbackFor != nil {
@@ -88,7 +91,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 			missed = append(missed, map[string]any{"change": m.Change, "time": m.Time.UTC().Format(time.RFC3339)})
 		}
 	}
-	if !d.NotBefore.IsZero() && f["azeventstatus"] != "Started" { // it may have moved while the message waited for its lead
+	if !d.NotBefore.IsZero() && f["azeventstatus"] != "Started" { // it may have moved before the lead came
 		f["aznotbefore"] = d.NotBefore.UTC().Format(time.RFC3339)
 	}
 	left := 0.0
@@ -97,7 +100,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 		left = max(0, at.Sub(now).Seconds())
 	}
 	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
-	f["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.Due)).Seconds())
+	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
 	f["attempt"], f["missed"], f["muted"] = d.Attempt, missed, ""
 	if d.Mute != nil {
 		f["muted"] = d.Mute.By

@@ -49,18 +49,22 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 func TestAMessageWithALeadSaysThePresentTime(t *testing.T) {
 	d := situations()["scheduled"].batch[0]
 	seen := d.Event.Time()
-	d.NotBefore, d.Due = seen.Add(100*time.Hour), seen.Add(99*time.Hour)
+	d.NotBefore = seen.Add(100 * time.Hour)
+	h := &Host{Lead: time.Hour}
 	for after, age := range map[time.Duration]float64{0: 0, 3 * time.Minute: 180} {
-		f := messageFields(d, nil, d.Due.Add(after))
+		f := h.fields([]delivery.Delivery{d}, seen.Add(99*time.Hour+after))
 		left := (time.Hour - after).Seconds()
 		if f["aznotbefore"] != d.NotBefore.Format(time.RFC3339) || f["left"] != left || f["age"] != age {
 			t.Errorf("%v after it was due: %v, %v s left, %v s late; want %v, %v, %v", after, f["aznotbefore"], f["left"], f["age"],
 				d.NotBefore, left, age)
 		}
 	}
-	d.NotBefore, d.Due = time.Time{}, time.Time{}
-	if f := messageFields(d, nil, seen.Add(time.Hour)); f["age"] != 3600.0 || f["aznotbefore"] == nil {
-		t.Errorf("without a lead: %v s late, not before %v", f["age"], f["aznotbefore"])
+	d.NotBefore = time.Time{}
+	for _, h := range []*Host{{}, {Lead: time.Hour}} {
+		f := h.fields([]delivery.Delivery{d}, seen.Add(time.Hour))
+		if f["age"] != 3600.0 || f["aznotbefore"] == nil {
+			t.Errorf("lead %v, without a time: %v s late, not before %v", h.Lead, f["age"], f["aznotbefore"])
+		}
 	}
 }
 

@@ -111,7 +111,7 @@ func backlog(b *testing.B, deliver func(box *outbox.Outbox, bodies map[uint64][]
 		if err := ce.SetData("application/json", map[string]string{"filler": strings.Repeat("x", 900)}); err != nil {
 			b.Fatal(err)
 		}
-		a := outbox.Addition{To: []outbox.Recipient{{Route: "a"}}}
+		a := outbox.Addition{To: []string{"a"}}
 		a.Seq, a.ID, a.Type, a.Group, a.Change = box.Reserve(batch.Now), ce.ID(), ce.Type(), ce.ID()[:36], "scheduled"
 		if a.Body, err = json.Marshal(ce); err != nil {
 			b.Fatal(err)

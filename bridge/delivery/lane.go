@@ -22,7 +22,7 @@ type lane struct {
 	key      string // see laneKey
 	group    string
 	items    []*Item   // by Seq
-	arrived  int       // how many of them, from the first, are due
+	arrived  int       // how many of them, from the first, may be attempted
 	muted    int       // how many a mute holds back, with all that come after the first of these
 	since    time.Time // when the first due item could first be made
 	busy     bool      // an attempt is under way
@@ -37,7 +37,7 @@ type lane struct {
 	alone bool
 
 	// Its slots in the heaps of the schedule.
-	inArriving, inWaiting, inReady, inAges, inDeadlines int32
+	inWaiting, inReady, inAges, inDeadlines int32
 }
 
 // A wave is what the deliveries of a digest have in common.
@@ -82,7 +82,7 @@ func laneKey(i *Item) string {
 }
 
 // put adds the item, or replaces the one with its number, which it returns.
-func (l *lane) put(i *Item, now time.Time) (was *Item) {
+func (l *lane) put(i *Item) (was *Item) {
 	at, found := l.find(i.Seq)
 	if !found {
 		l.items = slices.Insert(l.items, at, i)
@@ -90,9 +90,6 @@ func (l *lane) put(i *Item, now time.Time) (was *Item) {
 		return nil
 	}
 	was, l.items[at] = l.items[at], i
-	if i.Due.After(now) {
-		l.arrived = min(l.arrived, at)
-	}
 	return was
 }
 
@@ -121,9 +118,6 @@ func (l *lane) remove(seq uint64) *Item {
 
 // due returns the items that may be attempted now.
 func (l *lane) due() []*Item { return l.items[:l.arrived] }
-
-// arrival returns the time at which the next item becomes due. There must be one.
-func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 
 // newest returns the last item that may be attempted, and that nobody replayed if there is such a one. There must be an
 // item.

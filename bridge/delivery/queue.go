@@ -60,7 +60,6 @@ type Item struct {
 	*Message
 	PendingSince time.Time `json:"pendingSince"`       // when it became pending
 	NotBefore    time.Time `json:"notBefore,omitzero"` // of the Azure event; zero if it has none
-	Due          time.Time `json:"due,omitzero"`       // no earlier attempt of this item or a later one of its group
 	Attempts     int       `json:"attempts"`           // number of attempts so far
 	Next         time.Time `json:"next,omitzero"`      // time of the next attempt; zero before the first
 	Error        string    `json:"error,omitempty"`    // of the last attempt
@@ -74,16 +73,13 @@ type Item struct {
 	ReplayedBy string `json:"replayedBy,omitempty"` // the user who asked for it
 }
 
-// FirstDue returns when the delivery could first be made if no mute held it back.
-func (i *Item) FirstDue() time.Time { return later(i.PendingSince, i.Due) }
-
 // Since returns when the delivery could first be made. Its age, for max_age, counts from then. m is what MuteOf returns
 // for it.
 func (i *Item) Since(m *Mute) time.Time {
 	if m == nil || m.Active() {
-		return i.FirstDue()
+		return i.PendingSince
 	}
-	return later(i.FirstDue(), m.Ended.UTC())
+	return later(i.PendingSince, m.Ended.UTC())
 }
 
 // A Report holds the results for some items.

@@ -32,7 +32,6 @@ type schedule struct {
 	index          map[uint64]*lane   // by the Seq of its items
 	partialBatches map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
 
-	arriving  laneHeap // lanes with an item whose Due will come, the nearest first
 	waiting   laneHeap // lanes that wait after a failure, the shortest first
 	ready     laneHeap // lanes that wait only for the destination, the most important first
 	ages      laneHeap // lanes with a due item: those of groups first, then which has waited for longest
@@ -62,10 +61,6 @@ func newSchedule(t Terms) *schedule {
 		destination: destination{suspects: map[string]bool{}}, terms: t, random: rand.Float64,
 		lanes: map[string]*lane{}, index: map[uint64]*lane{}, partialBatches: map[uint64][]*lane{},
 		underWay: map[*lane]time.Time{},
-	}
-	s.arriving = laneHeap{
-		less: func(a, b *lane) bool { return a.arrival().Before(b.arrival()) },
-		slot: func(l *lane) *int32 { return &l.inArriving },
 	}
 	s.waiting = laneHeap{
 		less: func(a, b *lane) bool { return a.next.Before(b.next) },
@@ -99,7 +94,7 @@ func (s *schedule) put(i *Item, now time.Time) {
 	if from != nil && from != l {
 		s.move(i.Seq, from, l, now)
 	}
-	if was := l.put(i, now); was != nil {
+	if was := l.put(i); was != nil {
 		s.leaveBatch(was, l)
 	}
 	s.index[i.Seq] = l
@@ -203,11 +198,10 @@ func (s *schedule) place(l *lane, now time.Time) {
 	l.muted = len(l.items) - open
 	s.muted += l.muted
 	l.arrived = min(l.arrived, open)
-	for l.arrived < open && !l.arrival().After(now) {
+	for l.arrived < open {
 		l.arrived++
-		s.noteDue(l, now)
+		s.noteArrival(l, now)
 	}
-	s.arriving.update(l, l.arrived < open)
 	if l.arrived == 0 && l.muted > 0 && !l.busy { // backoff starts again when the mute ends
 		s.resetFailures(l)
 		l.next, l.alone = now, false
@@ -233,8 +227,8 @@ func (s *schedule) place(l *lane, now time.Time) {
 	}
 }
 
-// noteDue notes that the last of the lane's due items became due.
-func (s *schedule) noteDue(l *lane, now time.Time) {
+// noteArrival notes that another of the lane's items may be attempted, the last of due.
+func (s *schedule) noteArrival(l *lane, now time.Time) {
 	l.urgent = l.urgent || l.items[l.arrived-1].urgent(now)
 	l.next = earlier(l.next, l.latest(now))
 	s.hurry = earlier(s.hurry, l.latest(now))
@@ -242,9 +236,6 @@ func (s *schedule) noteDue(l *lane, now time.Time) {
 
 // advance places the lanes whose time has come.
 func (s *schedule) advance(now time.Time) {
-	for l := s.arriving.top(); l != nil && !l.arrival().After(now); l = s.arriving.top() {
-		s.place(l, now)
-	}
 	for l := s.waiting.top(); l != nil && !l.next.After(now); l = s.waiting.top() {
 		s.place(l, now)
 	}
@@ -267,9 +258,6 @@ func (s *schedule) attempt(now time.Time) (a attempt) {
 // item will be late or fall back; zero for never.
 func (s *schedule) wake(now time.Time) (at time.Time, why Reason, deadline time.Time) {
 	_, at, why = s.next(now)
-	if l := s.arriving.top(); l != nil {
-		at = earlier(at, l.arrival())
-	}
 	if l := s.deadlines.top(); l != nil {
 		deadline = l.deadline
 	}
@@ -279,9 +267,6 @@ func (s *schedule) wake(now time.Time) (at time.Time, why Reason, deadline time.
 // end ends the attempt, removes the items of gone, and places its lanes.
 func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 	delete(s.underWay, a.lanes[0])
-	for _, l := range a.lanes { // a lane without items can't be compared in that heap
-		s.arriving.update(l, false)
-	}
 	for _, i := range gone {
 		if l := s.index[i.Seq]; l != nil {
 			s.removeItem(l, i.Seq)

@@ -1018,22 +1018,6 @@ func TestReplayedItemGoesBeforeABatchWithProgress(t *testing.T) {
 	p.want(t, "what was replayed", p.try(), "old")
 }
 
-// The items of a batch whose Due moves into the future during the attempt are accepted all the same.
-func TestItemsOfABatchMoveDuringTheAttempt(t *testing.T) {
-	p := newPlan(Terms{Batch: 5})
-	items := []*Item{p.owe("A", scheduled, far), p.owe("B", scheduled, far), p.owe("C", scheduled, far)}
-	a, _ := p.next()
-	for _, i := range items {
-		next := *i
-		next.Due = p.now.Add(time.Hour)
-		p.put(&next, p.now)
-	}
-	p.accept(a, p.now)
-	if n := len(p.lanes) + len(p.index); n != 0 {
-		t.Errorf("%d are left", n)
-	}
-}
-
 // A batch with progress is repeated in the order of the first attempt, also when the queue returns its items in another.
 func TestBatchWithProgressKeepsItsOrder(t *testing.T) {
 	p := newPlan(grouped)
@@ -1050,29 +1034,13 @@ func TestBatchWithProgressKeepsItsOrder(t *testing.T) {
 	p.want(t, "the same order", p.try(), idsIn(a)...)
 }
 
-// An item that comes late but belongs before others, and is not due yet, is not attempted, nor are those after it.
-func TestEarlierItemThatIsNotDueHoldsUpLaterOnes(t *testing.T) {
+// An item that comes late but belongs before others, as when a lead has come, is attempted before them.
+func TestAnEarlierItemComesFirst(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	p.seq = 10
-	p.owe("A", updated, far)
-	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "earlier"}, PendingSince: p.now,
-		Due: p.now.Add(time.Hour)}, p.now)
-	p.want(t, "before it is due", p.try())
-	p.later(time.Hour)
-	p.want(t, "when it is due", p.try(), "earlier", "A-updated")
-}
-
-// A change that is not due yet is not attempted when the one before it has been delivered.
-func TestAcceptedItemLeavesTheNextOneToItsTime(t *testing.T) {
-	p := newPlan(Terms{Batch: 5})
-	p.owe("A", scheduled, far)
-	later := *p.owe("A", updated, far)
-	later.Due = p.now.Add(time.Hour)
-	p.put(&later, p.now)
-	p.want(t, "the first", p.try(), "A-scheduled")
-	p.want(t, "before the next is due", p.try())
-	p.later(time.Hour)
-	p.want(t, "when it is due", p.try(), "A-updated")
+	p.owe("A", approved, far)
+	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "earlier"}, PendingSince: p.now}, p.now)
+	p.want(t, "both", p.try(), "earlier", "A-approved")
 }
 
 // A muted item before a batch with progress waits for the end of the mute.

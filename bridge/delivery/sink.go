@@ -35,11 +35,9 @@ type Sink interface {
 type Delivery struct {
 	// Event is shared, so a sink must not change it.
 	Event event.Event
-	// NotBefore is the Azure event's latest one: under Terms.Lead it may have moved since the CloudEvent was committed.
-	// Zero if the event has none.
+	// NotBefore is the Azure event's when the delivery became pending: under a lead it may have moved since the CloudEvent
+	// was committed. Zero if the event has none.
 	NotBefore time.Time
-	// Due is when it was to be made at the earliest, under Terms.Lead; zero for at once.
-	Due time.Time
 	// Attempt is 1 for the first attempt, and counts across restarts.
 	Attempt int
 	// Receipt is the latest one that this sink returned for the same group; nil if none.

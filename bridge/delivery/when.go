@@ -21,7 +21,7 @@ type Reason string
 const (
 	WaitsForNothing    Reason = ""
 	WaitsForMute       Reason = "mute"        // a mute holds it back
-	WaitsForLead       Reason = "lead"        // it isn't due yet
+	WaitsForLead       Reason = "lead"        // the route's lead has not come, so nothing is pending yet
 	WaitsForAttempt    Reason = "attempt"     // one is under way
 	WaitsForStart      Reason = "start"       // the program stops, and tries it again when it starts
 	WaitsForAnswer     Reason = "answer"      // nobody knows yet whether its event is over, and it acts
@@ -41,8 +41,6 @@ func (s *schedule) when(l *lane, now time.Time) (at time.Time, why Reason) {
 		return time.Time{}, WaitsForAttempt
 	case l.arrived == 0 && l.muted > 0:
 		return time.Time{}, WaitsForMute
-	case l.arrived == 0:
-		return l.arrival(), WaitsForLead
 	case s.health == blocked:
 		at, why = s.nextProbe(), WaitsForSomebody
 	case s.health == failing:
@@ -73,7 +71,7 @@ func (s *schedule) nextOf(lanes []*lane, now time.Time) (next time.Time) {
 // next returns the lane to attempt now. If there is none, it returns when there will be, if nothing happens before, and
 // why not now.
 func (s *schedule) next(now time.Time) (l *lane, at time.Time, why Reason) {
-	l = cmp.Or(s.ready.top(), s.waiting.top(), s.arriving.top())
+	l = cmp.Or(s.ready.top(), s.waiting.top())
 	switch {
 	case l == nil:
 		return nil, at, WaitsForNothing

@@ -273,7 +273,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			continue
 		}
 		batch[n] = Delivery{
-			Event: ce, NotBefore: i.NotBefore, Due: i.Due, Attempt: i.Attempts + 1, Receipt: receipt,
+			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt,
 			Progress: i.Progress, FallbackFor: i.FallbackFor, Mute: MuteOf(a.mutes, i),
 		}
 	}

@@ -266,44 +266,6 @@ func TestRejectedBatchIsSplitUnlessItMadeProgress(t *testing.T) {
 	}
 }
 
-// No later item of a group overtakes one that is not due yet. An item that is moved is attempted only at its new time.
-func TestItemsThatAreNotDueAreNotOvertaken(t *testing.T) {
-	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
-		began := time.Now()
-		waits := change(1, "E1", "scheduled", 2*time.Hour)
-		waits.Due = began.Add(time.Hour)
-		r.add(waits, change(2, "E1", "reminder", 2*time.Hour), change(3, "E2", "scheduled", 2*time.Hour))
-		pause(30 * time.Minute)
-		want(t, "before", r.made(), "E2-scheduled")
-		waits.Due = began.Add(3 * time.Hour)
-		r.add(waits)
-		pause(2 * time.Hour)
-		want(t, "at its old time", r.made(), "E2-scheduled")
-		pause(31 * time.Minute)
-		want(t, "at its new time", r.made(), "E2-scheduled", "E1-scheduled", "E1-reminder")
-		if n := r.last()[0].Attempt; n != 1 {
-			t.Errorf("it is attempt %d, want 1", n)
-		}
-	})
-}
-
-// An item that becomes due while the route waits is urgent from then on.
-func TestItemIsUrgentOnceItIsDue(t *testing.T) {
-	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
-		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
-		r.add(change(1, "E1", "scheduled", 24*time.Hour))
-		waits := change(2, "E2", "scheduled", 2*time.Hour)
-		waits.Due = time.Now().Add(2*time.Hour - 30*time.Second).Add(500 * time.Millisecond)
-		r.add(waits)
-		pause(2*time.Hour - 30*time.Second)
-		before := len(r.made())
-		pause(time.Second)
-		if made := r.made()[before:]; !slices.Contains(made, "E2-scheduled") {
-			t.Errorf("within a second %q was attempted, want what became due", made)
-		}
-	})
-}
-
 // Items that were not delivered within the time of the terms fall back, once, even while an attempt hangs. Heartbeats
 // don't, nor do items that are themselves fallbacks.
 func TestUndeliveredItemsFallBackOnce(t *testing.T) {
@@ -410,14 +372,13 @@ func TestUnreadDeliveriesDoNotBlameTheDestination(t *testing.T) {
 // A worker never sleeps for more than a minute while something is pending: the clock may be stepped to its time.
 func TestWorkerLooksAtTheClockEveryMinute(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
-		due := change(1, "E1", "scheduled", 24*time.Hour)
-		due.Due = time.Now().Add(2 * time.Hour)
-		r.add(due)
+		r.say(fails(&delivery.RetryAfter{After: time.Hour, Err: errDown}))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
 		pause(time.Second)
 		before := r.looks()
-		pause(time.Hour)
-		if n := r.looks() - before; n < 59 || n > 61 {
-			t.Errorf("it looked %d times in an hour, want once a minute", n)
+		pause(50 * time.Minute)
+		if n := r.looks() - before; n < 49 || n > 51 {
+			t.Errorf("it looked %d times in 50 minutes, want once a minute", n)
 		}
 	})
 }
@@ -792,7 +753,6 @@ func TestStateNamesNoNextAttemptDuringOne(t *testing.T) {
 	bubble(t, terms, func(t *testing.T, r *route) {
 		r.hang = true
 		later := change(2, "E2", "scheduled", 24*time.Hour)
-		later.Due = time.Now().Add(time.Hour)
 		r.add(change(1, "E1", "scheduled", 24*time.Hour), later)
 		pause(time.Second)
 		if s := r.worker.State(); !s.Next.IsZero() || !s.Since.Equal(time.Now().Add(-time.Second)) {

@@ -20,6 +20,9 @@ const (
 	Reminder ChangeKind = "reminder" // not from Azure: a reminder of an event
 )
 
+// Announces reports whether the change says that the event is still to come.
+func (k ChangeKind) Announces() bool { return k == Scheduled || k == Updated }
+
 // OfAzure reports whether the change comes from Azure's document.
 func (k ChangeKind) OfAzure() bool {
 	return k == Scheduled || k == Updated || k == Started || k == Vanished

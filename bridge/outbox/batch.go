@@ -20,7 +20,6 @@ type Batch struct {
 	Remove []Ref             // pending deliveries that leave no trace
 	// Reported lists dead letters that the owner has reported. Outbox.Unreported no longer returns them.
 	Reported []Ref
-	Move     []Move
 	Add      []Addition
 	// Groups that change. nil: the group is over, and what is pending of it is settled where the route's Late asks for
 	// that; its marks and receipts stay 30 days more.
@@ -51,26 +50,13 @@ type Addition struct {
 	delivery.Message        // Seq is from Reserve
 	Body             []byte // in the JSON format; nil: it was added before
 	NotBefore        time.Time
-	To               []Recipient
-}
-
-// A Recipient is a route that a CloudEvent becomes pending for.
-type Recipient struct {
-	Route string
-	Due   time.Time // zero: at once
+	To               []string // routes
 }
 
 // A Ref names a delivery.
 type Ref struct {
 	Route string
 	Seq   uint64
-}
-
-// A Move changes the times of a pending delivery.
-type Move struct {
-	Ref
-	Due       time.Time
-	NotBefore time.Time
 }
 
 // Apply makes the change, and returns when it is on disk. After an error the change is in memory only, until a later
@@ -132,9 +118,6 @@ func (c *change) apply(b Batch) {
 	for _, r := range b.Reported {
 		c.setReported(r)
 	}
-	for _, m := range b.Move {
-		c.move(m)
-	}
 	for _, a := range b.Add {
 		c.add(a)
 	}
@@ -161,22 +144,12 @@ func (c *change) add(a Addition) {
 		c.write(bucketEvents, seqKey(a.Seq), a.Body)
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
-	for _, to := range a.To {
-		c.addPending(&entry{message: m, route: c.route(to.Route), Item: delivery.Item{
-			NotBefore: a.NotBefore, PendingSince: c.now.UTC(), Due: to.Due.UTC(),
+	for _, name := range a.To {
+		c.addPending(&entry{message: m, route: c.route(name), Item: delivery.Item{
+			NotBefore: a.NotBefore, PendingSince: c.now.UTC(),
 		}})
 	}
 	c.dropTransient(m)
-}
-
-func (c *change) move(m Move) {
-	e := c.entry(m.Ref)
-	if e == nil {
-		return
-	}
-	next := e.copy()
-	next.Due, next.NotBefore = m.Due.UTC(), m.NotBefore
-	c.replace(e, next)
 }
 
 func (c *change) setGroup(id string, to *Group) {

@@ -24,7 +24,7 @@ func wave(o *outbox.Outbox, n int, routes ...string) outbox.Batch {
 		a.Body = fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{"x":%q}}`, a.ID,
 			filler)
 		for _, name := range routes {
-			a.To = append(a.To, outbox.Recipient{Route: name})
+			a.To = append(a.To, name)
 		}
 		b.Add = append(b.Add, a)
 		b.Groups[group] = &outbox.Group{State: fmt.Appendf(nil, "%q", filler[:200]), Latest: a.Seq, CloudEvent: a.Body}

@@ -285,7 +285,7 @@ func TestBacklogOfAnUnknownRouteIsGivenUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		want(t, "routes", o.Routes(), "a", "typo")
-		if gone := o.Stats(time.Now())["typo"].Gone; !gone.Equal(time.Now()) {
+		if gone := o.Stats()["typo"].Gone; !gone.Equal(time.Now()) {
 			t.Errorf("it is gone since %v, want now", gone)
 		}
 		for _, tt := range []struct {

@@ -28,7 +28,7 @@ func ExampleOutbox() {
 		Add: []outbox.Addition{{
 			Message: delivery.Message{Seq: box.Reserve(now), ID: "one", Type: "com.example.created"},
 			Body:    []byte(`{"specversion":"1.0","id":"one","source":"/example","type":"com.example.created"}`),
-			To:      []outbox.Recipient{{Route: "mail"}, {Route: "hook"}},
+			To:      []string{"mail", "hook"},
 		}},
 	})
 	if err != nil {

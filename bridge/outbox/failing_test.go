@@ -278,7 +278,7 @@ func TestCloneStartsEmpty(t *testing.T) {
 			t.Errorf("Read = %v, want ErrSettled", err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: items[:1], Answer: delivery.Answer{Receipt: []byte("r")}})
-		if n := o.Stats(time.Now())["a"].Delivered; n != 0 {
+		if n := o.Stats()["a"].Delivered; n != 0 {
 			t.Errorf("%d count as delivered", n)
 		}
 		if added, back := o.NewRoutes([]outbox.Route{{Name: "a"}}); len(added)+len(back) != 0 {
@@ -558,7 +558,7 @@ func TestHangingDiskDelaysOneChange(t *testing.T) {
 			t.Errorf("%v leave before they are on disk", got)
 		}
 		o.Groups()
-		o.Stats(began)
+		o.Stats()
 		o.Totals()
 		o.Size()
 		o.Outcome("a", 1)
@@ -796,7 +796,7 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 			t.Fatal(err)
 		}
 		want(t, "pending", pending(o, "a"), "A-scheduled")
-		if o.Stats(time.Now())["a"].Gone.IsZero() {
+		if o.Stats()["a"].Gone.IsZero() {
 			t.Error("it counts as in the settings")
 		}
 		time.Sleep(25 * time.Hour)

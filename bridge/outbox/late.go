@@ -97,8 +97,7 @@ func (s *Stored) add(w Write) {
 }
 
 // hideBacklog hides what a late file has pending, and supersedes what of it is out of date, because a newer change of its
-// group was committed before the file came. A route that delivers every change still gets that, but for reminders and what
-// isn't due yet.
+// group was committed before the file came. A route that delivers every change still gets that, but for reminders.
 func (c *change) hideBacklog(all []Write, newer records) {
 	for _, w := range all {
 		_, name, _ := strings.Cut(w.Key, "/")
@@ -111,7 +110,7 @@ func (c *change) hideBacklog(all []Write, newer records) {
 		}
 		_, overtaken := newer[place{bucketGroups, e.Group}]
 		latest := e.route.late == delivery.LateLatest || e.route.late == delivery.LateDrop
-		if overtaken && !e.Replayed && (latest || e.Due.After(c.now) || e.Reminds()) {
+		if overtaken && !e.Replayed && (latest || e.Reminds()) {
 			c.supersede(e, "")
 			continue
 		}

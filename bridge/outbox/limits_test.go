@@ -244,7 +244,7 @@ func TestDefaultBounds(t *testing.T) {
 			a := addition(o, "A", "scheduled")
 			a.Body = append(a.Body, make([]byte, max(0, tt.bytes-len(a.Body)))...)
 			for i := range tt.routes {
-				a.To = append(a.To, outbox.Recipient{Route: fmt.Sprint(i)})
+				a.To = append(a.To, fmt.Sprint(i))
 			}
 			if tt.fails {
 				d.set(func() { d.fail = errFull })

@@ -42,7 +42,6 @@ type pendingModel struct {
 	group    string
 	attempts int
 	progress string
-	due      time.Time
 	instead  string
 	fellBack bool
 }
@@ -61,8 +60,8 @@ func (m *model) String() string {
 	byRef := func(x, y ref) int { return cmp.Or(cmp.Compare(x.seq, y.seq), cmp.Compare(x.route, y.route)) }
 	for _, r := range slices.SortedFunc(maps.Keys(m.pending), byRef) {
 		p := m.pending[r]
-		fmt.Fprintf(&b, "pending %s/%d %s attempts=%d progress=%q due=%d instead=%q fellBack=%v\n",
-			r.route, r.seq, p.group, p.attempts, p.progress, p.due.UnixMicro(), p.instead, p.fellBack)
+		fmt.Fprintf(&b, "pending %s/%d %s attempts=%d progress=%q instead=%q fellBack=%v\n",
+			r.route, r.seq, p.group, p.attempts, p.progress, p.instead, p.fellBack)
 	}
 	for _, r := range slices.SortedFunc(maps.Keys(m.dead), byRef) {
 		fmt.Fprintf(&b, "dead %s/%d %s\n", r.route, r.seq, m.dead[r])
@@ -104,8 +103,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 			}
 			continue
 		}
-		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), due: d.Due,
-			fellBack: d.FellBack}
+		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), fellBack: d.FellBack}
 		if d.FallbackFor != nil {
 			p.instead = d.FallbackFor.Sink
 		}
@@ -127,7 +125,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 			m.values[name] = string(v)
 		}
 	}
-	for name, s := range o.Stats(time.Now()) {
+	for name, s := range o.Stats() {
 		m.routes[name] = !s.Gone.IsZero()
 		q := o.Queue(name)
 		for _, group := range groups {
@@ -193,7 +191,7 @@ func agree(t *testing.T, o *outbox.Outbox) {
 	if got = o.Totals(); got != want {
 		t.Errorf("the totals are %+v, want %+v", got, want)
 	}
-	for name, s := range o.Stats(time.Now()) {
+	for name, s := range o.Stats() {
 		if got := [2]int{s.Pending, s.Dead}; got != stats[name] {
 			t.Errorf("the figures of %s are %v, want %v", name, got, stats[name])
 		}
@@ -294,8 +292,7 @@ func (p *player) hear() {
 		i := p.items[r]
 		if i == nil {
 			p.t.Errorf("the reader of %s hears nothing of %d", r.route, r.seq)
-		} else if i.Attempts != want.attempts || !i.Due.Equal(want.due) || string(i.Progress) != want.progress ||
-			i.FellBack != want.fellBack {
+		} else if i.Attempts != want.attempts || string(i.Progress) != want.progress || i.FellBack != want.fellBack {
 			p.t.Errorf("the reader of %s has %+v, want %+v", r.route, i, want)
 		}
 	}
@@ -438,16 +435,11 @@ func (p *player) change(now time.Time) {
 		Type: "t", Group: group}}
 	a.Body = body(a.ID)
 	for _, name := range modelRoutes {
-		x := p.next(6)
-		if x == 0 {
+		if p.next(6) == 0 {
 			continue
 		}
-		r := outbox.Recipient{Route: name}
-		if x > 3 {
-			r.Due = now.Add(time.Hour)
-		}
-		a.To = append(a.To, r)
-		p.m.pending[ref{name, a.Seq}] = pendingModel{group: group, due: r.Due}
+		a.To = append(a.To, name)
+		p.m.pending[ref{name, a.Seq}] = pendingModel{group: group}
 	}
 	p.last[a.Seq] = a
 	p.m.groups[group] = a.Seq
@@ -553,12 +545,11 @@ func (p *player) byHand() {
 	for _, d := range replayed {
 		r := ref{d.Route, d.Seq()}
 		delete(p.m.dead, r)
-		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts,
-			due: d.Due}
+		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts}
 		if d.FallbackFor != nil {
 			m.instead = d.FallbackFor.Sink
 		}
-		if _, ok := p.m.pending[r]; !ok && (m.attempts != 0 || !m.due.IsZero()) {
+		if _, ok := p.m.pending[r]; !ok && m.attempts != 0 {
 			p.t.Errorf("the replayed %s isn't as new: %+v", d.Key, d)
 		}
 		p.m.pending[r] = m
@@ -583,12 +574,6 @@ func (p *player) rearrange(now time.Time) {
 		case 1:
 			b.Remove = append(b.Remove, at)
 			delete(p.m.pending, r)
-		case 2:
-			due := now.Add(2 * time.Hour)
-			b.Move = append(b.Move, outbox.Move{Ref: at, Due: due})
-			m := p.m.pending[r]
-			m.due = due
-			p.m.pending[r] = m
 		}
 	}
 	for _, d := range p.o.Unreported(p.route()) {

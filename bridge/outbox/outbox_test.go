@@ -58,7 +58,7 @@ func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addit
 	a := outbox.Addition{Body: body(id), Message: delivery.Message{Seq: o.Reserve(time.Now()), ID: id, Type: "t",
 		Group: group, Change: change}}
 	for _, name := range to {
-		a.To = append(a.To, outbox.Recipient{Route: name})
+		a.To = append(a.To, name)
 	}
 	return a
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // A Delivery is one CloudEvent for one route: pending, or a dead letter. Commands print its JSON; the file holds it
-// without what the key contains. Next is the time of the next attempt, no earlier than Due.
+// without what the key contains. Next is the time of the next attempt.
 type Delivery struct {
 	Key   string `json:"key,omitempty"`  // route/sequence number
 	Route string `json:"sink,omitempty"` // has no slash
@@ -65,13 +65,9 @@ func (e *entry) record() Delivery {
 	d := Delivery{
 		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.bytes, LastAttempt: e.lastAttempt,
 	}
-	switch {
-	case e.death != nil:
+	if e.death != nil {
 		d.Reason, d.DeadSince = e.death.reason, e.death.at
-	case e.Next.IsZero():
-		d.Next = e.Due
-	}
-	if e.death == nil {
+	} else {
 		d.Mute = e.mute()
 	}
 	if d.Mute.Active() {

@@ -78,7 +78,7 @@ func (o *Outbox) GiveUpOrphans(now time.Time) {
 }
 
 // Routes returns the names of all routes that the outbox knows or has deliveries of, sorted.
-func (o *Outbox) Routes() []string { return slices.Sorted(maps.Keys(o.Stats(time.Time{}))) }
+func (o *Outbox) Routes() []string { return slices.Sorted(maps.Keys(o.Stats())) }
 
 func (c *change) dropOrphans() {
 	for name, r := range c.routes {
@@ -104,23 +104,21 @@ type Stats struct {
 	Dead       int
 	Unreported int       // of the dead, those that the owner is still to report
 	Delivered  int       // since the start
-	Oldest     time.Time // when the oldest pending delivery was due; zero if none is
+	Oldest     time.Time // when the oldest pending delivery became that; zero if there is none
 	Accepted   time.Time // the last acceptance since the start
 	Gone       time.Time // when it was removed from the settings; zero while it is in them
 }
 
-// oldestDue returns when the oldest delivery that is due was that; zero if none is.
-func (r *route) oldestDue(now time.Time) time.Time {
-	for _, e := range r.pending {
-		if !e.FirstDue().After(now) {
-			return e.FirstDue()
-		}
+// oldest returns when the oldest pending delivery became that; zero if there is none.
+func (r *route) oldest() time.Time {
+	if len(r.pending) == 0 {
+		return time.Time{}
 	}
-	return time.Time{}
+	return r.pending[0].PendingSince
 }
 
 // Stats returns the figures of every route that the outbox knows or has deliveries of, by name.
-func (o *Outbox) Stats(now time.Time) map[string]Stats {
+func (o *Outbox) Stats() map[string]Stats {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	all := make(map[string]Stats, len(o.routes))
@@ -131,7 +129,7 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 		s := Stats{
 			Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
 			Unreported: len(r.unreported), Gone: r.removed,
-			Oldest: r.oldestDue(now),
+			Oldest: r.oldest(),
 		}
 		all[name] = s
 	}

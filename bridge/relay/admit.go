@@ -187,7 +187,7 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 			q.settle(e, result{At: now.UTC(), State: resultSuperseded, Answer: delivery.EventOver})
 			q.notifyWorker(seq)
 		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.notBefore()),
-			selected && announces(imds.ChangeKind(e.item.Change)) && newWaits:
+			selected && imds.ChangeKind(e.item.Change).Announces() && newWaits:
 			q.settle(e, result{At: now.UTC(), State: resultSuperseded})
 			q.notifyWorker(seq)
 		case waits:
@@ -199,9 +199,6 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 	}
 }
 
-// announces reports whether a change says that the event is still to come.
-func announces(k imds.ChangeKind) bool { return k == imds.Scheduled || k == imds.Updated }
-
 // waits reports whether a delivery waits for the lead of the route. Until then it is not pending for the Worker, and its
 // PendingSince lies ahead. mu is held.
 func (q *queue) waits(e *pendingItem, now time.Time) bool {
@@ -211,8 +208,8 @@ func (q *queue) waits(e *pendingItem, now time.Time) bool {
 // addPending makes a message pending. mu is held.
 func (q *queue) addPending(g *group, m message) {
 	id, i := m.deliveryID(), m.item()
-	if q.route.Terms.Lead > 0 && m.onlySink == "" && announces(m.change.Kind) {
-		if announces(g.rec.Kind) { // the message may be read again, and the event have moved since
+	if q.route.Terms.Lead > 0 && m.onlySink == "" && m.change.Kind.Announces() {
+		if g.rec.Kind.Announces() { // the message may be read again, and the event have moved since
 			i.NotBefore = g.rec.NotBefore
 		}
 		i.PendingSince = later(m.stored, q.route.LeadTime(m.change.Kind, i.NotBefore))

@@ -46,7 +46,7 @@ func TestListsForPeopleAreShort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := outbox.Addition{Body: body, To: []outbox.Recipient{{Route: "ops"}}}
+		a := outbox.Addition{Body: body, To: []string{"ops"}}
 		a.Seq, a.ID, a.Type, a.Group, a.Change = box.Reserve(batch.Now), ce.ID(), ce.Type(), e.ID, string(change.Kind)
 		batch.Add = append(batch.Add, a)
 	}

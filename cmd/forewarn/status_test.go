@@ -213,7 +213,7 @@ func TestStatusText(t *testing.T) {
 			NextAttempt: now.Add(20 * time.Minute), WaitsFor: delivery.WaitsForRetryAfter},
 		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
 		bridge.SinkStatus{Name: "fresh", State: bridge.SinkOK},
-		bridge.SinkStatus{Name: "ahead", State: bridge.SinkOK, Pending: 1, NextAttempt: now.Add(2 * time.Hour)},
+		bridge.SinkStatus{Name: "ahead", State: bridge.SinkOK, NextAttempt: now.Add(2 * time.Hour), WaitsFor: delivery.WaitsForLead},
 		bridge.SinkStatus{Name: "busy", State: bridge.SinkOK, Pending: 1},
 	)
 	want := `vm-db-1  ready, 3 SINKS NEED YOU, forewarn 1.0.0, up 9 d 0 h
@@ -243,7 +243,7 @@ picky     last failed  0                  -              0     2
 audit     works             0                  48 s ago       34    0         file
 runbook   works             0                  47 s ago       12    1         webhook
 fresh     ready             0                  -              0     0
-ahead     sends at 07:00:00 CET (06:00:00 UTC) 1, for 0 s     -              0     0
+ahead     sends at 07:00:00 CET (06:00:00 UTC) 0              -              0     0
 busy      sending           1, for 0 s         -              0     0
 `
 	// How wide a column is does not matter here.

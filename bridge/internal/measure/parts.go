@@ -583,7 +583,7 @@ func (b *bench) growth() error {
 			a := outbox.Addition{Message: delivery.Message{Seq: o.Reserve(now), ID: group + "-" + change, Group: group,
 				Change: change, Type: "dev.forewarn.scheduledevent." + change}, Body: body}
 			for _, r := range routes {
-				a.To = append(a.To, outbox.Recipient{Route: r.Name})
+				a.To = append(a.To, r.Name)
 			}
 			state := &outbox.Group{State: fmt.Appendf(nil, "%q", body[:600]), Latest: a.Seq, CloudEvent: body}
 			if change == "vanished" {

@@ -36,7 +36,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A",
 		Change: "scheduled"}
 	const body = `{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t","data":{"event":{"Resources":["vm_0"]}}}`
-	pending := outbox.Addition{Message: message, Body: []byte(body), To: []outbox.Recipient{{Route: "ops"}}}
+	pending := outbox.Addition{Message: message, Body: []byte(body), To: []string{"ops"}}
 	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{pending}}
 	if err := box.Apply(batch); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		}
 		message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A"}
 		batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{
-			{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []outbox.Recipient{{Route: "ops"}}}}}
+			{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}}
 		if err := box.Apply(batch); err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func TestWhatIsOverIsReplayedOnlyWhereNothingActs(t *testing.T) {
 			message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A"}
 			batch := outbox.Batch{
 				Now: time.Now(), Routes: []outbox.Route{{Name: "ops", Late: tt.late}}, Add: []outbox.Addition{
-					{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []outbox.Recipient{{Route: "ops"}}}}}
+					{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}}
 			if err := box.Apply(batch); err != nil {
 				t.Fatal(err)
 			}

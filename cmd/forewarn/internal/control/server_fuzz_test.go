@@ -47,7 +47,7 @@ func FuzzRequest(f *testing.F) {
 			message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
 			if err := box.Apply(outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{{
 				Message: message, Body: []byte(`{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t"}`),
-				To: []outbox.Recipient{{Route: "ops"}},
+				To: []string{"ops"},
 			}}}); err != nil {
 				t.Fatal(err)
 			}

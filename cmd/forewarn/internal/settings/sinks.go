@@ -164,6 +164,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	ends, _ := r.Filter.Change(imds.Change{Kind: imds.Vanished}, "")
 	announces, _ := r.Filter.Change(imds.Change{Kind: imds.Scheduled}, "")
 	l.Host.Name, l.Host.NoEnd, l.Host.NoStart = in.Name, !ends, !announces || r.Terms.Lead > 0
+	l.Host.Lead = r.Terms.Lead
 	opened := l.open(doc, section, kind, s)
 	if kind.Open == nil || len(doc.problems) > before {
 		return r, false

@@ -105,7 +105,7 @@ func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, 
 		return "served by no relay", bridge.SinkRetrying
 	case k.State == bridge.SinkStandby:
 		return "served by " + Printable(k.Relay), bridge.SinkOK
-	case k.Pending > 0 && k.NextAttempt.After(now): // as until a lead
+	case k.NextAttempt.After(now): // as until a lead
 		return "sends at " + bridge.DueTime(k.NextAttempt, now, zone), bridge.SinkOK
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
