@@ -503,7 +503,7 @@ func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 		b := s.start(route)
 		pause(3 * time.Second)
 		b, bring := s.lateFile(b, func() { pause(10 * time.Second) }, route)
-		pause(6 * time.Second)
+		pause(3 * time.Second)
 		bring()
 		pause(20 * time.Second)
 		e.say(nil)
