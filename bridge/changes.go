@@ -303,9 +303,9 @@ func (b *Bridge) offer(c *commit, routes []Route, added []string, missed func(Ro
 	}
 }
 
-// offerEvent adds to the commit the latest change of an open event for those of the routes whose filter takes it, unless
-// they wait for their lead, and what came of its approval since. A route that has waited for its lead, and whose filter
-// doesn't take the latest change, gets the announcement.
+// offerEvent adds to the commit the latest change of an open event for those of the routes whose filter takes it,
+// unless they wait for their lead, and what came of its approval since. A route that has waited for its lead, and whose
+// filter doesn't take the latest change, gets the announcement.
 func (s changeContext) offerEvent(c *commit, e imds.Event, op *openEvent, who []Route) {
 	latest := kept{op.Latest, op.cloudEvent}
 	announcement := *cmp.Or(op.Announcement, &latest)
@@ -324,8 +324,8 @@ func (s changeContext) offerEvent(c *commit, e imds.Event, op *openEvent, who []
 	s.offerAnswer(c, e, *op, who)
 }
 
-// due returns those of the routes that wait for a lead which has come. What acts also waits for Azure's first answer after
-// a start: the event may be over.
+// due returns those of the routes that wait for a lead which has come. What acts also waits for Azure's first answer
+// after a start: the event may be over.
 func (s changeContext) due(e imds.Event, op openEvent, routes []Route) []Route {
 	return routesThat(func(r Route) bool {
 		may := s.current || r.Terms.Late != delivery.LateDrop

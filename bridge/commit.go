@@ -119,11 +119,11 @@ func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
 	return b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
 }
 
-// overtaken reports whether a newer change of its event makes a pending delivery obsolete. comes means that its route gets
-// that change too, and waits that it does when its lead has come.
+// overtaken reports whether a newer change of its event makes a pending delivery obsolete. comes means that its route
+// gets that change too, and waits that it does when its lead has come.
 //
-// A reminder is obsolete then, when the event has begun or ended, and when it has moved, as one of the new time will come. A
-// scheduled or updated is obsolete if the route waits: its NotBefore is no longer true.
+// A reminder is obsolete then, when the event has begun or ended, and when it has moved, as one of the new time will
+// come. A scheduled or updated is obsolete if the route waits: its NotBefore is no longer true.
 func overtaken(d outbox.Delivery, newer outbox.Addition, comes, waits bool) bool {
 	switch {
 	case d.Change == string(imds.Reminder):

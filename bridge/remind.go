@@ -17,8 +17,8 @@ const lookAtLeast = time.Minute
 const remindAgain = 10 * time.Minute
 
 // tellDue tells what is due because of the time that is left: events to routes whose lead has come, and reminders, once
-// for each time of a route. It looks at the events only when the next is due or something has changed, and after a start
-// not before the first poll: an event may be over by now.
+// for each time of a route. It looks at the events only when the next is due or something has changed, and after a
+// start not before the first poll: an event may be over by now.
 func (b *Bridge) tellDue(now time.Time) {
 	b.mu.Lock()
 	polled := !b.imds.lastTurn.IsZero()

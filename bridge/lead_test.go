@@ -1,0 +1,325 @@
+package bridge
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
+)
+
+// leads returns a route that is told shortly before an event begins, as a drain is.
+func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
+	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
+	r.Filter.Only.Changes = changes
+	return r
+}
+
+// With a lead, scheduled is due so long before the event begins: at once when less is left, moved when the event moves,
+// across a restart, and never when the event began or ended before.
+func TestALeadWaitsForItsTime(t *testing.T) {
+	systemtest.LeftToGate(t)
+	const notice, lead = 70 * time.Minute, 10 * time.Minute
+	for _, tt := range []struct {
+		claim  string
+		notice time.Duration
+		change func(s *stage, b *running, route Route) *running // half an hour before it is due
+		due    time.Duration                                    // after it was scheduled; 0 never
+	}{
+		{"nothing happens", notice, nil, notice - lead},
+		{"less is left than the lead", 5 * time.Minute, nil, time.Second},
+		{"it moves away", notice, func(s *stage, b *running, route Route) *running {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+			return b
+		}, notice + 30*time.Minute - lead},
+		{"it moves near", notice, func(s *stage, b *running, route Route) *running {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
+			return b
+		}, 30*time.Minute + time.Second},
+		{"it begins early", notice, func(s *stage, b *running, route Route) *running { s.azure.Start(idA); return b }, 0},
+		{"it is cancelled", notice, func(s *stage, b *running, route Route) *running { s.azure.End(idA); return b }, 0},
+		{"the program restarts", notice, func(s *stage, b *running, route Route) *running {
+			b.crash()
+			return s.start(route)
+		}, notice - lead},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				drain := &ear{}
+				route := drain.leads("drain", lead, "scheduled")
+				b := s.start(route)
+				pause(1500 * time.Millisecond)
+				began := time.Now()
+				s.redeploy(idA, tt.notice)
+				if tt.change != nil {
+					pause(notice - lead - 30*time.Minute)
+					wantIDs(t, drain.ids())
+					b = tt.change(s, b, route)
+				}
+				pause(110 * time.Minute)
+				all := drain.accepted()
+				switch {
+				case tt.due == 0 && len(all) > 0:
+					t.Errorf("told %s after %v, want never", idsOf(all), all[0].at.Sub(began))
+				case tt.due > 0 && len(all) != 1:
+					t.Errorf("told %s, want it once", idsOf(all))
+				case tt.due > 0:
+					if got := all[0].at.Sub(began); got < tt.due-2*time.Second || got > tt.due+seldom+3*time.Second {
+						t.Errorf("told after %v, want %v", got, tt.due)
+					}
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// What is tried in vain gives way to a newer change that waits for its lead: the route is told once, when the time of
+// that has come.
+func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		drain := &ear{answer: always(errDown)}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Minute) // less than the lead
+		for _, later := range []time.Duration{time.Minute, time.Hour} {
+			pause(time.Minute)
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(later) })
+		}
+		pause(time.Minute)
+		drain.say(nil)
+		pause(40 * time.Minute)
+		wantIDs(t, drain.ids())
+		pause(20 * time.Minute)
+		wantIDs(t, drain.types(), "updated")
+		b.end()
+	})
+}
+
+// So does what was told at once and is tried in vain, because less than the lead was left; but not the news of an
+// approval, which stay true.
+func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		drain := &ear{answer: always(errDown)}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated", "approved").with(func(t *Terms) {
+			t.Late = delivery.LateSend
+		}))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Minute) // less than the lead
+		s.redeploy(idB, 5*time.Minute)
+		pause(2 * time.Second)
+		if a := b.ApproveNow(t.Context(), idB, s.shown(idB), "somebody"); a.Result != cloudevent.ResultApproved {
+			t.Fatalf("ApproveNow = %+v", a)
+		}
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		s.azure.Update(idB, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(time.Minute)
+		drain.say(nil)
+		pause(30 * time.Minute)
+		wantIDs(t, drain.ids(), idB+"-approved-1")
+		pause(30 * time.Minute)
+		wantIDs(t, drain.types(), "approved", "updated", "updated")
+		b.end()
+	})
+}
+
+// What waits for its lead gives way to a newer change that does not wait, also on a route that is told everything.
+func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		e := &ear{}
+		b := s.start(e.all("a").with(func(t *Terms) { t.Lead = 10 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 2*time.Hour)
+		pause(time.Minute)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
+		pause(time.Hour)
+		wantIDs(t, e.types(), "updated")
+		b.end()
+	})
+}
+
+// So does what waits for its lead at a sink that was away when the change came, and is told of it when it returns.
+func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain, kept := &ear{}, (&ear{}).all("kept")
+		route := drain.all("drain").with(func(x *Terms) { x.Lead = 10 * time.Minute })
+		b := s.start(kept, route)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 20*time.Minute)
+		pause(time.Minute)
+		b.Reload([]Route{kept}, nil, SettingsInfo{})
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "Now with a reason." })
+		pause(time.Minute)
+		b.Reload([]Route{kept, route}, nil, SettingsInfo{})
+		pause(20 * time.Minute)
+		wantIDs(t, drain.types(), "updated")
+		b.end()
+	})
+}
+
+// A delivery that waited says when the event begins as far as it is known now, though its CloudEvent was fixed before.
+func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		drain := &ear{}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(time.Minute)
+		var moved time.Time
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour); moved = e.NotBefore })
+		pause(2 * time.Hour)
+		if all := drain.accepted(); len(all) != 1 || !all[0].NotBefore.Equal(moved.Truncate(time.Second)) {
+			t.Errorf("told %v, want once, with NotBefore %v", all, moved)
+		}
+		b.end()
+	})
+}
+
+// Whatever happens while a route waits for its lead, it is told once when that has come: the latest change, or the
+// announcement if that is all that it takes.
+func TestALeadComesWhateverHappens(t *testing.T) {
+	systemtest.Alone(t)
+	for claim, meanwhile := range map[string]func(s *stage, b *running, r Route) *running{
+		"a crash": func(s *stage, b *running, r Route) *running {
+			b.crash()
+			return s.start(r)
+		},
+		"a stop until the lead has come": func(s *stage, b *running, r Route) *running {
+			b.end()
+			pause(50 * time.Minute)
+			return s.start(r)
+		},
+		"another lead": func(s *stage, b *running, r Route) *running {
+			r.Terms.Lead = 5 * time.Minute
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"no lead any more": func(s *stage, b *running, r Route) *running {
+			pause(40 * time.Minute)
+			r.Terms.Lead = 0
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"a reload without it": func(s *stage, b *running, r Route) *running {
+			b.Reload(nil, nil, SettingsInfo{})
+			pause(50 * time.Minute)
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"a reload that takes fewer changes": func(s *stage, b *running, r Route) *running {
+			r.Filter.Only.Changes = []string{"vanished"}
+			b.Reload([]Route{r}, nil, SettingsInfo{})
+			return b
+		},
+		"a mute": func(s *stage, b *running, r Route) *running {
+			if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 55*time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			return b
+		},
+		"a disk that fails": func(s *stage, b *running, r Route) *running {
+			s.disk.fail(errors.New("no space left on device"))
+			return b
+		},
+	} {
+		for _, changes := range [][]string{{"scheduled", "updated"}, {"scheduled"}, {"first"}} {
+			t.Run(claim+" "+strings.Join(changes, "+"), func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					s.opts.Interval = seldom
+					drain := &ear{}
+					r := drain.leads("drain", 10*time.Minute, changes...)
+					b := s.start(r)
+					pause(1500 * time.Millisecond)
+					announced := time.Now()
+					s.redeploy(idA, 30*time.Minute)
+					pause(seldom + time.Second)
+					s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+					pause(seldom + time.Second)
+					b = meanwhile(s, b, r)
+					pause(time.Until(announced.Add(59 * time.Minute)))
+					want := "scheduled"
+					if len(changes) > 1 && !strings.Contains(claim, "fewer") {
+						want = "updated"
+					}
+					wantIDs(t, drain.types(), want)
+					b.end()
+				})
+			})
+		}
+	}
+}
+
+// A lead that has come before a start begins nothing until Azure has answered: the event may be over.
+func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			drain := &ear{}
+			r := drain.leads("drain", 10*time.Minute, "scheduled")
+			b := s.start(r)
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 30*time.Minute)
+			pause(time.Minute)
+			b.end()
+			if over {
+				s.azure.End(idA)
+			}
+			s.azure.SetFault(imdstest.Fault{Status: 503})
+			pause(20 * time.Minute)
+			b = s.start(r)
+			pause(90 * time.Second)
+			wantIDs(t, drain.ids())
+			s.azure.ClearFaults()
+			pause(30 * time.Second)
+			if over {
+				wantIDs(t, drain.ids())
+			} else {
+				wantIDs(t, drain.ids(), idA+"-scheduled")
+			}
+			b.end()
+		})
+	}
+}
+
+// What came of an approval is told after the event that it is about, when the lead has come.
+func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		ops := &ear{}
+		b := s.start(ops.all("ops").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 30*time.Minute)
+		pause(seldom + time.Second)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		pause(15 * time.Minute)
+		wantIDs(t, ops.types())
+		pause(10 * time.Minute)
+		wantIDs(t, ops.types(), "scheduled", "approved")
+		b.end()
+	})
+}
+
+// A route whose lead has not come is not taken for one that does not answer.
+func TestWaitingForALeadIsNoTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		drain, chat := &ear{}, &ear{}
+		b := s.start(drain.leads("drain", 10*time.Minute), chat.all("chat").with(func(t *Terms) { t.Bridge = LevelTrouble }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 10*time.Hour)
+		pause(time.Hour)
+		wantIDs(t, chat.types(), "scheduled")
+		b.end()
+	})
+}
