@@ -317,12 +317,22 @@ func (o *oracle) neverDue(b belief, i int, route string) bool {
 				to = min(until, o.setups[m+1].at)
 			}
 			at := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
-			if at >= 0 && max(c.event.notBefore-s.routes[at].lead-o.skews[c.boot], c.at, s.at)+5*time.Second < to {
+			if at >= 0 && o.comes(c.event.notBefore-s.routes[at].lead, max(c.at, s.at), to) {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+// comes reports whether a time by the clocks came while a program ran, some seconds before the end of a time.
+func (o *oracle) comes(due, from, to time.Duration) bool {
+	for i, b := range o.boots {
+		if max(due-o.skews[i], from, b.began.at)+5*time.Second < min(to, b.ended.at) {
+			return true
+		}
+	}
+	return false
 }
 
 // ahead reports whether a change says that its event is still to come.
