@@ -221,6 +221,29 @@ func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
 	}
 }
 
+// The same holds for what waited for its lead, which comes while Azure doesn't answer.
+func TestALeadBeginsNothingBeforeAzuresFirstAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain := &ear{}
+		r := drain.all("drain").with(func(x *Terms) { x.Late, x.Lead = delivery.LateDrop, 5*time.Minute })
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Minute)
+		b.end()
+		s.azure.End(idA)
+		pause(9 * time.Minute)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		b = s.start(r)
+		pause(time.Minute)
+		wantIDs(t, drain.ids())
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		wantIDs(t, drain.ids(), idA+"-vanished")
+		b.end()
+	})
+}
+
 // Whoever is told of the end is told of it, with what was missed, however the announcement has waited.
 func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 	systemtest.Alone(t)
