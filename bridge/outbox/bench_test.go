@@ -23,9 +23,7 @@ func wave(o *outbox.Outbox, n int, routes ...string) outbox.Batch {
 			AzureType: "Reboot"}}
 		a.Body = fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{"x":%q}}`, a.ID,
 			filler)
-		for _, name := range routes {
-			a.To = append(a.To, name)
-		}
+		a.To = routes
 		b.Add = append(b.Add, a)
 		b.Groups[group] = &outbox.Group{State: fmt.Appendf(nil, "%q", filler[:200]), Latest: a.Seq, CloudEvent: a.Body}
 		b.Marks[a.ID] = outbox.Mark{Times: 1, Group: group, At: now}

@@ -57,9 +57,7 @@ func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addit
 	id := strings.TrimPrefix(group+"-"+change, "-")
 	a := outbox.Addition{Body: body(id), Message: delivery.Message{Seq: o.Reserve(time.Now()), ID: id, Type: "t",
 		Group: group, Change: change}}
-	for _, name := range to {
-		a.To = append(a.To, name)
-	}
+	a.To = append(a.To, to...)
 	return a
 }
 

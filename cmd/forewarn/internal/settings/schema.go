@@ -164,11 +164,6 @@ func (p properties) of(key string) map[string]any {
 	return p[i].schema
 }
 
-func (p properties) set(key string, schema map[string]any) {
-	i := slices.IndexFunc(p, func(p property) bool { return p.key == key })
-	p[i].schema = schema
-}
-
 // MarshalJSON writes an object with its keys in order.
 func (p properties) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
