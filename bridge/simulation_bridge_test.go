@@ -50,6 +50,7 @@ func start(w *world) *process {
 		panic(err)
 	}
 	p.outbox = box
+	p.disk.opened.Store(true)
 	p.bridge, err = bridge.New(bridge.Options{
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
 		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(w, rules(w.rules)),

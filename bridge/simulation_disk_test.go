@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -17,15 +18,16 @@ type disk struct {
 
 	mu     sync.Mutex // held during a transaction, so that no image is taken in its middle
 	lifted chan struct{}
-	crash  int  // batches from now after which the machine crashes; 0 for none, below 0 now
-	sooner bool // the crash comes just before the last of them
-	large  bool // only those of many writes count: what changes rather than what became of it
-	kept   bool // the machine crashed
-	image  any  // the file at that moment
-	late   bool // the file comes late
-	again  int  // batches that are written again, because the answer was lost
-	lies   bool // in a broken variant
-	before any  // what a crash leaves in a broken variant
+	crash  int         // batches from now after which the machine crashes; 0 for none, below 0 now
+	sooner bool        // the crash comes just before the last of them
+	large  bool        // only those of many writes count: what changes rather than what became of it
+	kept   bool        // the machine crashed
+	image  any         // the file at that moment
+	late   bool        // the file comes late
+	opened atomic.Bool // until then its trouble keeps no record from being read
+	again  int         // batches that are written again, because the answer was lost
+	lies   bool        // in a broken variant
+	before any         // what a crash leaves in a broken variant
 }
 
 // diskTrouble makes the disk fail for a while.

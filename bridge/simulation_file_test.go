@@ -85,7 +85,7 @@ func (f *file) Read(bucket, key string) ([]byte, error) {
 	if _, err := f.disk.there(); err != nil {
 		return nil, err
 	}
-	if bucket == "events" {
+	if bucket == "events" && f.disk.opened.Load() {
 		if err := f.disk.reads(); err != nil {
 			return nil, err
 		}
