@@ -52,7 +52,6 @@ type file struct {
 	db      *bolt.DB     // nil while none is open, or after bbolt panicked with its locks held
 	fd      *os.File     // the file that db has open
 	damaged atomic.Bool  // db is damaged and must not be closed by bbolt
-	gone    bool         // the last Open found that the path no longer names the file; only Open uses it
 
 	syncDir func(dir string) error // the function syncDir; tests replace it
 	answers func()                 // is called while the file is read and the disk answers
@@ -75,9 +74,8 @@ func (f *file) Open() (opened bool, err error) {
 	switch {
 	case usable && !readOnly && f.isOpen(f.measure()):
 		return false, nil
-	case usable && !readOnly && !f.gone: // so that it is read once more
-		f.gone = true
-		return false, fmt.Errorf("%s was %w", f.path, ErrReplaced)
+	case usable && !readOnly:
+		return false, f.taken()
 	case readOnly:
 		probe, err := os.OpenFile(f.path, os.O_RDWR, 0)
 		if err != nil {
@@ -85,13 +83,17 @@ func (f *file) Open() (opened bool, err error) {
 		}
 		probe.Close()
 	}
-	f.gone = false
 	_ = f.Close() // if something is wrong, opening it again returns the error
 	err = f.open(f.readOnly)
 	if !f.readOnly && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)) && f.open(true) == nil {
 		err = fmt.Errorf("%w: %w", ErrReadOnly, err)
 	}
 	return true, err
+}
+
+// taken returns the error about a path that no longer names the open file.
+func (f *file) taken() error {
+	return fmt.Errorf("%w: another program has removed or replaced %s", ErrDamaged, f.path)
 }
 
 // isOpen reports whether info, which may be nil, is of the open file.
@@ -272,7 +274,7 @@ func (f *file) Write(writes []Write) error {
 		return nil
 	})
 	if info := f.measure(); err == nil && !f.isOpen(info) {
-		err = fmt.Errorf("%s was %w", f.path, ErrReplaced) // as the next Open says
+		err = f.taken()
 	}
 	return err
 }
@@ -323,7 +325,12 @@ func (f *file) Walk(bucket, from string, do func(key string, value []byte) error
 func (f *file) SetAside(why string, cause error) error {
 	_ = f.Close()
 	aside := fmt.Sprintf("%s.%s-%s", f.path, why, time.Now().UTC().Format("20060102T150405.000000Z"))
-	if err := os.Rename(f.path, aside); err != nil {
+	err := os.Rename(f.path, aside)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f.log.Error("the outbox's file is gone; a new one is started", "file", f.path, "err", cause)
+		return nil
+	case err != nil:
 		return fmt.Errorf("cannot use the outbox (%v), and cannot set it aside: %w", cause, err)
 	}
 	f.log.Error("the outbox cannot be used; it is set aside and a new one started", "file", f.path, "kept", aside,

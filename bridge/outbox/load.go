@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -164,10 +163,9 @@ func (o *Outbox) load() error {
 		o.memory = m
 	}
 	o.mu.Unlock()
-	if damage == nil || late || o.readOnly {
+	if late || o.readOnly {
 		return nil
 	}
-	o.salvage()
 	return damage
 }
 
@@ -291,6 +289,7 @@ func (c *change) writeAll() {
 			if g.cloudEvent != nil {
 				c.write(bucketEvents, seqKey(g.latest.Seq), g.cloudEvent)
 			}
+			c.writeOutcomes(g.latest)
 		}
 		if !g.ended.IsZero() {
 			c.write(bucketEnded, id, g.ended)
@@ -315,81 +314,20 @@ func (c *change) writeAll() {
 	}
 }
 
-// readBodies adds to the waiting records the CloudEvents of all deliveries that only the file has, before it is given up.
-func (o *Outbox) readBodies() {
-	o.mu.Lock()
-	var missing []place
-	for _, r := range o.routes {
-		for _, e := range slices.Concat(r.pending, r.dead) {
-			if o.body(e.Seq) == nil {
-				missing = append(missing, place{bucketEvents, seqKey(e.Seq)})
-			}
+// writeOutcomes adds what became of the deliveries of a CloudEvent, without the answers: those wait to be written, or
+// only the file has them.
+func (c *change) writeOutcomes(m *message) {
+	for _, s := range m.settled {
+		key := deliveryKey(m.Seq, s.route)
+		if c.writes[place{bucketSettled, key}] == nil {
+			c.write(bucketSettled, key, &settlement{ID: m.ID, Group: m.Group, Result: Result{State: s.State, At: s.At}})
 		}
-	}
-	o.mu.Unlock()
-	for _, p := range missing {
-		body, err := o.storage.Read(p.bucket, p.key)
-		o.mu.Lock()
-		if err == nil && json.Valid(body) && o.message(p.seq()) != nil {
-			o.waiting[p] = body
-		}
-		o.mu.Unlock()
 	}
 }
 
-// maxRescued is how many bytes of history are taken from a damaged file at most, as they are in memory all at once.
-const maxRescued = 16 << 20
-
-// readHistory returns the newest part of the history that can still be read: CloudEvents, and what became of their
-// deliveries and of those of CloudEvents that something refers to.
-func (o *Outbox) readHistory() (kept records, err error) {
-	kept = records{}
-	var newest []place // of the CloudEvents
-	bytes := 0
-	err = o.storage.Walk(bucketEvents, "", func(key string, value []byte) error {
-		o.diskAnswers()
-		if !json.Valid(value) {
-			return nil
-		}
-		p := place{bucketEvents, key}
-		kept[p], newest, bytes = slices.Clone(value), append(newest, p), bytes+len(value)
-		for ; bytes > maxRescued; newest = newest[1:] {
-			bytes -= len(kept[newest[0]].([]byte))
-			delete(kept, newest[0])
-		}
-		return nil
-	})
-	return kept, errors.Join(err, o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
-		o.diskAnswers()
-		p := place{bucketSettled, key}
-		o.mu.Lock()
-		used := o.message(p.seq()) != nil
-		o.mu.Unlock()
-		if used || kept[place{bucketEvents, seqKey(p.seq())}] != nil {
-			kept[p] = slices.Clone(value)
-		}
-		return nil
-	}))
-}
-
-// salvage takes what only the file holds into memory, before it is given up: CloudEvents, and the newest history up to a
-// bound.
-func (o *Outbox) salvage() {
-	kept, err := o.readHistory()
-	if err != nil {
-		o.log.Error("part of the history in the outbox is lost", "kept", len(kept), "err", err)
-	}
-	o.readBodies()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	maps.Copy(kept, o.waiting)
-	o.waiting = kept
-}
-
-// rescue sets a damaged file aside and starts a new one, with everything in memory and, up to a bound, the newest
-// history that can still be read.
-func (o *Outbox) rescue(cause error) error {
-	o.salvage()
+// replaceDamaged sets a damaged file aside and starts a new one with everything in memory. The history stays in the old
+// one, and so do CloudEvents that are pending: for those of an open event its latest change is delivered.
+func (o *Outbox) replaceDamaged(cause error) error {
 	o.opened = false
 	if err := o.storage.SetAside("damaged", cause); err != nil {
 		return err

@@ -140,7 +140,7 @@ func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 }
 
 // A CloudEvent that can't be read at the moment is not lost, nor is the history. If a read finds the file damaged, the
-// file is set aside and everything in memory is written to a new one.
+// file is set aside and everything in memory is written to a new one. CloudEvents of what is over are only in the old one.
 func TestFailedReadLaterLosesNothing(t *testing.T) {
 	for claim, read := range map[string]func(o *outbox.Outbox, seq uint64) error{
 		"Body":     func(o *outbox.Outbox, seq uint64) error { _, err := o.Body(seq); return err },
@@ -178,8 +178,10 @@ func TestFailedReadLaterLosesNothing(t *testing.T) {
 						t.Errorf("%s: after %v a crash now would lose what is pending", claim, cause)
 					}
 				})
-				if err := errors.Join(read(o, a.Seq), o.Durable()); err != nil {
-					t.Errorf("%s, again = %v", claim, err)
+				err := read(o, a.Seq)
+				lost := cause != errIO && claim != "Walk" && claim != "Maintain"
+				if errors.Is(err, delivery.ErrLost) != lost || o.Durable() != nil {
+					t.Errorf("%s, again = %v; Durable = %v", claim, err, o.Durable())
 				}
 				o.Close()
 				o = open(t, t.TempDir(), outbox.Options{Storage: s})

@@ -20,7 +20,7 @@ type Write struct {
 type Storage interface {
 	// Open opens the storage, and does nothing if it is open. It is called first, and again after any failure. opened
 	// means that it was not open before, so its content may differ. After an error that wraps ErrReadOnly, the storage can
-	// be read. One that wraps ErrReplaced is returned once: until the next Open, Read and Walk return what was there.
+	// be read.
 	Open() (opened bool, err error)
 	// Write writes all of them in one transaction, or none. They are ordered by bucket and key.
 	Write(writes []Write) error
@@ -43,8 +43,6 @@ var (
 	ErrLocked = errors.New("locked by another forewarn")
 	// ErrDamaged means that the content can't be used. It is set aside, and the content of memory is written anew.
 	ErrDamaged = errors.New("damaged")
-	// ErrReplaced means that the content that was opened has been removed, or other content is in its place.
-	ErrReplaced = errors.New("removed or replaced by another program")
 	// ErrReadOnly means that it can be read and not be written.
 	ErrReadOnly = errors.New("read-only")
 

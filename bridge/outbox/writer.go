@@ -286,18 +286,8 @@ func (o *Outbox) flush() error {
 	if err == nil {
 		err = o.openAndWrite()
 	}
-	for n := range 2 { // Open says it once more
-		if errors.Is(err, ErrReplaced) {
-			if n == 0 {
-				o.log.Warn("the outbox's file was taken away; what is known is written anew", "err", err)
-			}
-			o.salvage()
-			o.opened = false
-			err = o.openAndWrite()
-		}
-	}
 	if errors.Is(err, ErrDamaged) {
-		if err = o.rescue(err); err == nil {
+		if err = o.replaceDamaged(err); err == nil {
 			err = o.writeWaiting()
 		}
 	}
