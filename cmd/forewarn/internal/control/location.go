@@ -42,10 +42,10 @@ func (l Location) Sockets() []string {
 // looked returns where a command looks for the socket, best first. The forewarn of the service may still have the default
 // state that its settings no longer name.
 func (l Location) looked() []string {
-	paths := l.Sockets()
+	paths := append(l.Sockets(), l.unitSockets()...)
 	if l.Service {
 		l.State = l.DefaultState
-		for _, path := range l.standardSockets() {
+		for _, path := range append(l.standardSockets(), l.unitSockets()...) {
 			if !slices.Contains(paths, path) {
 				paths = append(paths, path)
 			}

@@ -23,20 +23,32 @@ const (
 	relayRuntime = "/run/forewarn-relay"
 )
 
-// standardSockets returns the default paths: in the state directory, else in the runtime directory that systemd makes.
-// Only the service has that in its environment; whoever asks the one with the unit's settings or state looks there too.
+// standardSockets returns the default paths: in the state directory, and in the runtime directory that systemd makes.
 func (l Location) standardSockets() []string {
-	name, runtime := "control.sock", unitRuntime
-	if l.Relay {
-		name, runtime = "relay.sock", relayRuntime
-	}
-	paths := []string{filepath.Join(l.State, name)}
+	paths := []string{filepath.Join(l.State, l.socketName())}
 	if l.Runtime != "" {
-		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], name))
-	} else if l.Service || l.State == unitState {
-		paths = append(paths, filepath.Join(runtime, name))
+		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], l.socketName()))
 	}
 	return paths
+}
+
+// unitSockets returns where else a command looks: only the service has its runtime directory in its environment, and
+// whoever asks the one with the unit's settings or state does not.
+func (l Location) unitSockets() []string {
+	switch {
+	case l.Runtime != "" || !l.Service && l.State != unitState:
+		return nil
+	case l.Relay:
+		return []string{filepath.Join(relayRuntime, l.socketName())}
+	}
+	return []string{filepath.Join(unitRuntime, l.socketName())}
+}
+
+func (l Location) socketName() string {
+	if l.Relay {
+		return "relay.sock"
+	}
+	return "control.sock"
 }
 
 // maxSocketPath bounds the path of a socket, in bytes. It is the limit of macOS; Linux allows a few bytes more.

@@ -50,12 +50,15 @@ func TestRelayHasASocketOfItsOwn(t *testing.T) {
 func TestSocketOfTheUnitIsFoundWithoutItsEnvironment(t *testing.T) {
 	service := Location{State: "/var/lib/forewarn", Runtime: "/run/forewarn"}
 	command := Location{State: "/var/lib/forewarn"}
-	if got, want := command.Sockets(), service.Sockets(); !slices.Equal(got, want) {
+	if got, want := command.looked(), service.Sockets(); !slices.Equal(got, want) {
 		t.Errorf("a command looks for %v, the service has %v", got, want)
 	}
+	if got := command.Sockets(); len(got) != 1 {
+		t.Errorf("one that is run by hand has %v, want none in the place of the service", got)
+	}
 	relay := Location{State: "/var/lib/forewarn", Relay: true}
-	if want := "/run/forewarn-relay/relay.sock"; !slices.Contains(relay.Sockets(), want) {
-		t.Errorf("with the settings of a relay it looks for %v, want %s too", relay.Sockets(), want)
+	if want := "/run/forewarn-relay/relay.sock"; !slices.Contains(relay.looked(), want) {
+		t.Errorf("with the settings of a relay it looks for %v, want %s too", relay.looked(), want)
 	}
 	edited := Location{State: "/data", DefaultState: "/var/lib/forewarn", Control: "/run/own.sock", Service: true}
 	for _, path := range append(service.Sockets(), "/run/own.sock", "/data/control.sock") {

@@ -33,6 +33,9 @@ func (l Location) standardSockets() []string {
 	return []string{path}
 }
 
+// unitSockets returns none: the service has the pipe that commands look for.
+func (l Location) unitSockets() []string { return nil }
+
 // spelledOut returns an absolute path in lower case, with backslashes.
 func spelledOut(path string) string {
 	if whole, err := filepath.Abs(path); err == nil {
