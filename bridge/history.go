@@ -72,7 +72,7 @@ type Period struct {
 func History(o *outbox.Outbox, p Period) ([]EventHistory, error) {
 	var b HistoryBuilder
 	err := o.Walk(0, func(r outbox.Record) error {
-		b.addRecord(r)
+		b.AddRecord(r)
 		return nil
 	})
 	return b.Histories(p), err
@@ -109,7 +109,7 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories 
 		}
 		var b HistoryBuilder
 		for _, r := range newest {
-			b.addRecord(r)
+			b.AddRecord(r)
 		}
 		return b.Histories(p), more, nil
 	}
@@ -121,8 +121,8 @@ type HistoryBuilder struct {
 	seen      map[string]bool // ids
 }
 
-// addRecord adds a record of the outbox, unless it is unreadable: it must not hide the others.
-func (b *HistoryBuilder) addRecord(r outbox.Record) {
+// AddRecord adds a record of the outbox, unless it is unreadable: it must not hide the others.
+func (b *HistoryBuilder) AddRecord(r outbox.Record) {
 	var ce event.Event
 	if json.Unmarshal(r.Body, &ce) != nil {
 		return

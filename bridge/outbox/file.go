@@ -210,8 +210,7 @@ func tooSmall(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0 && info.Size() < 2*int64(os.Getpagesize())
 }
 
-// Close closes the file. bbolt doesn't close a damaged one, because it could hang or fail on an unreadable page. On
-// Unix that file stays mapped, and so locked; nobody else needs the lock, because the file is about to be set aside.
+// Close closes the file. bbolt doesn't close a damaged one, because it could hang or fail on an unreadable page.
 func (f *file) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -221,9 +220,7 @@ func (f *file) Close() error {
 	case fd == nil:
 		return nil
 	case f.damaged.Swap(false) || db == nil:
-		if db != nil {
-			unmap(db)
-		}
+		letGo(db, fd)
 		return fd.Close()
 	}
 	return guard(db.Close)

@@ -554,3 +554,41 @@ func (f *filling) Write(writes []outbox.Write) error {
 	}
 	return f.Storage.Write(writes)
 }
+
+// The history stays in the file that was set aside, and can be read there as far as the damage allows, also while the outbox
+// that set it aside goes on.
+func TestTheHistoryOfAFileThatWasSetAsideCanBeRead(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows does not let a mapped file be cut; CI runs this on Linux")
+	}
+	dir := t.TempDir()
+	used(t, dir)
+	o := open(t, dir, outbox.Options{})
+	whole := filepath.Join(t.TempDir(), "outbox.db")
+	copyFile(t, o.Path(), whole)
+	if err := os.Truncate(o.Path(), 2*int64(os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	mustAdd(t, o, "NEW", "scheduled", "a")
+	list := asides(t, dir, "damaged")
+	if len(list) != 1 {
+		t.Fatalf("%d files were set aside, want 1", len(list))
+	}
+	err := outbox.ReadHistory(list[0], func(outbox.Record) error { return nil })
+	if !errors.Is(err, outbox.ErrDamaged) {
+		t.Errorf("reading the one that was cut = %v, want that it is damaged", err)
+	}
+	read, accepted := 0, 0
+	err = outbox.ReadHistory(whole, func(r outbox.Record) error {
+		read++
+		for _, d := range r.Deliveries {
+			if d.State == outbox.StateAccepted {
+				accepted++
+			}
+		}
+		return nil
+	})
+	if err != nil || read != 18 || accepted != 12 {
+		t.Errorf("%d CloudEvents are read, and %d that were accepted: %v; want 18 and 12", read, accepted, err)
+	}
+}

@@ -68,6 +68,20 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	return nil
 }
 
+// ReadHistory calls f for every CloudEvent in the file of an outbox that was set aside, as Walk does. Of a damaged file f
+// gets what comes before the damage, and the error says what that is.
+func ReadHistory(path string, f func(Record) error) error {
+	db, fd, err := openBolt(path, true)
+	if err != nil {
+		return err
+	}
+	o := newOutbox("", Options{})
+	stored := newFile(path, true, o.log)
+	stored.db, stored.fd = db, fd
+	o.storage, o.readOnly = stored, true
+	return errors.Join(o.Walk(0, f), stored.Close())
+}
+
 // A page is a part of the history, by the keys of CloudEvents.
 type page struct {
 	bodies  map[string][]byte

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -37,7 +38,8 @@ func (p *program) historyCommand() *cobra.Command {
 each sink, and what the destination answered.
 
 It reads the outbox, through the running forewarn or, if none runs, from its file. With --file it
-reads an audit file written by a file sink, which has the changes but not the deliveries.
+reads an audit file written by a file sink, which has the changes but not the deliveries, or an
+outbox.db that forewarn has set aside, as far as it can be read.
 
 With --verify it checks the files of a file sink with chain: true, the oldest first: that no line
 was changed, left out, added or moved. It names the first line that does not belong (exit code 1).
@@ -120,7 +122,7 @@ See "forewarn help sinks file" for what this proves and what it does not.`,
 	f.StringVar(&period.VM, "vm", "", "only events that name this VM")
 	f.StringVar(&since, "since", "",
 		"only events that changed since: a duration such as 7d, or a time such as 2026-11-21T04:00:00Z or 2026-11-21")
-	f.StringVar(&file, "file", "", "read this audit file instead of the outbox; - for standard input")
+	f.StringVar(&file, "file", "", "read this audit file, or this outbox.db that was set aside; - for standard input")
 	f.BoolVar(&verify, "verify", false, "check that the files hold one intact chain, the oldest first")
 	return c
 }
@@ -143,6 +145,9 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 
 // fileHistory reads an audit file. It skips and counts lines that are no CloudEvents, such as an incomplete last line.
 func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.EventHistory, error) {
+	if strings.HasPrefix(filepath.Base(path), "outbox.db") {
+		return p.setAsideHistory(path, period)
+	}
 	in := io.Reader(os.Stdin)
 	if path != "-" {
 		f, err := os.Open(path)
@@ -182,6 +187,24 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Event
 		fmt.Fprintf(p.err, "forewarn: %s: skipped the last line, which is incomplete; read %d\n", path, good)
 	case bad > 0:
 		fmt.Fprintf(p.err, "forewarn: %s: skipped %d of %d lines, which are no CloudEvents\n", path, bad, bad+good)
+	}
+	return b.Histories(period), nil
+}
+
+// setAsideHistory reads the file of an outbox that was set aside, as far as it can be read.
+func (p *program) setAsideHistory(path string, period bridge.Period) ([]bridge.EventHistory, error) {
+	var b bridge.HistoryBuilder
+	read := 0
+	err := outbox.ReadHistory(path, func(r outbox.Record) error {
+		b.AddRecord(r)
+		read++
+		return nil
+	})
+	switch {
+	case err != nil && read == 0:
+		return nil, exit(exitData, err)
+	case err != nil:
+		fmt.Fprintf(p.err, "forewarn: %s: read %d CloudEvents, the others can't be read: %v\n", path, read, err)
 	}
 	return b.Histories(period), nil
 }
