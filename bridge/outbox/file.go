@@ -52,6 +52,7 @@ type file struct {
 	db      *bolt.DB     // nil while none is open, or after bbolt panicked with its locks held
 	fd      *os.File     // the file that db has open
 	damaged atomic.Bool  // db is damaged and must not be closed by bbolt
+	last    int          // number of the last transaction that Write made; 0: not known; only Write, Open and Compact use it
 
 	syncDir func(dir string) error // the function syncDir; tests replace it
 	answers func()                 // is called while the file is read and the disk answers
@@ -91,7 +92,7 @@ func (f *file) Open() (opened bool, err error) {
 	return true, err
 }
 
-// taken returns the error about a path that no longer names the open file.
+// taken returns the error about a path that no longer names the open file, or its content.
 func (f *file) taken() error {
 	return fmt.Errorf("%w: another program has removed or replaced %s", ErrDamaged, f.path)
 }
@@ -119,6 +120,7 @@ func (f *file) open(readOnly bool) error {
 	case err == nil && fresh && !readOnly:
 		f.log.Warn("the outbox file is empty; starting with an empty outbox", "file", f.path)
 	}
+	f.last = 0
 	db, fd, err := openBolt(f.path, readOnly)
 	if err != nil {
 		if fresh && !readOnly && !errors.Is(err, ErrLocked) {
@@ -257,7 +259,12 @@ func (f *file) transact(transaction func(*bolt.DB, func(*bolt.Tx) error) error, 
 }
 
 func (f *file) Write(writes []Write) error {
+	number := 0
 	err := f.transact((*bolt.DB).Update, func(tx *bolt.Tx) error {
+		number = tx.ID()
+		if f.last > 0 && number != f.last+1 {
+			return f.taken() // an older copy was written over it
+		}
 		for _, w := range writes { // in this order: bbolt would need quadratic time for unsorted keys
 			err := put(tx, w)
 			if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
@@ -270,6 +277,10 @@ func (f *file) Write(writes []Write) error {
 		}
 		return nil
 	})
+	f.last = number
+	if err != nil {
+		f.last = 0
+	}
 	if info := f.measure(); err == nil && !f.isOpen(info) {
 		err = f.taken()
 	}
@@ -376,6 +387,7 @@ func (f *file) Compact() error {
 	} else { // without it, a power loss could remove the new file's name, and later writes with it
 		err = f.syncDir(filepath.Dir(f.path))
 	}
+	f.last = 0
 	var openErr error
 	f.db, f.fd, openErr = openBolt(f.path, false)
 	f.measure()

@@ -480,6 +480,10 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 		{"it is removed", false, remove, add, time.Minute},
 		{"it is removed just before a stop", false, remove, add, 0},
 		{"an older one is put in its place", false, func(path, backup string) error { return os.Rename(backup, path) }, add, time.Minute},
+		{"an older one is written over it", false, func(path, backup string) error {
+			data, err := os.ReadFile(backup)
+			return errors.Join(err, os.WriteFile(path, data, 0o600))
+		}, add, time.Minute},
 		{"it is removed from a full disk", true, remove, add, time.Minute},
 		{"it is removed before its oldest records are", false, remove, func(o *outbox.Outbox) {
 			<-o.Maintain(time.Now().Add(outbox.KeepHistory - time.Minute))
