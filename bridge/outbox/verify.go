@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -143,7 +144,12 @@ var used atomic.Uint32
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if r := recover(); r != nil {
+		r := recover()
+		_, fault := r.(runtime.Error)
+		switch {
+		case fault: // Go's words for it say nothing to an operator
+			err = fmt.Errorf("%w: a part of it can't be read", ErrDamaged)
+		case r != nil:
 			err = fmt.Errorf("%w: %v", ErrDamaged, r)
 		}
 	}()
