@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -134,11 +135,11 @@ type route struct {
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    ordered
 	dead       ordered
-	transient  *entry          // the pending one whose message is transient; nil if there is none
-	unreported map[*entry]bool // of the dead
-	mutes      []*delivery.Mute
-	delivered  int       // since the start
-	accepted   time.Time // the last acceptance since the start
+	transient  *entry                           // the pending one whose message is transient; nil if there is none
+	unreported map[*entry]bool                  // of the dead
+	mutes      atomic.Pointer[[]*delivery.Mute] // who lists deliveries reads it without the lock
+	delivered  int                              // since the start
+	accepted   time.Time                        // the last acceptance since the start
 	reader     *queue
 }
 

@@ -66,11 +66,21 @@ func (m *memory) assignMutes() {
 
 // assignMutesOf does what assignMutes does, for one route.
 func (m *memory) assignMutesOf(r *route) {
-	r.mutes = delivery.MutesFor(m.mutes, r.name, r.people)
+	mutes := delivery.MutesFor(m.mutes, r.name, r.people)
+	r.mutes.Store(&mutes)
 	if r.reader != nil {
 		wake(r.reader.changed)
 	}
 }
 
 // mute returns the mute that holds the delivery back, or the last one that it waited for; nil for none.
-func (e *entry) mute() *delivery.Mute { return delivery.MuteOf(e.route.mutes, &e.Item) }
+func (e *entry) mute() *delivery.Mute { return delivery.MuteOf(e.route.activeMutes(), &e.Item) }
+
+// activeMutes returns the mutes of the route. It needs no lock.
+func (r *route) activeMutes() []*delivery.Mute {
+	mutes := r.mutes.Load()
+	if mutes == nil {
+		return nil
+	}
+	return *mutes
+}

@@ -60,7 +60,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 	o := q.outbox
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	c.Mutes = o.route(q.name).mutes
+	c.Mutes = o.route(q.name).activeMutes()
 	for seq := range q.dirty {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
