@@ -14,7 +14,8 @@ import (
 
 const (
 	lookAgain  = 10 * time.Millisecond // between two looks at what is left
-	killPasses = 5                     // at most: what is killed may have started something else meanwhile
+	killPasses = 5                     // at most at a stop: what is killed may have started something else meanwhile
+	slowPasses = 200                   // at most else: on a busy machine what is killed takes a while to end
 )
 
 // unfound stands for a process that is known only because it still has the output of the program open.
@@ -75,19 +76,19 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, e
 // endRest ends what the program has left running, and returns it. What is about to end, such as the last member of a
 // pipeline, has a moment to do so and is not returned. The moment is over when ctx ends.
 func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []leftover {
-	ctx, cancel := context.WithTimeout(ctx, moment)
+	soon, cancel := context.WithTimeout(ctx, moment)
 	defer cancel()
 	rest := g.rest()
-	for len(rest) > 0 && ctx.Err() == nil {
+	for len(rest) > 0 && soon.Err() == nil {
 		select {
 		case <-time.After(lookAgain):
-		case <-ctx.Done():
+		case <-soon.Done():
 		}
 		rest = g.rest()
 	}
 	g.kill() // also what can't be seen
 	left := rest
-	for pass := 0; len(rest) > 0 && pass < killPasses; pass++ {
+	for pass := 0; len(rest) > 0 && (pass < killPasses || pass < slowPasses && ctx.Err() == nil); pass++ {
 		g.killRest(rest)
 		time.Sleep(lookAgain)
 		rest = g.rest()
