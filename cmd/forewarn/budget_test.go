@@ -23,7 +23,7 @@ import (
 
 // The budgets of the program's size at rest. What is measured is printed each time, so that a log shows the drift.
 const (
-	maxBinary    = 22_600_000 // bytes, stripped, linux/amd64
+	maxBinary    = 24_000_000 // bytes, stripped, linux/amd64
 	maxRSS       = 24 << 20   // bytes
 	maxAnonymous = 6 << 20    // bytes: what cannot be given back to the binary's file
 	maxCPU       = 2.0        // times a bare poll loop
