@@ -261,7 +261,8 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 			return // the next turn decides again
 		}
 		var answer cloudevent.Approval
-		if answer, err = b.askAzure(ctx, doc, e); err == nil {
+		answer, err = b.askAzure(ctx, doc, e)
+		if err == nil {
 			b.endApproval(e, op, d, answer)
 			return
 		}
@@ -402,7 +403,8 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 	return ctx, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.byHand[id]--; b.byHand[id] == 0 {
+		b.byHand[id]--
+		if b.byHand[id] == 0 {
 			delete(b.byHand, id)
 		}
 		end()

@@ -279,7 +279,8 @@ func (b *Bridge) keepAnswer() {
 	}
 	a, gap := b.answer, b.answer.At.Sub(b.handled.At) > gapAbove
 	due := gap || a.At.Sub(b.touched) >= touchEvery
-	if b.handled = a; due {
+	b.handled = a
+	if due {
 		b.touched = a.At
 	}
 	b.mu.Unlock()

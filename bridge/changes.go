@@ -161,7 +161,8 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 		op.promise(in.Rules)
 	}
 	if len(in.Rules) > 0 {
-		if ce, err = cloudevent.Wrap(change, in); err != nil {
+		ce, err = cloudevent.Wrap(change, in)
+		if err != nil {
 			return nil, err
 		}
 	}

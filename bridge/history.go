@@ -93,7 +93,8 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories 
 			if !bytes.Contains(r.Body, about) {
 				return nil
 			}
-			if newest = append(newest, r); len(newest) > 2*n {
+			newest = append(newest, r)
+			if len(newest) > 2*n {
 				more, newest = true, slices.Clone(newest[n:])
 			}
 			return nil

@@ -49,7 +49,8 @@ func (d *destination) accepted() (suspects map[string]bool) {
 // judge decides after a failed attempt what the destination is.
 func (d *destination) judge(refused bool, now time.Time) {
 	if refused {
-		if d.refusals++; d.refusals == 1 {
+		d.refusals++
+		if d.refusals == 1 {
 			d.refused = now
 		}
 		if d.health != blocked && d.refusals >= blockedAfter && now.Sub(d.refused) >= blockedOver {

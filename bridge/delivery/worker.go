@@ -105,7 +105,8 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	for {
 		now := time.Now()
 		var wake time.Time
-		if leaving = leaving || closed(leave); leaving {
+		leaving = leaving || closed(leave)
+		if leaving {
 			leave, w.standby = nil, true
 			if before != nil && !w.Alone { // nothing is under way; it may wait long, and not with all that is pending
 				w.schedule, w.Queue = nil, nil
@@ -267,7 +268,8 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			return result{attempt: a, unsent: true, err: err}
 		}
 		if err != nil {
-			if r.err = err; errors.Is(err, ErrLost) {
+			r.err = err
+			if errors.Is(err, ErrLost) {
 				r.lost = append(r.lost, i)
 			}
 			continue

@@ -100,7 +100,8 @@ func (c *change) apply(b Batch) {
 		c.setRoutes(b.Routes)
 	}
 	for name, v := range b.Values {
-		if c.values[name] = v; v == nil {
+		c.values[name] = v
+		if v == nil {
 			delete(c.values, name)
 		}
 		c.write(bucketValues, name, v)

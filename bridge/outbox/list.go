@@ -96,7 +96,8 @@ func (o *Outbox) Replay(keys []string, to, by string) (replayed []Delivery, err 
 	var wrong error
 	err = o.submit(time.Now(), func(c *change) {
 		var letters []*entry
-		if letters, wrong = c.findAll(keys); wrong == nil {
+		letters, wrong = c.findAll(keys)
+		if wrong == nil {
 			wrong = c.mayReplay(letters, to)
 		}
 		if wrong != nil {
@@ -158,7 +159,8 @@ func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Ba
 		}
 		stale := false
 		err = o.submit(with.Now, func(c *change) {
-			if stale = slices.ContainsFunc(all, func(e *entry) bool { return e.stale }); stale {
+			stale = slices.ContainsFunc(all, func(e *entry) bool { return e.stale })
+			if stale {
 				return
 			}
 			for _, e := range all {

@@ -210,7 +210,8 @@ func (m *memory) loadRecord(w Write) (err error) {
 		}
 	case bucketRoutes:
 		r := m.route(w.Key)
-		if r.configured = true; len(w.Value) > 0 {
+		r.configured = true
+		if len(w.Value) > 0 {
 			err = r.removed.UnmarshalText(w.Value)
 		}
 	case bucketMutes:

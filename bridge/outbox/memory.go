@@ -318,7 +318,8 @@ func (m *memory) release(e *entry) {
 		e.route.transient = nil
 	}
 	g := m.groups[e.Group]
-	if delete(g.pending, e); len(g.pending) == 0 {
+	delete(g.pending, e)
+	if len(g.pending) == 0 {
 		g.pending = nil
 	}
 	m.dropIfEmpty(e.Group)

@@ -195,7 +195,8 @@ func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 		if vmID == "" || strings.EqualFold(c.owner, vmID) {
 			return
 		}
-		if fresh = c.owner != ""; fresh {
+		fresh = c.owner != ""
+		if fresh {
 			c.reset()
 			clear(o.waiting)
 			o.inFlight = nil

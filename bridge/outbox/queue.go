@@ -227,7 +227,8 @@ func (q *queue) Report(r delivery.Report) {
 		r.Now = time.Now()
 	}
 	n := o.change(r.Now, func(c *change) { c.report(c.route(q.name), r) })
-	if q.unsynced += len(r.Accepted) + len(r.Superseded); !r.Durable && q.unsynced < maxUnsynced {
+	q.unsynced += len(r.Accepted) + len(r.Superseded)
+	if !r.Durable && q.unsynced < maxUnsynced {
 		o.syncSoon()
 		return
 	}
