@@ -17,7 +17,6 @@ type Batch struct {
 	Values map[string][]byte // small named values of the owner; nil deletes
 	Mutes  []delivery.Mute   // new ones, and changed ones with the ID that they had
 	Marks  map[string]Mark   // ids that were used, which begin with their group; kept until 30 days after that is over
-	Remove []Ref             // pending deliveries that leave no trace
 	// Reported lists dead letters that the owner has reported. Outbox.Unreported no longer returns them.
 	Reported []Ref
 	Add      []Addition
@@ -110,11 +109,6 @@ func (c *change) apply(b Batch) {
 	for id, m := range b.Marks {
 		c.setMark(id, m)
 		c.write(bucketMarks, id, m)
-	}
-	for _, r := range b.Remove {
-		if e := c.entry(r); e != nil {
-			c.remove(e)
-		}
 	}
 	for _, r := range b.Reported {
 		c.setReported(r)

@@ -567,13 +567,9 @@ func (p *player) rearrange(now time.Time) {
 	b := outbox.Batch{Now: now}
 	for _, d := range p.o.Pending(p.group()) {
 		r := ref{d.Route, d.Seq()}
-		switch at := (outbox.Ref{Route: d.Route, Seq: d.Seq()}); p.next(5) {
-		case 0:
-			b.Supersede = append(b.Supersede, at)
+		if p.next(4) == 0 {
+			b.Supersede = append(b.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq()})
 			p.settle(r, outbox.StateSuperseded)
-		case 1:
-			b.Remove = append(b.Remove, at)
-			delete(p.m.pending, r)
 		}
 	}
 	for _, d := range p.o.Unreported(p.route()) {

@@ -233,9 +233,7 @@ func TestOnlyPendingDeliveriesChange(t *testing.T) {
 		other := outbox.Ref{Route: "a", Seq: a.Seq + 1}
 		again := a
 		again.Body, again.To = nil, []string{"a"}
-		for _, b := range []outbox.Batch{
-			{Remove: []outbox.Ref{ref, other}}, {Supersede: []outbox.Ref{ref, other}}, {Add: []outbox.Addition{again}},
-		} {
+		for _, b := range []outbox.Batch{{Supersede: []outbox.Ref{ref, other}}, {Add: []outbox.Addition{again}}} {
 			b.Now = time.Now()
 			if err := o.Apply(b); err != nil {
 				t.Fatal(err)
@@ -251,15 +249,22 @@ func TestOnlyPendingDeliveriesChange(t *testing.T) {
 }
 
 // An accepted delivery counts and is recorded even if it is no longer pending.
-func TestAcceptedDeliveryIsRecordedEvenIfRemoved(t *testing.T) {
+func TestAcceptedDeliveryIsRecordedEvenIfSuperseded(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		a := mustAdd(t, o, "A", "vanished", "a")
 		q := o.Queue("a")
 		items := q.Changes().Pending
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Remove: []outbox.Ref{{Route: "a", Seq: a.Seq}}}); err != nil {
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Supersede: []outbox.Ref{{Route: "a", Seq: a.Seq}}}); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: items, Durable: true})
+		d.set(func() {
+			for _, outcome := range d.data["settled"] {
+				if !strings.Contains(string(outcome), `"accepted"`) {
+					t.Errorf("on record is %s, want that it was accepted", outcome)
+				}
+			}
+		})
 		if s := o.Stats()["a"]; d.count("settled") != 1 || s.Pending != 0 {
 			t.Errorf("%d outcomes are on record, want one; the figures are %+v", d.count("settled"), s)
 		}

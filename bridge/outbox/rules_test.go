@@ -417,7 +417,7 @@ func TestReaderGetsPendingDeliveriesOnceAndInOrder(t *testing.T) {
 	})
 }
 
-// The owner can supersede and remove deliveries, even if the reader has them already.
+// The owner can supersede deliveries, even if the reader has them already.
 func TestOwnerChangesPendingDeliveries(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		a := addition(o, "A", "scheduled", "a", "b")
@@ -433,7 +433,7 @@ func TestOwnerChangesPendingDeliveries(t *testing.T) {
 		}
 		qb.Changes()
 		time.Sleep(time.Second)
-		err := o.Apply(outbox.Batch{Now: time.Now(), Remove: []outbox.Ref{{Route: "a", Seq: h.Seq}, {Route: "no", Seq: 1}}})
+		err := o.Apply(outbox.Batch{Now: time.Now(), Supersede: []outbox.Ref{{Route: "a", Seq: h.Seq}, {Route: "no", Seq: 1}}})
 		if err != nil {
 			t.Fatal(err)
 		}
