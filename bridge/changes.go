@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"cmp"
-	"encoding/json"
 	"log/slog"
 	"slices"
 	"strings"
@@ -311,7 +310,7 @@ func (s changeContext) offerEvent(c *commit, e imds.Event, op *openEvent, who []
 	latest := kept{op.Latest, op.cloudEvent}
 	announcement := *cmp.Or(op.Announcement, &latest)
 	a, ce := again(e, latest)
-	s.address(&a, who, ce, ChangeOf(ce), op)
+	s.address(&a, who, ce, cloudevent.ChangeOf(ce), op)
 	c.Add = append(c.Add, a)
 	first, _ := again(e, announcement)
 	for _, r := range s.due(e, *op, who) {
@@ -340,18 +339,4 @@ func (r Route) LeadTime(kind imds.ChangeKind, notBefore time.Time) time.Time {
 		return time.Time{}
 	}
 	return notBefore.Add(-r.Terms.Lead)
-}
-
-// ChangeOf decodes a change from its CloudEvent, without Change.Fields.
-func ChangeOf(ce event.Event) imds.Change {
-	c := imds.Change{Kind: imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))}
-	var d cloudevent.Data
-	if json.Unmarshal(ce.Data(), &d) != nil {
-		return c
-	}
-	c.Event, _ = imds.UnmarshalEvent(d.Event)
-	if previous, err := imds.UnmarshalEvent(d.Previous); err == nil { // only an updated one has one
-		c.Previous = &previous
-	}
-	return c
 }

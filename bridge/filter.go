@@ -47,8 +47,8 @@ type Except struct {
 var (
 	VMsValues     = []string{"self", "leader", "all"}
 	OwnVMsValues  = []string{"self", "leader"} // of Except and of a Match
-	TypesValues   = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
-	SourcesValues = []string{"Platform", "User"}
+	TypesValues   = imds.Types
+	SourcesValues = imds.Sources
 	ChangesValues = []string{"scheduled", "updated", "started", "vanished", "first", "approved", "reminder"}
 )
 

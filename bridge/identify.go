@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"forewarn/bridge/clock"
 	"forewarn/bridge/imds"
 )
 
@@ -113,7 +114,7 @@ func (b *Bridge) nameWarning(now time.Time) string {
 	case b.observer.Name != "" || now.Sub(b.began) < nameForFirst:
 		return ""
 	case waits:
-		return "waiting for the VM name until " + ClockTime(b.began.Add(nameForFilters), now, b.Settings.Location()) +
+		return "waiting for the VM name until " + clock.Time(b.began.Add(nameForFilters), now, b.Settings.Location()) +
 			"; until then " + onlyUrgent + "; " + why
 	}
 	return "VM name unknown; sinks get the events of every VM; " + why

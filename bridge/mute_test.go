@@ -11,6 +11,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/mutes"
 )
 
 // A muted sink hears nothing but a Preempt until the end; another hears everything, and who muted it and why. At the end
@@ -116,7 +117,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 		}
 		mute("other")
 		id := mute("")
-		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, LongestMute+1); err == nil || len(b.Mutes()) != 2 {
+		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, mutes.Longest+1); err == nil || len(b.Mutes()) != 2 {
 			t.Errorf("muting for too long: %v, and there are %d mutes, want an error and 2", err, len(b.Mutes()))
 		}
 		s.reboot(idA)
@@ -201,63 +202,6 @@ func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 	})
 }
 
-// A mute that is over stays so when the clock is set back. One that is not lasts no longer than it was to last.
-func TestMutesAndTheClock(t *testing.T) {
-	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	there := func(string) bool { return false }
-	m := delivery.Mute{ID: "m", Since: now, Until: now.Add(2 * time.Hour)}
-	over := DueMutes([]*delivery.Mute{&m}, there, m.Until, 0)
-	if len(over) != 1 || !over[0].Ended.Equal(m.Until) {
-		t.Fatalf("at its end there is %+v", over)
-	}
-	if again := DueMutes([]*delivery.Mute{&over[0]}, there, now.Add(-time.Hour), 0); len(again) != 0 {
-		t.Errorf("with the clock set back there is %+v", again)
-	}
-	if early := DueMutes([]*delivery.Mute{&m}, there, now, 0); len(early) != 0 {
-		t.Errorf("at its beginning there is %+v", early)
-	}
-	back := now.Add(-365 * 24 * time.Hour)
-	if anew := DueMutes([]*delivery.Mute{&m}, there, back, 0); len(anew) != 1 || !anew[0].Active() ||
-		!anew[0].Until.Equal(back.Add(2*time.Hour)) {
-		t.Errorf("with the clock set back by a year there is %+v", anew)
-	}
-}
-
-// A mute needs a reason and an end, and names what there is.
-func TestWhatAMuteNeeds(t *testing.T) {
-	now := time.Now()
-	for want, c := range map[string]struct {
-		m delivery.Mute
-		d time.Duration
-	}{
-		"at most 30 days":     {delivery.Mute{Reason: "x"}, LongestMute + 1},
-		"more than 0":         {delivery.Mute{Reason: "x"}, 0},
-		"needs a reason":      {delivery.Mute{Reason: " "}, time.Hour},
-		"is no pattern":       {delivery.Mute{Reason: "x", VM: "vm-["}, time.Hour},
-		`is called "Restart"`: {delivery.Mute{Reason: "x", Types: []string{"Restart"}}, time.Hour},
-	} {
-		if _, err := NewMute(c.m, c.d, nil, now); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v for %v: %v, want %q", c.m, c.d, err, want)
-		}
-	}
-	first, err := NewMute(delivery.Mute{Reason: "x", Types: []string{"freeze"}}, LongestMute, nil, now)
-	if err != nil || first.Types[0] != "Freeze" || !first.Until.Equal(now.Add(LongestMute)) {
-		t.Errorf("NewMute = %+v, %v", first, err)
-	}
-	all := []*delivery.Mute{&first}
-	for len(all) < maxMutes {
-		m, err := NewMute(delivery.Mute{Reason: "x"}, time.Hour, all, now)
-		if err != nil || slices.ContainsFunc(all, func(other *delivery.Mute) bool { return other.ID == m.ID }) {
-			t.Fatalf("mute %d is %+v, %v", len(all), m, err)
-		}
-		all = append(all, &m)
-	}
-	const full = "there are 100 mutes; end one first"
-	if _, err := NewMute(delivery.Mute{Reason: "x"}, time.Hour, all, now); fmt.Sprint(err) != full {
-		t.Errorf("of one more than the most: %v, want %s", err, full)
-	}
-}
-
 // A mute of the sinks for people holds back those alone, also one that a reload brings or makes one; and across a
 // restart. A mute of all that was made before there were others stays one of all.
 func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
@@ -310,42 +254,4 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-started")
 	})
-}
-
-// What is asked for stays as it is, though its types are written as Azure writes them in the mute.
-func TestANewMuteLeavesTheRequestAsItIs(t *testing.T) {
-	types := []string{"freeze"}
-	if m, err := NewMute(delivery.Mute{Reason: "x", Types: types}, time.Hour, nil, time.Now()); err != nil || m.Types[0] != "Freeze" {
-		t.Errorf("the mute is of %q, %v", m.Types, err)
-	}
-	if types[0] != "freeze" {
-		t.Errorf("the request is of %q now", types)
-	}
-}
-
-// A sink is muted until the last of the mutes ends that hold back all that it gets.
-func TestASinkIsMutedUntilTheLastOfItsMutes(t *testing.T) {
-	now := time.Now().UTC()
-	until := func(sink, vm string, d time.Duration, types ...string) *delivery.Mute {
-		return &delivery.Mute{Sink: sink, VM: vm, Types: types, Until: now.Add(d)}
-	}
-	forPeople := &delivery.Mute{People: true, Until: now.Add(3 * time.Hour)}
-	for _, tt := range []struct {
-		mutes []*delivery.Mute
-		want  time.Duration
-	}{
-		{[]*delivery.Mute{until("a", "", time.Hour), forPeople}, time.Hour},
-		{[]*delivery.Mute{until("", "", 2*time.Hour), until("a", "", time.Hour)}, 2 * time.Hour},
-		{[]*delivery.Mute{until("a", "", time.Hour), until("", "", 2*time.Hour)}, 2 * time.Hour},
-		{[]*delivery.Mute{until("a", "", time.Hour), until("b", "", 2*time.Hour)}, time.Hour},
-		{[]*delivery.Mute{until("a", "", time.Hour), until("a", "vm-0", 2*time.Hour)}, time.Hour},
-		{[]*delivery.Mute{until("a", "", time.Hour), until("a", "", 2*time.Hour, "Freeze")}, time.Hour},
-	} {
-		if got := MutedUntil(tt.mutes, "a", false).Sub(now); got != tt.want {
-			t.Errorf("of %d mutes the last ends after %v, want %v", len(tt.mutes), got, tt.want)
-		}
-	}
-	if got := MutedUntil([]*delivery.Mute{forPeople}, "a", true).Sub(now); got != 3*time.Hour {
-		t.Errorf("of a mute of all sinks for people, the last ends after %v, want 3h", got)
-	}
 }

@@ -9,23 +9,13 @@ import (
 	"sync"
 	"time"
 
+	"forewarn/bridge/clock"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/trouble"
+	"forewarn/bridge/mutes"
 	"forewarn/bridge/outbox"
 )
-
-// overdueAfter is how long a delivery about an urgent event may wait after its first attempt.
-const overdueAfter = time.Minute
-
-// Overdue reports since when a delivery waits, which is about an urgent event, was attempted and has waited for too
-// long. What a mute holds back is not overdue; once that ends, what could be made before the mute has waited all along.
-func Overdue(i *delivery.Item, mute *delivery.Mute, now time.Time) (since time.Time, overdue bool) {
-	since = i.Since(mute)
-	if mute != nil && i.PendingSince.Before(mute.Since) {
-		since = i.PendingSince
-	}
-	return since, i.Attempts > 0 && !mute.Active() && now.Sub(since) > overdueAfter
-}
 
 // isUrgent reports whether the event has begun, or may begin within delivery.UrgentNotice.
 func isUrgent(e imds.Event, now time.Time) bool {
@@ -48,7 +38,7 @@ func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Tim
 		}
 		for _, d := range b.Outbox.Pending(e.ID) {
 			was := since[d.Route]
-			waits, overdue := Overdue(&d.Item, d.Mute, now)
+			waits, overdue := trouble.Overdue(&d.Item, d.Mute, now)
 			if overdue && (was.IsZero() || waits.Before(was)) {
 				since[d.Route] = waits
 			}
@@ -62,7 +52,7 @@ func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Tim
 func (k SinkStatus) NeedsSomebody(now time.Time) bool {
 	pending := time.Duration(k.OldestPendingSeconds * float64(time.Second))
 	return !k.NeededSince.IsZero() || k.State == SinkIsBlocked || !k.OverdueSince.IsZero() ||
-		k.State == SinkRetrying && min(pending, now.Sub(k.LastAccepted)) >= SilentFor
+		k.State == SinkRetrying && min(pending, now.Sub(k.LastAccepted)) >= trouble.SilentAfter
 }
 
 // Reasons returns why the sink makes the bridge or the relay not ready: it refuses deliveries while an event is due soon,
@@ -73,7 +63,7 @@ func (k SinkStatus) Reasons(soon bool, zone *time.Location) []string {
 		return []string{k.refusal()}
 	case !k.OverdueSince.IsZero():
 		return []string{fmt.Sprintf("something urgent has waited for the sink %s since %s: %s", k.Name,
-			ClockTime(k.OverdueSince, k.OverdueSince, zone), delivery.WithoutClass(k.LastError))}
+			clock.Time(k.OverdueSince, k.OverdueSince, zone), delivery.WithoutClass(k.LastError))}
 	}
 	return nil
 }
@@ -142,7 +132,7 @@ func (b *Bridge) logNeeds(now time.Time) {
 // sinks returns the status of all routes, in the order of their names.
 func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 	all := []SinkStatus{}
-	stats, mutes := b.Outbox.Stats(), b.Mutes()
+	stats, active := b.Outbox.Stats(), b.Mutes()
 	overdue, soon := b.overdue(events, now), isSoon(events, now)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,7 +144,7 @@ func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 	for name, st := range stats {
 		if st.Gone.IsZero() || st.Pending+st.Dead > 0 {
 			k := b.sinkStatus(name, st, soon, now)
-			k.MutedUntil = MutedUntil(mutes, name, k.People)
+			k.MutedUntil = mutes.Until(active, name, k.People)
 			if k.State != SinkOrphaned {
 				k.OverdueSince = overdue[name].UTC()
 			}

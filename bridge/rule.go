@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -70,7 +71,7 @@ func (r ruling) reason(now time.Time, zone *time.Location) string {
 	if r.until.IsZero() {
 		return r.why
 	}
-	return r.why + " " + ClockTime(r.until, now, zone)
+	return r.why + " " + clock.Time(r.until, now, zone)
 }
 
 // An acceptance is what a Rule knows of a delivery that it waits for.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -103,6 +104,55 @@ type OutboxStatus struct {
 	Error       string `json:"error,omitempty"`
 }
 
+// SettingsInfo describes the settings in force.
+type SettingsInfo struct {
+	// Hash identifies the settings. It must not depend on secrets, because it is shown and sent.
+	Hash     string    `json:"hash"`
+	LoadedAt time.Time `json:"loadedAt"`
+	// LastError is the error of the last reload; "" if it succeeded.
+	LastError string `json:"lastError"`
+	// Timezone is the IANA name of the zone that people are shown; "" for UTC.
+	Timezone string `json:"timezone,omitempty"`
+}
+
+// Location returns the time zone for people: UTC if there is none, or none of that name.
+func (s SettingsInfo) Location() *time.Location {
+	zone, err := time.LoadLocation(s.Timezone)
+	if err != nil {
+		return time.UTC
+	}
+	return zone
+}
+
+// A RelayStatus is what a relay shows besides what a bridge does.
+type RelayStatus struct {
+	Name   string      `json:"name"`
+	Stream string      `json:"stream"`
+	Relays []RelayPeer `json:"relays"` // of the stream, this one included
+	VMs    []FleetVM   `json:"vms"`    // that bridges run on, or open events name: what comes first, first
+}
+
+// A FleetVM is one VM of a fleet.
+type FleetVM struct {
+	Name      string    `json:"name"`
+	Set       string    `json:"set,omitempty"`
+	Group     string    `json:"group,omitempty"`    // resource group
+	LastHeard time.Time `json:"lastHeard,omitzero"` // when its bridge last published something; zero if it has none
+	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
+	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
+	Started   bool      `json:"started,omitempty"`  // one of them has begun
+	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was reported
+	Stopped   bool      `json:"stopped,omitempty"`  // its bridge announced that it was stopping
+}
+
+// A RelayPeer is a relay of the same stream.
+type RelayPeer struct {
+	Name     string    `json:"name"`
+	Version  string    `json:"version"`
+	Hash     string    `json:"settingsHash"`
+	LastSeen time.Time `json:"lastSeen"`
+}
+
 // The states of a sink.
 const (
 	SinkOK        = "ok"
@@ -132,7 +182,7 @@ func (b *Bridge) Alive() error {
 		{"approval loop", b.lastApproving, longestRest},
 	} {
 		if since := later(b.began, l.turned); time.Since(since) > l.limit {
-			return fmt.Errorf("the %s hangs since %s", l.name, ClockTime(since, time.Now(), b.Settings.Location()))
+			return fmt.Errorf("the %s hangs since %s", l.name, clock.Time(since, time.Now(), b.Settings.Location()))
 		}
 	}
 	return nil
@@ -235,7 +285,7 @@ func (i imdsState) reasons(zone *time.Location) []string {
 		return []string{"the endpoint has not answered yet: " + i.lastErr}
 	case i.reported:
 		return []string{"the endpoint has given no valid answer since " +
-			ClockTime(i.lastAnswer, time.Now(), zone) + ": " + i.lastErr}
+			clock.Time(i.lastAnswer, time.Now(), zone) + ": " + i.lastErr}
 	}
 	return []string{}
 }
@@ -286,4 +336,11 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 		s.NextAttempt, s.WaitsFor = w.Next.UTC(), w.Waits
 	}
 	return s
+}
+
+// zone returns the time zone of the people who read this bridge's texts.
+func (b *Bridge) zone() *time.Location {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Settings.Location()
 }

@@ -2,13 +2,12 @@ package bridge
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"time"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/trouble"
 	"forewarn/bridge/outbox"
 )
 
@@ -18,34 +17,19 @@ const (
 	writableAfter   = time.Minute      // a disk that works for less has not recovered: small writes may find room
 	unwritableEvery = 10 * time.Minute // shortest time from such an end to the next report
 
-	SilentFor       = 5 * time.Minute  // a route that accepted nothing for this long counts as blocked
-	noAnswerFor     = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
-	noFirstFor      = 10 * time.Minute // the same before the very first one
-	DeadReportEvery = time.Minute      // shortest interval of reports about the dead letters of one route
-	housekeepEvery  = time.Second
-	maintainEvery   = 10 * time.Minute
-	compactEvery    = 24 * time.Hour
-	ListedDead      = 20 // deliveries named in one CloudEvent
+	noAnswerFor    = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
+	noFirstFor     = 10 * time.Minute // the same before the very first one
+	housekeepEvery = time.Second
+	maintainEvery  = 10 * time.Minute
+	compactEvery   = 24 * time.Hour
 )
-
-// DescribeDead describes a delivery that was given up or dropped, for a CloudEvent about a bridge or a relay.
-func DescribeDead(key, reason string, i delivery.Item) map[string]any {
-	one := map[string]any{"key": key, "id": i.ID, "type": i.Type, "attempts": i.Attempts, "reason": reason}
-	if i.Group != "" {
-		one["event"] = i.Group
-	}
-	if i.Error != "" {
-		one["error"] = i.Error
-	}
-	return one
-}
 
 // describeAll describes deliveries of a sink that were given up or dropped together: how many there are, and the first
 // of them.
 func describeAll(sink string, list []outbox.Delivery) map[string]any {
 	var named []map[string]any
-	for _, d := range list[:min(len(list), ListedDead)] {
-		named = append(named, DescribeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
+	for _, d := range list[:min(len(list), trouble.ListedDead)] {
+		named = append(named, trouble.DescribeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
 	}
 	return map[string]any{"sink": sink, "count": len(list), "deliveries": named}
 }
@@ -134,7 +118,7 @@ func (b *Bridge) mostUrgent(route string) map[string]any {
 	if next == nil {
 		return nil
 	}
-	vms := append([]string{}, next.Resources[:min(len(next.Resources), ListedDead)]...)
+	vms := append([]string{}, next.Resources[:min(len(next.Resources), trouble.ListedDead)]...)
 	about := map[string]any{"event": next.ID, "type": next.Type, "vms": vms}
 	if !next.NotBefore.IsZero() {
 		about["notBefore"] = next.NotBefore
@@ -225,7 +209,7 @@ func (b *Bridge) housekeep() {
 	b.tellDue(now)
 	b.sendHeartbeats(now)
 	b.reportHeads(now, headEvery)
-	b.reportDead(now, DeadReportEvery)
+	b.reportDead(now, trouble.DeadReportEvery)
 	b.reportUnavailable(now)
 	b.reportDisk(now)
 	b.tidy(now)
@@ -267,25 +251,13 @@ func (b *Bridge) reportSilent(now time.Time) {
 			continue
 		}
 		w := c.State()
-		if !w.OfGroup || now.Sub(later(later(w.Oldest, st.Accepted), began)) < SilentFor {
+		if !w.OfGroup || now.Sub(later(later(w.Oldest, st.Accepted), began)) < trouble.SilentAfter {
 			continue
 		}
-		if why := WhySilent(w, c.Terms.Timeout, now, b.zone()); why != nil {
+		if why := trouble.WhySilent(w, c.Terms.Timeout, now, b.zone()); why != nil {
 			b.trouble(route, why)
 		}
 	}
-}
-
-// WhySilent returns why a route accepts nothing; nil if it is only busy. timeout is that of its attempts, 0 for none; zone
-// is that of the people who read it.
-func WhySilent(st delivery.State, timeout time.Duration, now time.Time, zone *time.Location) error {
-	switch {
-	case st.Failing:
-		return errors.New(st.Error)
-	case timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(timeout+time.Second)):
-		return fmt.Errorf("the attempt of %s does not end", ClockTime(st.Since, now, zone))
-	}
-	return nil
 }
 
 // A disk outage begins when the outbox can't be written, and ends when it was written again for writableAfter. Only

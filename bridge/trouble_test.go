@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/internal/trouble"
 	"forewarn/bridge/outbox"
 	"forewarn/bridge/systemtest"
 )
@@ -622,7 +623,7 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 			}
 		}
 		many := drop(pending[2:])
-		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != ListedDead {
+		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != trouble.ListedDead {
 			t.Errorf("of 29 it tells %v", many)
 		}
 		if n := count.of("committed")[cloudevent.DeliveryDropped]; n != 3 {
@@ -664,30 +665,6 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 			t.Error("a crash after the drop would lose the report of it")
 		}
 	})
-}
-
-// An attempt that goes on for longer than its timeout and a second hangs. One that may go on for ever never does.
-func TestAnAttemptThatOutlastsItsTimeoutHangs(t *testing.T) {
-	began := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
-	for _, tt := range []struct {
-		state          delivery.State
-		timeout, after time.Duration
-		want           string
-	}{
-		{delivery.State{}, 10 * time.Second, time.Hour, ""},
-		{delivery.State{Since: began}, 10 * time.Second, 11 * time.Second, ""},
-		{delivery.State{Since: began}, 10 * time.Second, 11*time.Second + 1, "the attempt of 15:09:26 UTC does not end"},
-		{delivery.State{Since: began}, 0, time.Hour, ""},
-		{delivery.State{Failing: true, Error: "refused"}, 0, 0, "refused"},
-	} {
-		said := ""
-		if why := WhySilent(tt.state, tt.timeout, began.Add(tt.after), time.UTC); why != nil {
-			said = why.Error()
-		}
-		if said != tt.want {
-			t.Errorf("%+v with a timeout of %v, after %v: %q, want %q", tt.state, tt.timeout, tt.after, said, tt.want)
-		}
-	}
 }
 
 // While the endpoint has not answered yet, what is pending for a sink that was removed a day ago becomes a dead letter,

@@ -147,7 +147,7 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 	if news {
 		hint := "trying again"
 		if w.last.IsZero() {
-			hint = EndpointHint(w.Client.Endpoint())
+			hint = imds.EndpointHint(w.Client.Endpoint())
 		}
 		w.Log.Warn("no valid answer from the endpoint; known events stay", "endpoint", w.Client.Endpoint(), "err", p.Err,
 			"hint", hint)
@@ -157,15 +157,6 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 	}
 	d := pollBackoff[min(w.failures, len(pollBackoff))-1]
 	return max(w.jitter(d), min(p.RetryAfter, longestRetry))
-}
-
-// EndpointHint returns a hint for an endpoint that has given no valid answer yet.
-func EndpointHint(endpoint string) string {
-	if endpoint == imds.DefaultEndpoint {
-		return "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
-	}
-	return "this is not Azure's own endpoint, " + imds.DefaultEndpoint +
-		": is imds.endpoint right, and is that server running?"
 }
 
 // reached records that the endpoint has given a valid answer.

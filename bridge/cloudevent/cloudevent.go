@@ -441,3 +441,17 @@ func Fields(ce event.Event) map[string]any {
 	f["first"] = f["change"] == string(imds.Scheduled) || f["change"] == string(imds.Started) && data["previous"] == nil
 	return f
 }
+
+// ChangeOf decodes a change from its CloudEvent, without Change.Fields.
+func ChangeOf(ce event.Event) imds.Change {
+	c := imds.Change{Kind: imds.ChangeKind(strings.TrimPrefix(ce.Type(), EventPrefix))}
+	var d Data
+	if json.Unmarshal(ce.Data(), &d) != nil {
+		return c
+	}
+	c.Event, _ = imds.UnmarshalEvent(d.Event)
+	if previous, err := imds.UnmarshalEvent(d.Previous); err == nil { // only an updated one has one
+		c.Previous = &previous
+	}
+	return c
+}

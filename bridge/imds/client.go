@@ -473,3 +473,12 @@ func parseRetryAfter(s string) time.Duration {
 	}
 	return min(time.Duration(n)*time.Second, time.Hour)
 }
+
+// EndpointHint returns a hint for an endpoint that has given no valid answer yet.
+func EndpointHint(endpoint string) string {
+	if endpoint == DefaultEndpoint {
+		return "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
+	}
+	return "this is not Azure's own endpoint, " + DefaultEndpoint +
+		": is imds.endpoint right, and is that server running?"
+}

@@ -748,3 +748,14 @@ func FuzzAnswers(f *testing.F) {
 		}
 	})
 }
+
+// The hint for an endpoint that never answered asks what may be wrong with its address.
+func TestTheHintForAnEndpointAsksWhatMayBeWrong(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		DefaultEndpoint: "is this an Azure VM?", "http://azure.test": "is imds.endpoint right",
+	} {
+		if hint := EndpointHint(endpoint); !strings.Contains(hint, want) {
+			t.Errorf("the hint for %s is %q, want that it asks %q", endpoint, hint, want)
+		}
+	}
+}

@@ -41,10 +41,14 @@ func upperByte(c byte) byte {
 	return c
 }
 
+// The types and sources of events that Azure documents.
+var (
+	Types   = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
+	Sources = []string{"Platform", "User"}
+)
+
 // documentedWords are the statuses, types and sources that Azure documents.
-var documentedWords = []string{
-	StatusScheduled, StatusStarted, "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Platform", "User",
-}
+var documentedWords = slices.Concat([]string{StatusScheduled, StatusStarted}, Types, Sources)
 
 // documented returns the word as Azure documents it, if it differs from that only by case.
 func documented(word string) string {

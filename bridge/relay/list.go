@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/trouble"
 )
 
 // The states of an Entry.
@@ -213,8 +214,8 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 	})
 	if len(dropped) > 0 {
 		var named []map[string]any
-		for _, e := range dropped[:min(len(dropped), bridge.ListedDead)] {
-			named = append(named, bridge.DescribeDead(e.Key, "dropped", e.Item))
+		for _, e := range dropped[:min(len(dropped), trouble.ListedDead)] {
+			named = append(named, trouble.DescribeDead(e.Key, "dropped", e.Item))
 		}
 		ctx := context.WithoutCancel(ctx) // what is dropped is on record, also when the command has been interrupted
 		data := map[string]any{"by": by, "count": len(dropped), "deliveries": named}

@@ -14,7 +14,6 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
 
-	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -178,7 +177,7 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 		m.replayedBy = imds.Printable(by, 200)
 	}
 	if strings.HasPrefix(m.ce.Type(), cloudevent.EventPrefix) {
-		m.change = bridge.ChangeOf(m.ce)
+		m.change = cloudevent.ChangeOf(m.ce)
 		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
 	}
 	return m, m.checkLengths()

@@ -11,8 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/mutes"
 )
 
 // mutesKey is the key of the mutes of all relays: those in force, and those that ended lately.
@@ -120,14 +120,14 @@ func (r *Relay) dueMutes(all []*delivery.Mute) []delivery.Mute {
 	}
 	r.mu.Unlock()
 	gone := func(sink string) bool { return slices.Contains(removed, sink) }
-	return bridge.DueMutes(all, gone, time.Now(), muteSkew)
+	return mutes.Due(all, gone, time.Now(), muteSkew)
 }
 
 // Mute holds deliveries of all relays back for d, and returns the mute with its id. m holds which deliveries, why, and
 // who asks for it.
 func (r *Relay) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 	made, err := r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
-		next, err := bridge.NewMute(m, d, all, time.Now())
+		next, err := mutes.New(m, d, all, time.Now())
 		return []delivery.Mute{next}, err
 	})
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *Relay) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 // Unmute ends the mutes with these ids, or all of them with every, and returns them. by is the user who asked for it.
 func (r *Relay) Unmute(ids []string, every bool, by string) ([]delivery.Mute, error) {
 	return r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
-		return bridge.EndMutes(all, ids, every, by, time.Now())
+		return mutes.End(all, ids, every, by, time.Now())
 	})
 }
 
@@ -179,7 +179,7 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 		}
 		r.setMutes(next, rev)
 		for _, m := range changed {
-			bridge.LogMute(r.Log, m)
+			mutes.Log(r.Log, m)
 		}
 		_ = r.announceMutes(ctx, st, next) // endMutes tries again
 		return changed, nil
@@ -189,12 +189,12 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 
 // announceMutes publishes a CloudEvent about each mute that began or ended lately, unless this relay did before. Every
 // relay does, because the one that made the change may have been killed before it could. The stream keeps one of them.
-func (r *Relay) announceMutes(ctx context.Context, st *storage, mutes []*delivery.Mute) error {
-	for _, m := range mutes {
+func (r *Relay) announceMutes(ctx context.Context, st *storage, all []*delivery.Mute) error {
+	for _, m := range all {
 		if time.Since(later(m.Since, m.Ended)) >= st.duplicates/2 { // half of it, because clocks differ
 			continue
 		}
-		typ, data := bridge.MuteData(*m)
+		typ, data := mutes.Data(*m)
 		id := fmt.Sprintf("%s.%s.%d", typ, m.ID, m.Until.Unix())
 		r.mu.Lock()
 		done := r.announced[m.ID] == id
@@ -222,7 +222,7 @@ func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*de
 		}
 		all = append(slices.DeleteFunc(all, func(was *delivery.Mute) bool { return was.ID == m.ID }), &m)
 	}
-	ended := len(all) - len(bridge.ActiveMutes(all))
+	ended := len(all) - len(mutes.Active(all))
 	return slices.DeleteFunc(all, func(m *delivery.Mute) bool {
 		old := !m.Active() && ended > keepMutes
 		if old {

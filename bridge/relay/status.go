@@ -8,8 +8,11 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/trouble"
+	"forewarn/bridge/mutes"
 )
 
 // Status returns how the relay, its sinks and the fleet are.
@@ -22,7 +25,7 @@ func (r *Relay) Status() bridge.Status {
 		Warnings: slices.Concat(r.Warnings(), r.storageNotes, r.otherSettings()),
 		Events:   r.fleet.openEvents(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
-		Outbox: bridge.OutboxStatus{Durable: r.down == nil}, Mutes: bridge.ActiveMutes(r.mutes),
+		Outbox: bridge.OutboxStatus{Durable: r.down == nil}, Mutes: mutes.Active(r.mutes),
 	}
 	s.Relay.VMs = r.fleet.listVMs()
 	for _, p := range r.peers {
@@ -78,7 +81,7 @@ func (r *Relay) Alive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.down == nil && time.Since(r.lastTurn) > time.Minute {
-		return fmt.Errorf("the relay hangs since %s", bridge.ClockTime(r.lastTurn, time.Now(), r.Settings.Location()))
+		return fmt.Errorf("the relay hangs since %s", clock.Time(r.lastTurn, time.Now(), r.Settings.Location()))
 	}
 	return nil
 }
@@ -114,7 +117,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	people := route.Terms.People
 	k = bridge.SinkStatus{
 		Name: route.Name, Kind: route.Kind, People: people, State: bridge.SinkStandby, DeadLetters: r.deadCounts[route.Name],
-		MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name, people),
+		MutedUntil: mutes.Until(mutes.Active(r.mutes), route.Name, people),
 	}
 	s := r.services[route.Name]
 	if s == nil {
@@ -186,7 +189,7 @@ func (q *queue) status() queueStatus {
 		}
 		urgent := e.item.Group != "" && e.item.NotBefore.Sub(now) < urgentWithin
 		s.urgent = s.urgent || urgent
-		waits, overdue := bridge.Overdue(e.item, mute, now)
+		waits, overdue := trouble.Overdue(e.item, mute, now)
 		if urgent && e.item.Change != string(imds.Vanished) && overdue &&
 			(s.overdue.IsZero() || waits.Before(s.overdue)) {
 			s.overdue = waits

@@ -11,9 +11,9 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/trouble"
 )
 
 // troubleEvery is how often a relay looks for sinks that accept nothing, and for dead letters to report.
@@ -24,7 +24,7 @@ func (r *Relay) reportTroubles(ctx context.Context) {
 	for sleep(ctx, troubleEvery) == nil {
 		r.reportSilent(time.Now())
 		r.needs.Note(r.Log, r.Status().Sinks, time.Now())
-		r.reportDead(ctx, bridge.DeadReportEvery)
+		r.reportDead(ctx, trouble.DeadReportEvery)
 	}
 }
 
@@ -45,10 +45,10 @@ func (r *Relay) reportSilent(now time.Time) {
 	})
 	for _, s := range all {
 		oldest, accepted := s.queue.waitsSince(now)
-		if oldest.IsZero() || now.Sub(later(later(oldest, accepted), s.since)) < bridge.SilentFor {
+		if oldest.IsZero() || now.Sub(later(later(oldest, accepted), s.since)) < trouble.SilentAfter {
 			continue
 		}
-		if why := bridge.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now, r.Settings.Location()); why != nil {
+		if why := trouble.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now, r.Settings.Location()); why != nil {
 			r.reportTrouble(s.queue, why)
 		}
 	}
@@ -89,7 +89,7 @@ type deadCollector struct {
 type unreportedDead struct {
 	last  time.Time // when the route's dead letters were last reported
 	count int
-	first []map[string]any // at most bridge.ListedDead, each as bridge.DescribeDead says
+	first []map[string]any // at most trouble.ListedDead, each as trouble.DescribeDead says
 }
 
 // add adds a dead letter of a route, unless it is about a bridge or a relay: that never causes another CloudEvent.
@@ -108,8 +108,8 @@ func (c *deadCollector) add(route, key, reason string, i delivery.Item) {
 		c.routes[route] = n
 	}
 	n.count++
-	if len(n.first) < bridge.ListedDead {
-		n.first = append(n.first, bridge.DescribeDead(key, reason, i))
+	if len(n.first) < trouble.ListedDead {
+		n.first = append(n.first, trouble.DescribeDead(key, reason, i))
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/term"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
@@ -80,7 +81,7 @@ endpoint, 75 no effect in time.`,
 			doc, err := client.Document(ctx)
 			if err != nil {
 				return exit(exitUnavailable,
-					fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, err, bridge.EndpointHint(s.IMDS.Endpoint)))
+					fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, err, imds.EndpointHint(s.IMDS.Endpoint)))
 			}
 			events, err := chosenEvents(doc, ids)
 			if err != nil {
@@ -179,7 +180,7 @@ func (p *program) printEvents(events []imds.Event, self string, zone *time.Locat
 			if left := time.Until(e.NotBefore); left >= time.Second {
 				due = "in " + wording.Span(left)
 			}
-			notBefore = bridge.DueTime(e.NotBefore, time.Now(), zone) + ", " + due
+			notBefore = clock.Due(e.NotBefore, time.Now(), zone) + ", " + due
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, wording.Printable(e.Type),
 			wording.Printable(cmp.Or(e.Source, "-")), wording.Printable(vmNames(e.Resources)), notBefore)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/control"
@@ -118,7 +119,7 @@ func (p *program) completeEvents(c *cobra.Command, args []string, prefix string)
 		}
 		what := fmt.Sprintf("%s of %s", a.EventType, vmWords(a.Resources, st.Observer.Name))
 		if !e.NotBefore.IsZero() {
-			what += ", " + bridge.DueTime(e.NotBefore, time.Now(), st.Settings.Location())
+			what += ", " + clock.Due(e.NotBefore, time.Now(), st.Settings.Location())
 		}
 		ids = append(ids, id+"\t"+wording.Printable(what))
 	}

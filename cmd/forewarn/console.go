@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -72,7 +72,7 @@ func (c *console) show(d delivery.Delivery) error {
 	head, rest, _ := strings.Cut(text.String(), "\n")
 	style := styles[imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))]
 	var b strings.Builder
-	clock := bridge.ClockTime(ce.Time(), now, c.zone) + "  "
+	clock := clock.Time(ce.Time(), now, c.zone) + "  "
 	indent := strings.Repeat(" ", len(clock))
 	c.format(&b, "2", "%s", clock)
 	c.format(&b, style, "%s\n", wording.Printable(head))

@@ -14,6 +14,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -73,7 +74,7 @@ type dryRunPrinter struct {
 
 // clock returns the time of a CloudEvent.
 func (p *dryRunPrinter) clock(ce event.Event) string {
-	return bridge.ClockTime(ce.Time(), ce.Time(), p.zone)
+	return clock.Time(ce.Time(), ce.Time(), p.zone)
 }
 
 // A dryRunApproval is a line of JSON that says what the rules would decide.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -46,7 +45,7 @@ run, this switches scheduled events on for this VM and its set.`,
 			switch {
 			case poll.Err != nil:
 				return exit(exitUnavailable,
-					fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, poll.Err, bridge.EndpointHint(s.IMDS.Endpoint)))
+					fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, poll.Err, imds.EndpointHint(s.IMDS.Endpoint)))
 			case len(poll.Body) == 0:
 				fmt.Fprintln(p.err, "forewarn: the answer is empty: there are no events")
 				return nil

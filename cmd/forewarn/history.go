@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -236,7 +237,7 @@ func historyText(histories []bridge.EventHistory, zone *time.Location) string {
 			}
 		}
 		for _, c := range l.Changes {
-			fmt.Fprintf(&b, "  %s  %s\n", bridge.DueTime(c.Time, time.Time{}, zone), changeWords(c, l.Outcome, zone))
+			fmt.Fprintf(&b, "  %s  %s\n", clock.Due(c.Time, time.Time{}, zone), changeWords(c, l.Outcome, zone))
 			for _, d := range c.Deliveries {
 				fmt.Fprintf(&b, "    %-*s  %s\n", width, d.Sink, deliveryWords(d, c.Time, zone))
 			}
@@ -291,7 +292,7 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Locati
 		words += " (" + wording.Printable(strings.Join(c.Fields, ", ")) + ")"
 	}
 	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
-		words += ", for " + bridge.DueTime(c.NotBefore, c.Time, zone) + " at the earliest"
+		words += ", for " + clock.Due(c.NotBefore, c.Time, zone) + " at the earliest"
 	}
 	if c.RawNotBefore != "" && c.Change != imds.Vanished {
 		words += fmt.Sprintf(", for a time that can't be read (%q)", c.RawNotBefore)
@@ -302,7 +303,7 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Locati
 	if c.WhileAway {
 		words += ", found late"
 		if !c.NotEarlierThan.IsZero() {
-			words += ": it happened after " + bridge.ClockTime(c.NotEarlierThan, c.Time, zone)
+			words += ": it happened after " + clock.Time(c.NotEarlierThan, c.Time, zone)
 		}
 	}
 	return words
@@ -327,7 +328,7 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time, zone *time.Locat
 		words = "pending, last tried"
 	}
 	if !d.At.IsZero() {
-		words += " " + bridge.ClockTime(d.At, changed, zone)
+		words += " " + clock.Time(d.At, changed, zone)
 	}
 	if d.Attempts > 1 {
 		words += fmt.Sprintf(", attempt %d", d.Attempts)

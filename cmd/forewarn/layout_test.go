@@ -24,11 +24,15 @@ type arrow struct {
 // arrows has a row for each package of the module. One without a row is refused: a new one is argued for here.
 var arrows = map[string]arrow{
 	"bridge": {
-		may:     []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"},
+		may: []string{"bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/internal/trouble",
+			"bridge/mutes", "bridge/outbox"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest"},
 	},
 	"bridge/cloudevent":       {may: []string{"bridge/imds"}, inTests: []string{"bridge/delivery"}},
 	"bridge/cloudevent/chain": {},
+	"bridge/clock":            {},
+	"bridge/mutes":            {may: []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds"}},
+	"bridge/internal/trouble": {may: []string{"bridge/clock", "bridge/delivery"}},
 	"bridge/delivery":         {},
 	"bridge/outbox":           {may: []string{"bridge/delivery"}, inTests: []string{"bridge/systemtest"}},
 	"bridge/discovery":        {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
@@ -38,7 +42,8 @@ var arrows = map[string]arrow{
 	measure + "/bare":         {}, // what it compares forewarn with
 	"bridge/imdstest": {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
 		"bridge/outbox", "bridge/systemtest"}},
-	"bridge/relay": {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
+	"bridge/relay": {may: []string{"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
+		"bridge/internal/trouble", "bridge/mutes", "templates"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest", "sinks"}}, // its simulation has bridges that publish
 	"sinks": {
 		may:     []string{"bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/imds", "templates"},
@@ -46,20 +51,21 @@ var arrows = map[string]arrow{
 	},
 	"templates": {inTests: []string{"bridge/cloudevent", "bridge/imds", "bridge/systemtest"}},
 	"cmd/forewarn": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/discovery", "bridge/imds",
-		"bridge/imdstest", "bridge/outbox", "bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/control", "cmd/forewarn/internal/manual", "cmd/forewarn/internal/page",
+		"bridge", "bridge/clock", "bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/discovery",
+		"bridge/imds", "bridge/imdstest", "bridge/mutes", "bridge/outbox", "bridge/relay", "sinks", "templates",
+		"cmd/forewarn/internal/control", "cmd/forewarn/internal/fleet", "cmd/forewarn/internal/manual", "cmd/forewarn/internal/page",
 		"cmd/forewarn/internal/service", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
 	}, inTests: []string{"bridge/systemtest", "cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/control": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/outbox", "bridge/relay", "cmd/forewarn/internal/service",
 		"cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording",
 	}, inTests: []string{"bridge/delivery", "bridge/imds"}},
+	"cmd/forewarn/internal/fleet":  {may: []string{"bridge", "bridge/imds"}},
 	"cmd/forewarn/internal/manual": {},
 	"cmd/forewarn/internal/page": {
 		may: []string{
-			"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox", "bridge/relay", "sinks",
-			"templates", "cmd/forewarn/internal/wording",
+			"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox",
+			"bridge/relay", "sinks", "templates", "cmd/forewarn/internal/fleet", "cmd/forewarn/internal/wording",
 		},
 		inTests: []string{"bridge/imdstest", "cmd/forewarn/internal/statustest"},
 	},
@@ -70,7 +76,7 @@ var arrows = map[string]arrow{
 		"cmd/forewarn/internal/wording",
 	}},
 	"cmd/forewarn/internal/wording": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
+		"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
 	}},
 	"examples": {},
 }
@@ -380,7 +386,7 @@ func list(names []string, none string) string {
 // The two ways in which times are written for people: for the command and the page, and in messages. Every other layout
 // is one that programs read. check looks for a time in a message, and the lines of the demo are those of a log.
 var writeTimes = []string{
-	"bridge/clock.go", "templates/funcs.go", "cmd/forewarn/check_notes.go",
+	"bridge/clock/clock.go", "templates/funcs.go", "cmd/forewarn/check_notes.go",
 }
 
 // One function writes a time for people, in their zone: nothing else formats a time of day, or fixes the zone of one.
@@ -399,6 +405,7 @@ func TestTimesForPeopleAreWrittenInOnePlace(t *testing.T) {
 		}
 		return false
 	}
+	const clock = module + "/bridge/clock"
 	found := 0
 	for _, f := range sources(t) {
 		if f.test || f.in("examples") || f.in(measure) {
@@ -409,14 +416,14 @@ func TestTimesForPeopleAreWrittenInOnePlace(t *testing.T) {
 			if !ok || len(call.Args) == 0 {
 				return true
 			}
-			name := calledName(call)
+			name := f.named(call.Fun)
 			last, isSelector := call.Args[len(call.Args)-1].(*ast.SelectorExpr)
 			switch {
-			case name == "Format" && slices.ContainsFunc(call.Args, forPeople):
+			case calledName(call) == "Format" && slices.ContainsFunc(call.Args, forPeople):
 				if found++; !slices.Contains(writeTimes, f.name) {
-					t.Errorf("%s: a time is formatted here; expected bridge.ClockTime or bridge.DueTime", f.at(call))
+					t.Errorf("%s: a time is formatted here; expected clock.Time or clock.Due", f.at(call))
 				}
-			case (name == "ClockTime" || name == "DueTime") && isSelector && isName(last.X, "time"):
+			case (name == clock+".Time" || name == clock+".Due") && isSelector && isName(last.X, "time"):
 				t.Errorf("%s: the zone is always %s; expected that of the settings", f.at(call), last.Sel.Name)
 			}
 			return true

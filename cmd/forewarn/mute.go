@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
+	"forewarn/bridge/mutes"
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -47,12 +49,12 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 				return exit(exitUsage, errors.New("expected only one of --sink NAME, --all and --everything"))
 			case length == "":
 				return exit(exitUsage, errors.New("expected how long, such as --for 2h; at most 30d"))
-			case !ok || d <= 0 || d > bridge.LongestMute:
+			case !ok || d <= 0 || d > mutes.Longest:
 				return exit(exitUsage, fmt.Errorf("--for %s: expected a duration such as 45m, 2h or 3d, at most 30d", length))
 			case strings.TrimSpace(m.Reason) == "":
 				return exit(exitUsage, errors.New(`expected the reason, such as --reason "replacing disks"`))
 			}
-			if _, err := bridge.NewMute(m, d, nil, time.Now()); err != nil {
+			if _, err := mutes.New(m, d, nil, time.Now()); err != nil {
 				return exit(exitUsage, err)
 			}
 			running, s, err := p.running()
@@ -68,7 +70,7 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 				return wording.PrintJSON(p.out, muted)
 			}
 			fmt.Fprintf(p.out, "%s  %s until %s\n", muted.ID, wording.Muted(muted.Mute, muted.Sinks),
-				bridge.DueTime(muted.Until, time.Now(), p.zone(c.Context(), s)))
+				clock.Due(muted.Until, time.Now(), p.zone(c.Context(), s)))
 			if m.People {
 				fmt.Fprintln(p.err, "other sinks go on, such as files, NATS and commands; --everything mutes them too")
 			}
@@ -113,8 +115,8 @@ func (p *program) muteListCommand() *cobra.Command {
 			fmt.Fprintln(t, "ID\tMUTED\tUNTIL\tLEFT\tBY\tREASON")
 			now, zone := time.Now(), st.Settings.Location()
 			for _, m := range st.Mutes {
-				what := wording.Muted(*m, bridge.MutedSinks(*m, st.Sinks))
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, what, bridge.DueTime(m.Until, now, zone),
+				what := wording.Muted(*m, wording.MutedSinks(*m, st.Sinks))
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.ID, what, clock.Due(m.Until, now, zone),
 					wording.Span(m.Until.Sub(now)), wording.Printable(m.By), wording.Printable(m.Reason))
 			}
 			return t.Flush()

@@ -246,7 +246,7 @@ func TestStatusLineIsOneLine(t *testing.T) {
 		{bridge.Status{Ready: true, Events: make([]bridge.EventStatus, 1),
 			Outbox: bridge.OutboxStatus{Pending: 3, DeadLetters: 1},
 			Sinks: []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}, {Name: "b", State: bridge.SinkRetrying},
-				{Name: "c", State: bridge.SinkRetrying, OldestPendingSeconds: bridge.SilentFor.Seconds()}},
+				{Name: "c", State: bridge.SinkRetrying, OldestPendingSeconds: 300}},
 			Settings: bridge.SettingsInfo{LastError: "x"}},
 			"1 event open, 3 pending; a needs you; c needs you; 1 dead letter; the newest settings are wrong"},
 	} {

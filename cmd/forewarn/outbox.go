@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/control"
@@ -71,10 +71,10 @@ func (p *program) outboxListCommand() *cobra.Command {
 				}
 				switch {
 				case !e.Muted.IsZero():
-					next = "muted until " + bridge.DueTime(e.Muted, now, zone)
+					next = "muted until " + clock.Due(e.Muted, now, zone)
 				case e.Next.IsZero():
 				case e.Next.After(now):
-					next = bridge.DueTime(e.Next, now, zone)
+					next = clock.Due(e.Next, now, zone)
 				default:
 					next = "in turn"
 				}

@@ -404,8 +404,8 @@ func (c *cluster) served(sinks ...string) {
 	}
 }
 
-// A fleet is many bridges in this process, which watch the VMs of some sets.
-type fleet struct {
+// A bridgeFleet is many bridges in this process, which watch the VMs of some sets.
+type bridgeFleet struct {
 	t    *testing.T
 	size fleetSize
 	sets []*imdstest.Server
@@ -414,9 +414,9 @@ type fleet struct {
 }
 
 // bridges starts the bridges of a fleet, as forewarn run does.
-func (c *cluster) bridges(size fleetSize) *fleet {
+func (c *cluster) bridges(size fleetSize) *bridgeFleet {
 	c.Helper()
-	f := &fleet{t: c.T, size: size}
+	f := &bridgeFleet{t: c.T, size: size}
 	before := heapInUse()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -483,14 +483,14 @@ func heapInUse() uint64 {
 }
 
 // after does something after a while, which wait waits for.
-func (f *fleet) after(d time.Duration, do func()) {
+func (f *bridgeFleet) after(d time.Duration, do func()) {
 	f.all.Go(func() { time.Sleep(d); do() })
 }
 
-func (f *fleet) wait() { f.all.Wait() }
+func (f *bridgeFleet) wait() { f.all.Wait() }
 
 // announce schedules all events within the wave.
-func (f *fleet) announce() {
+func (f *bridgeFleet) announce() {
 	for n := range f.size.events {
 		azure := f.sets[n%len(f.sets)]
 		vms := azure.VMs()
@@ -502,7 +502,7 @@ func (f *fleet) announce() {
 }
 
 // play lets all events happen, from their announcement to their end, and says how many changes that makes.
-func (f *fleet) play() (changes int) {
+func (f *bridgeFleet) play() (changes int) {
 	for n := range f.size.events {
 		azure := f.sets[n%len(f.sets)]
 		vms, id := azure.VMs(), eventID(fmt.Sprint("wave ", n))
@@ -528,7 +528,7 @@ func (f *fleet) play() (changes int) {
 }
 
 // polled waits until every VM of a set has begun two more polls: the first has read what is there now.
-func (f *fleet) polled(azure *imdstest.Server) {
+func (f *bridgeFleet) polled(azure *imdstest.Server) {
 	since := time.Now()
 	for f.t.Context().Err() == nil {
 		polls := map[string]int{}
@@ -550,7 +550,7 @@ func (f *fleet) polled(azure *imdstest.Server) {
 
 // inStream gives the places of all changes in the stream, from 1 on, and of how many events they are not in the order of
 // their life: a VM that saw an event first when it had begun was quicker than those that saw it announced.
-func (c *cluster) inStream(f *fleet) (places map[string]int, outdated int) {
+func (c *cluster) inStream(f *bridgeFleet) (places map[string]int, outdated int) {
 	c.Helper()
 	js, err := jetstream.New(c.conn)
 	if err != nil {
@@ -585,7 +585,7 @@ func (c *cluster) inStream(f *fleet) (places map[string]int, outdated int) {
 }
 
 // order is how far along the life of its event a change is.
-func (f *fleet) order(id string) int {
+func (f *bridgeFleet) order(id string) int {
 	return slices.IndexFunc([]string{"-scheduled", "-updated-", "-started", "-vanished"}, func(s string) bool {
 		return strings.HasPrefix(id[36:], s)
 	})

@@ -15,13 +15,15 @@ import (
 	"golang.org/x/term"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/cmd/forewarn/internal/control"
+	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
 func (p *program) statusCommand() *cobra.Command {
 	var watch bool
-	var filter bridge.FleetFilter
+	var filter fleet.Filter
 	c := p.outputFlag(&cobra.Command{
 		Use: "status", Short: "Show how the running forewarn is doing",
 		Long: `Shows how the running forewarn is doing: the endpoint, the outbox, open events and sinks.
@@ -38,7 +40,7 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 			if err != nil {
 				return err
 			}
-			if filter != (bridge.FleetFilter{}) && s.Relay == nil && s.Broken == nil {
+			if filter != (fleet.Filter{}) && s.Relay == nil && s.Broken == nil {
 				return exit(exitUsage, errors.New("--set and --group work only with a relay; these are the settings of one VM"))
 			}
 			if watch {
@@ -71,7 +73,7 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 
 // watchStatus shows the status every second until ctx is done. A forewarn must run at the start; later it may stop and
 // come back. On a terminal the status fills the screen, and at the end the last status stays below the earlier content.
-func (p *program) watchStatus(ctx context.Context, running *control.Client, filter bridge.FleetFilter) error {
+func (p *program) watchStatus(ctx context.Context, running *control.Client, filter fleet.Filter) error {
 	w := statusWatch{out: p.out}
 	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && supportsControls(t.file) {
 		w.out = t.file
@@ -139,7 +141,7 @@ func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 			w.silentSince = now
 		}
 		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n",
-			bridge.ClockTime(w.silentSince, now, w.last.Settings.Location()), err)
+			clock.Time(w.silentSince, now, w.last.Settings.Location()), err)
 		if w.size != nil {
 			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s",
 				wording.Ago(now, w.lastTime), statusText(w.last, w.lastTime, now))

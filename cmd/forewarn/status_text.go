@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -134,7 +135,7 @@ func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
 		case v.Started:
 			when = "started"
 		case !v.NotBefore.IsZero():
-			when = bridge.DueTime(v.NotBefore, heard, zone)
+			when = clock.Due(v.NotBefore, heard, zone)
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", wording.Printable(v.Name), orDash(v.Set),
 			orDash(v.Group), last,
@@ -167,7 +168,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 		a := wording.ReadEvent(e.Event)
 		state, due, when := wording.Printable(a.EventStatus), "-", wording.NoTime(e.Event)
 		if !e.NotBefore.IsZero() {
-			due, when = "due now", bridge.DueTime(e.NotBefore, now, zone)
+			due, when = "due now", clock.Due(e.NotBefore, now, zone)
 			if left := e.NotBefore.Sub(now); left >= time.Second {
 				due = "in " + wording.Span(left)
 			}

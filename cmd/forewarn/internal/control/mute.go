@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // A MuteRequest asks for a mute, with its duration.
@@ -58,7 +59,7 @@ func handleMutes(mux *http.ServeMux, b muter, answer func(http.ResponseWriter, a
 			return nil, err
 		}
 		sinks := b.Status().Sinks
-		named := bridge.MutedSinks(r.Mute, sinks)
+		named := wording.MutedSinks(r.Mute, sinks)
 		if r.People && len(named) == 0 {
 			return nil, noSinkForPeople(sinks)
 		}

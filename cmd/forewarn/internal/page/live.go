@@ -16,6 +16,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -48,7 +49,7 @@ type webPage struct {
 
 	mu       sync.Mutex // guards the fields below
 	streams  int
-	rendered map[bridge.FleetFilter]renderedParts
+	rendered map[fleet.Filter]renderedParts
 }
 
 // renderedParts are the parts of the page, as they were at a time.
@@ -69,7 +70,7 @@ func newPage(facts func() pageFacts) *webPage {
 		return nil
 	})
 	p := &webPage{facts: facts, build: hex.EncodeToString(sum.Sum(nil)[:6]), template: sync.OnceValues(parsePage)}
-	p.whole = cached(pageAge, func() wholePage { return p.render(bridge.FleetFilter{}) })
+	p.whole = cached(pageAge, func() wholePage { return p.render(fleet.Filter{}) })
 	return p
 }
 
@@ -148,7 +149,7 @@ func (p *webPage) routes(mux *http.ServeMux) {
 }
 
 // view returns the template and the current content of the page.
-func (p *webPage) view(live bool, filter bridge.FleetFilter) (*template.Template, pageView, error) {
+func (p *webPage) view(live bool, filter fleet.Filter) (*template.Template, pageView, error) {
 	page, err := p.template()
 	if err != nil {
 		return nil, pageView{}, err
@@ -167,7 +168,7 @@ type wholePage struct {
 }
 
 // render renders the page. It is complete without its script.
-func (p *webPage) render(filter bridge.FleetFilter) wholePage {
+func (p *webPage) render(filter fleet.Filter) wholePage {
 	page, v, err := p.view(false, filter)
 	var b bytes.Buffer
 	if err == nil {
@@ -179,7 +180,7 @@ func (p *webPage) render(filter bridge.FleetFilter) wholePage {
 // show answers with the page.
 func (p *webPage) show(w http.ResponseWriter, r *http.Request) {
 	var page wholePage
-	if filter := filterOf(r.URL.Query()); filter == (bridge.FleetFilter{}) {
+	if filter := filterOf(r.URL.Query()); filter == (fleet.Filter{}) {
 		page = p.whole()
 	} else {
 		page = p.render(filter)
@@ -195,7 +196,7 @@ func (p *webPage) show(w http.ResponseWriter, r *http.Request) {
 
 // currentParts returns the parts of the page, rendered at most twice a second for all browsers together. Countdowns are
 // left to the script, so that a part changes only when its facts do.
-func (p *webPage) currentParts(filter bridge.FleetFilter) (parts map[string]string, title string, err error) {
+func (p *webPage) currentParts(filter fleet.Filter) (parts map[string]string, title string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m := p.rendered[filter]; time.Since(m.at) < streamEvery/2 {
@@ -214,7 +215,7 @@ func (p *webPage) currentParts(filter bridge.FleetFilter) (parts map[string]stri
 		parts[name] = b.String()
 	}
 	if p.rendered == nil || len(p.rendered) >= 2*maxStreams { // of browsers that are gone
-		p.rendered = map[bridge.FleetFilter]renderedParts{}
+		p.rendered = map[fleet.Filter]renderedParts{}
 	}
 	p.rendered[filter] = renderedParts{parts, v.Title, time.Now()}
 	return parts, v.Title, nil

@@ -23,6 +23,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -247,7 +248,7 @@ func TestPageEscapesOutsideText(t *testing.T) {
 	own := append(all(visit(t, h, "/").Body.String()), "<b", "</b") // who is told of what is in bold
 	p, h := pageOf(func() pageFacts { return hostileFacts(time.Now()) })
 	bodies := []string{visit(t, h, "/").Body.String()}
-	parts, _, err := p.currentParts(bridge.FleetFilter{})
+	parts, _, err := p.currentParts(fleet.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +398,7 @@ func TestPageDropsTheHistoryWhenIdle(t *testing.T) {
 		seen() // and read again
 
 		p := newPage(facts)
-		if parts, _, err := p.currentParts(bridge.FleetFilter{}); err != nil || len(parts) == 0 || !p.addStream() {
+		if parts, _, err := p.currentParts(fleet.Filter{}); err != nil || len(parts) == 0 || !p.addStream() {
 			t.Fatalf("the page has %d parts: %v", len(parts), err)
 		}
 		p.removeStream()

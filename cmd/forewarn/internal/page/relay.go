@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 	"forewarn/bridge/relay"
+	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -32,15 +33,15 @@ type fleetVM struct {
 }
 
 // filterOf reads the filter of a page from its address: ?set=PATTERN&group=PATTERN.
-func filterOf(q url.Values) bridge.FleetFilter {
-	return bridge.FleetFilter{Set: imds.CutText(q.Get("set"), maxPattern), Group: imds.CutText(q.Get("group"), maxPattern)}
+func filterOf(q url.Values) fleet.Filter {
+	return fleet.Filter{Set: imds.CutText(q.Get("set"), maxPattern), Group: imds.CutText(q.Get("group"), maxPattern)}
 }
 
 // maxPattern is more than any name that Azure permits, in bytes.
 const maxPattern = 200
 
 // filterURL is the address of the page with a filter.
-func filterURL(f bridge.FleetFilter) string {
+func filterURL(f fleet.Filter) string {
 	q := url.Values{}
 	for name, value := range map[string]string{"set": f.Set, "group": f.Group} {
 		if value != "" {
@@ -51,7 +52,7 @@ func filterURL(f bridge.FleetFilter) string {
 }
 
 // filtered says what a page with a filter shows; "" without one.
-func filtered(f bridge.FleetFilter) string {
+func filtered(f fleet.Filter) string {
 	var parts []string
 	for _, part := range []struct{ name, value string }{{"set", f.Set}, {"resource group", f.Group}} {
 		if part.value != "" {
@@ -73,7 +74,7 @@ func (p pageWriter) fleet(v *pageView, r *bridge.RelayStatus) {
 	for _, vm := range wording.First(r.VMs, shownVMs) {
 		row := fleetVM{Name: wording.Printable(vm.Name), Set: wording.Printable(vm.Set), Group: wording.Printable(vm.Group),
 			Started: vm.Started, When: p.moment(vm.NotBefore), Heard: p.moment(vm.LastHeard)}
-		row.SetURL, row.GroupURL = filterURL(bridge.FleetFilter{Set: vm.Set}), filterURL(bridge.FleetFilter{Group: vm.Group})
+		row.SetURL, row.GroupURL = filterURL(fleet.Filter{Set: vm.Set}), filterURL(fleet.Filter{Group: vm.Group})
 		switch {
 		case vm.Silent:
 			row.State = "silent"

@@ -3,7 +3,7 @@ package page
 import (
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -24,7 +24,7 @@ func (p pageWriter) moment(t time.Time) moment {
 	if t.IsZero() {
 		return moment{}
 	}
-	return moment{Machine: t.UTC().Format(time.RFC3339), Text: bridge.DueTime(t, p.now, p.zone)}
+	return moment{Machine: t.UTC().Format(time.RFC3339), Text: clock.Due(t, p.now, p.zone)}
 }
 
 // until counts down to t.

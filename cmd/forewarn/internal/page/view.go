@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -24,7 +25,7 @@ type pageFacts struct {
 	Dead          []outbox.Delivery     // the newest dead letters, oldest first
 	MoreDead      int                   // number of older dead letters
 	Err           error                 // of reading the history
-	Filter        bridge.FleetFilter    // what of a fleet is shown
+	Filter        fleet.Filter          // what of a fleet is shown
 }
 
 // pageView is the content of the page, ready for its template.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -94,7 +95,7 @@ func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, 
 	case k.NeedsSomebody(now):
 		return "needs you", bridge.SinkIsBlocked
 	case !k.MutedUntil.IsZero():
-		return "muted until " + bridge.DueTime(k.MutedUntil, now, zone), bridge.SinkRetrying
+		return "muted until " + clock.Due(k.MutedUntil, now, zone), bridge.SinkRetrying
 	case k.Muted > 0 && k.Muted == k.Pending:
 		return "muted in part", bridge.SinkRetrying
 	case k.State == bridge.SinkRetrying:
@@ -106,7 +107,7 @@ func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, 
 	case k.State == bridge.SinkStandby:
 		return "served by " + Printable(k.Relay), bridge.SinkOK
 	case k.NextAttempt.After(now): // as until a lead
-		return "sends at " + bridge.DueTime(k.NextAttempt, now, zone), bridge.SinkOK
+		return "sends at " + clock.Due(k.NextAttempt, now, zone), bridge.SinkOK
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
 	case k.LastError != "":
@@ -136,6 +137,16 @@ func Muted(m delivery.Mute, sinks []string) string {
 	return Printable(text)
 }
 
+// MutedSinks returns the names of the sinks that the mute is for, of those in the settings.
+func MutedSinks(m delivery.Mute, sinks []bridge.SinkStatus) (names []string) {
+	for _, k := range sinks {
+		if k.State != bridge.SinkOrphaned && m.IsFor(k.Name, k.People) {
+			names = append(names, k.Name)
+		}
+	}
+	return names
+}
+
 // listed joins names, at most ShownVMs of them.
 func listed(names []string) string {
 	text := strings.Join(First(names, ShownVMs), ", ")
@@ -147,8 +158,8 @@ func listed(names []string) string {
 
 // MuteNote says all about a mute, but for the command that ends it.
 func MuteNote(m delivery.Mute, sinks []bridge.SinkStatus, now time.Time, zone *time.Location) string {
-	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m, bridge.MutedSinks(m, sinks)),
-		bridge.DueTime(m.Until, now, zone), Printable(m.By), Printable(m.Reason))
+	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m, MutedSinks(m, sinks)),
+		clock.Due(m.Until, now, zone), Printable(m.By), Printable(m.Reason))
 }
 
 // StatusLine summarizes a status in one line, for systemctl status.

@@ -1,0 +1,126 @@
+package bridge
+
+import (
+	"context"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"forewarn/bridge/delivery"
+)
+
+// pollForBacklog is how long a backlog waits for the first poll after a start.
+const pollForBacklog = 5 * time.Second
+
+// routeWorker is the worker of a route, with functions to end it. They may be called repeatedly.
+type routeWorker struct {
+	*delivery.Worker
+	kind     string // of its route
+	settings int    // the number of the settings with its route
+	stop     func() // lets it end because the program stops
+	leave    func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
+	done     chan struct{}
+}
+
+// startWorkers starts the workers. If the outbox has a backlog, dead letters to report, or events that wait for a lead, it
+// waits first until it is known whether the outbox belongs to this VM, and which of its events are over: nothing must be
+// begun about those.
+func (b *Bridge) startWorkers(ctx context.Context) {
+	all := b.Outbox.Totals()
+	if all.Pending+all.Unreported > 0 || b.events.waiting() {
+		b.awaitName(ctx, b.nameLimit())
+		b.awaitPoll(ctx)
+	}
+	b.deliver(ctx)
+}
+
+// deliver starts the workers.
+func (b *Bridge) deliver(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	b.delivering = true
+	for _, r := range b.routes {
+		b.startWorker(r)
+	}
+}
+
+// awaitPoll waits a limited time until the first poll of this run, or since join, is handled, whether it failed or not. An
+// endpoint that hangs must not hold back what may be urgent.
+func (b *Bridge) awaitPoll(ctx context.Context) {
+	select {
+	case <-b.awaitedPoll():
+	case <-ctx.Done():
+	case <-b.watchEnded:
+	case <-time.After(pollForBacklog):
+	}
+}
+
+func (b *Bridge) awaitedPoll() chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.polled
+}
+
+// waitsForAnswer reports whether a route begins nothing yet: what is pending about an event may start something, and the
+// event may be over by now. keepAnswer starts its worker. The caller holds mu.
+func (b *Bridge) waitsForAnswer(r Route) bool {
+	return !b.current && r.Terms.Late == delivery.LateDrop && b.Outbox.Stats()[r.Name].Pending > 0
+}
+
+// startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It
+// does nothing if the route has one. The caller holds mu.
+func (b *Bridge) startWorker(r Route) {
+	if b.waitsForAnswer(r) {
+		return
+	}
+	var before chan struct{}
+	if was := b.workers[r.Name]; was != nil {
+		if was.settings == b.settings {
+			return
+		}
+		before = was.done
+	}
+	ctx, end := b.running.begin(context.Background())
+	ctx, cut := context.WithCancel(ctx)
+	stop, leave := make(chan struct{}), make(chan struct{})
+	c := &routeWorker{
+		Worker: delivery.NewWorker(delivery.Config{
+			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Before: before,
+			Secrets: r.Secrets, Log: b.Log, Meter: b.Meter, Random: b.Random,
+			Trouble: func(why error) { b.trouble(r.Name, why) },
+		}),
+		kind: r.Kind, settings: b.settings, done: make(chan struct{}),
+		stop: sync.OnceFunc(func() { close(stop) }),
+		leave: sync.OnceFunc(func() {
+			close(leave)
+			if r.Terms.Timeout > 0 { // an attempt without one is waited for
+				time.AfterFunc(r.Terms.Timeout+stopTimeout, cut)
+			}
+		}),
+	}
+	b.workers[r.Name] = c
+	go func() {
+		defer end()
+		defer close(c.done)
+		c.Run(ctx, stop, leave)
+		if closer, ok := r.Sink.(io.Closer); ok {
+			if err := closer.Close(); err != nil {
+				c.Log.Debug("cannot close sink", "err", err)
+			}
+		}
+		b.forget(r.Name)
+	}()
+}
+
+// forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.
+func (b *Bridge) forget(route string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !slices.ContainsFunc(b.routes, func(r Route) bool { return r.Name == route }) {
+		delete(b.workers, route)
+	}
+}
