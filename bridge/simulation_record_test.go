@@ -60,12 +60,17 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 func (o *oracle) lastTold(p *post, b belief) int {
 	last := -1
 	for i, c := range b.changes {
-		theirs := c.theirs && o.boots[c.boot].vm != o.boots[p.boot].vm
-		if c.seq < p.seq && !c.lost && !theirs {
+		if c.seq < p.seq && !o.forgotten(c, p.boot) {
 			last = i
 		}
 	}
 	return last
+}
+
+// forgotten reports whether a run of the program knows no more of a change: a crash made it forget it, or another machine
+// saw it.
+func (o *oracle) forgotten(c change, boot int) bool {
+	return c.lost || c.theirs && o.boots[c.boot].vm != o.boots[boot].vm
 }
 
 // refuses says why a rule does not approve an event as it was told last, "" if it does.
@@ -193,7 +198,7 @@ func (o *oracle) outcome(id string, b belief) {
 		}
 		var from time.Duration // when the life before it ended
 		for _, was := range b.changes[:i] {
-			if was.kind == "vanished" && !was.gone() {
+			if was.kind == "vanished" && !o.forgotten(was, c.boot) {
 				from = was.at
 			}
 		}
