@@ -335,11 +335,19 @@ func (o *oracle) deadLetters() {
 				return t.how == "rejects" && (len(t.batch) == 1 || t.handed.progress != "")
 			})
 		case "expired":
-			last := len(tries) - 1
-			right = last >= 0 && slices.ContainsFunc(o.ways(e.sink, tries[last].start, tries[last].at), func(r routePlan) bool {
-				since := o.mutedSince(tries[last])
-				return r.maxAge > 0 && (o.clockStepped() || tries[last].clock.Sub(tries[last].time) > r.maxAge) &&
-					(since == 0 || tries[last].at-since > r.maxAge-time.Second)
+			if len(tries) == 0 {
+				break
+			}
+			last := tries[len(tries)-1]
+			for _, t := range all { // a newer one that stands for it is a try of it too
+				if t.start > last.start && slices.Contains(t.missed, e.change) {
+					last = t
+				}
+			}
+			right = slices.ContainsFunc(o.ways(e.sink, last.start, last.at), func(r routePlan) bool {
+				since := o.mutedSince(last)
+				return r.maxAge > 0 && (o.clockStepped() || last.clock.Sub(tries[0].time) > r.maxAge) &&
+					(since == 0 || last.at-since > r.maxAge-time.Second)
 			})
 		case "late":
 			right = slices.ContainsFunc(ways, func(r routePlan) bool { return r.late == "drop" })
