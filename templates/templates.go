@@ -4,11 +4,13 @@ package templates
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	htmltemplate "html/template"
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"text/template"
 	"text/template/parse"
 )
@@ -36,64 +38,49 @@ var words string
 // wordTrees returns the parsed shared words by name. All text templates use the same trees, because executing one never
 // changes its tree.
 var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
-	set, _ := newSet("words")
-	t, err := set.Parse(words)
+	t, err := newSet("words").Parse(words)
 	if err != nil {
 		return nil, err
 	}
 	trees := make(map[string]*parse.Tree)
 	for _, define := range t.Templates() {
-		countSteps(define.Tree)
 		trees[define.Name()] = define.Tree
 	}
 	return trees, nil
 })
 
 // embeddedTexts returns the set of the shared words and the default texts, except the HTML one.
-var embeddedTexts = sync.OnceValues(func() (textSet, error) {
-	set, b := newSet("")
+var embeddedTexts = sync.OnceValues(func() (*template.Template, error) {
+	set := newSet("")
 	if err := addWords(set); err != nil {
-		return textSet{}, err
+		return nil, err
 	}
 	for _, name := range []string{"slack-text.txt", "slack-blocks.json", "email-subject.txt", "email-text.txt"} {
 		text, err := files.ReadFile(name)
 		if err != nil {
-			return textSet{}, err
+			return nil, err
 		}
-		t, err := set.New(name).Parse(string(text))
-		if err != nil {
-			return textSet{}, err
+		if _, err := set.New(name).Parse(string(text)); err != nil {
+			return nil, err
 		}
-		countSteps(t.Tree)
 	}
-	return textSet{set, b}, nil
+	return set, nil
 })
 
-// A textSet is a set of text templates, with the budget that its functions spend from.
-type textSet struct {
-	*template.Template
-	budget *budget
-}
-
-// A Template is a parsed template. The embedded ones are parsed at their first use. It is safe for concurrent use, but
-// is executed by one goroutine at a time; the others wait.
+// A Template is a parsed template. The embedded ones are parsed at their first use. It is safe for concurrent use.
 type Template struct{ parsed func() (executor, error) }
 
-// An executor is a template of text/template or of html/template, with the budget that its functions spend from.
-type executor struct {
-	execute func(io.Writer, any) error
-	budget  *budget
-}
+// An executor is a template of text/template or of html/template.
+type executor interface{ Execute(io.Writer, any) error }
 
 // Execute applies the template to fields and writes the result to w. It fails, after part of the result may have been
-// written, if the template does, or if it exceeds a limit: about a second of work, 8 MiB of output, or 1000 nested
-// defines.
+// written, if the template does, or if it exceeds a bound: 8 MiB of output, or 100 nested calls of include.
 func (t *Template) Execute(w io.Writer, fields any) error {
 	parsed, err := t.parsed()
 	if err != nil {
 		return err
 	}
-	return parsed.budget.use(w, func(w io.Writer) error { return parsed.execute(w, fields) })
+	return parsed.Execute(&boundedWriter{w, maxOutput}, fields)
 }
 
 // embedded returns one of the default texts.
@@ -101,9 +88,9 @@ func embedded(name string) *Template {
 	return &Template{func() (executor, error) {
 		set, err := embeddedTexts()
 		if err != nil {
-			return executor{}, err
+			return nil, err
 		}
-		return executor{set.Lookup(name).Execute, set.budget}, nil
+		return set.Lookup(name), nil
 	}}
 }
 
@@ -112,20 +99,20 @@ func embeddedHTML(name string) *Template {
 	return &Template{sync.OnceValues(func() (executor, error) {
 		text, err := files.ReadFile(name)
 		if err != nil {
-			return executor{}, err
+			return nil, err
 		}
 		return parseHTML(name, string(text))
 	})}
 }
 
-// Say applies one of the shared words, such as headline, to fields and writes the result to w. Its limits are those of
+// Say applies one of the shared words, such as headline, to fields and writes the result to w. Its bounds are those of
 // Template.Execute.
 func Say(w io.Writer, word string, fields any) error {
 	set, err := embeddedTexts()
 	if err != nil {
 		return err
 	}
-	return set.budget.use(w, func(w io.Writer) error { return set.ExecuteTemplate(w, word, fields) })
+	return set.ExecuteTemplate(&boundedWriter{w, maxOutput}, word, fields)
 }
 
 // Parse parses a template that may use Funcs, include and the shared words, as in {{template "headline" .}}. A missing
@@ -155,64 +142,63 @@ func ready(parsed executor, err error) (*Template, error) {
 }
 
 func parseText(name, text string) (executor, error) {
-	t, b := newSet(name)
-	if err := parseInto(t, text); err != nil {
-		return executor{}, err
-	}
-	return executor{t.Execute, b}, nil
+	t := newSet(name)
+	return t, parseInto(t, text)
 }
 
 func parseHTML(name, text string) (executor, error) {
-	plain, b := newSet(name) // for include, whose text is not escaped yet
+	plain := newSet(name) // for include, whose text is not escaped yet
 	if strings.Contains(text, "include") {
 		if err := parseInto(plain, text); err != nil {
-			return executor{}, err
+			return nil, err
 		}
 	}
-	t := htmltemplate.New(name).Option("missingkey=default").Funcs(setFuncs(plain, b))
+	t := htmltemplate.New(name).Option("missingkey=default").Funcs(setFuncs(plain))
 	if _, err := t.Parse(text); err != nil {
-		return executor{}, err
-	}
-	for _, define := range t.Templates() {
-		countSteps(define.Tree)
+		return nil, err
 	}
 	words, err := wordTrees()
 	if err != nil {
-		return executor{}, err
+		return nil, err
 	}
 	for define, tree := range words {
 		if t.Lookup(define) != nil {
 			continue // the text has its own define
 		}
 		if _, err := t.AddParseTree(define, tree.Copy()); err != nil { // a copy, because escaping changes the tree
-			return executor{}, err
+			return nil, err
 		}
 	}
-	return executor{t.Execute, b}, nil
+	return t, nil
 }
 
-// newSet returns an empty text template that has all functions, and the budget that they spend from.
-func newSet(name string) (*template.Template, *budget) {
-	t, b := template.New(name).Option("missingkey=default"), new(budget)
-	return t.Funcs(setFuncs(t, b)), b
+// newSet returns an empty text template that has all functions.
+func newSet(name string) *template.Template {
+	t := template.New(name).Option("missingkey=default")
+	return t.Funcs(setFuncs(t))
 }
 
-// setFuncs returns all functions, spending from b. include executes the defines of t.
-func setFuncs(t *template.Template, b *budget) template.FuncMap {
-	return bounded(functions(func(define string, data any) (string, error) {
+// setFuncs returns all functions. include executes the defines of t.
+func setFuncs(t *template.Template) template.FuncMap {
+	var depth atomic.Int32
+	return functions(func(define string, data any) (string, error) {
+		defer depth.Add(-1)
+		if depth.Add(1) > maxInclude {
+			return "", errTooDeep
+		}
 		var text strings.Builder
-		err := t.ExecuteTemplate(&text, define, data)
+		err := t.ExecuteTemplate(&boundedWriter{&text, maxOutput}, define, data)
+		if errors.Is(err, errTooDeep) {
+			return "", errTooDeep // without the positions of all the calls
+		}
 		return text.String(), err
-	}), b)
+	})
 }
 
 // parseInto parses the text into t, which gets the shared words too.
 func parseInto(t *template.Template, text string) error {
 	if _, err := t.Parse(text); err != nil {
 		return err
-	}
-	for _, define := range t.Templates() {
-		countSteps(define.Tree)
 	}
 	return addWords(t)
 }
