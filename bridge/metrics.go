@@ -25,7 +25,7 @@ type Meter interface {
 var FailureReasons = []string{
 	delivery.FailedBlocked, delivery.FailedRateLimited, delivery.FailedTimeout, delivery.FailedAgain,
 	delivery.ReasonRejected, delivery.ReasonExpired, delivery.ReasonLate, delivery.ReasonOverflow, delivery.ReasonRemoved,
-	delivery.ReasonLost,
+	delivery.ReasonLost, delivery.ReasonSubject,
 }
 
 // Kinds of records for Meter.Forgot.

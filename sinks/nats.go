@@ -64,7 +64,7 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	wrong.when(s.Core && s.Copies, "copies", alone)
 	wrong.when(s.Core && s.Provision != nil, "provision", alone)
 	wrong.when(s.Core && s.Domain != "", "domain", alone)
-	wrong.when(s.Domain != "" && natsToken(s.Domain) != s.Domain, "domain",
+	wrong.when(s.Domain != "" && cloudevent.Token(s.Domain) != s.Domain, "domain",
 		"%q is not the name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)
 	if s.Domain != "" {
 		n.api = "$JS." + s.Domain + ".API."

@@ -1,12 +1,8 @@
 package sinks
 
 import (
-	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -20,16 +16,14 @@ import (
 const (
 	natsEventSubject = "forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.azeventtype}}." +
 		"{{.change}}.{{.id}}"
-	natsBridgeSubject = "forewarn.bridge.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.change}}.{{.id}}"
+	natsBridgeSubject = "forewarn.bridge.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.vm}}.{{.change}}.{{.id}}"
 )
 
 // natsHeartbeats begins the subjects of heartbeats. Of a VM, only the last one counts.
 const natsHeartbeats = "forewarn.heartbeat."
 
-const (
-	maxToken   = 90   // of a subject; no name that Azure permits is longer
-	maxSubject = 1000 // the server takes subjects and what stands around them up to 4 KiB
-)
+// maxSubject is the longest subject: the server takes it and what stands around it up to 4 KiB.
+const maxSubject = 1000
 
 type natsSubjects struct {
 	event, bridge *templates.Template
@@ -96,8 +90,8 @@ func (s natsSubjects) try(once bool) error {
 		switch {
 		case subject != raw:
 			return fmt.Errorf("%q for a sample CloudEvent of type %s is not a subject; "+
-				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), maxToken)
-		case once && !strings.HasSuffix(subject, "."+natsToken(ce.ID())):
+				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), cloudevent.MaxToken)
+		case once && !strings.HasSuffix(subject, "."+cloudevent.Token(ce.ID())):
 			return errors.New("does not end in the CloudEvent's id, so two CloudEvents could have one " +
 				"subject and once would take the second for a copy; expected .{{.id}} at its end, or once: false")
 		}
@@ -105,25 +99,16 @@ func (s natsSubjects) try(once bool) error {
 	return nil
 }
 
-// heartbeat is the subject of all heartbeats of a VM: by its subscription, group, set, and name. A VM in no set is its
+// heartbeatSubject is the subject of all heartbeats of a VM: by its subscription, group, set, and name. A VM in no set is its
 // own. It is the same whatever the settings say, because a stream of its own takes them.
-func (s natsSubjects) heartbeat(ce event.Event) string {
-	of := observed(cloudevent.Fields(ce))
-	name := of("name")
-	return natsHeartbeats + natsToken(of("subscriptionId")) + "." + natsToken(of("resourceGroup")) + "." +
-		natsToken(cmp.Or(of("scaleSet"), name)) + "." + natsToken(name)
-}
-
-// observed returns the texts about the observer in the fields of a CloudEvent, in lower case.
-func observed(fields map[string]any) func(name string) string {
-	data, _ := fields["data"].(map[string]any)
-	observer, _ := data["observer"].(map[string]any)
-	return func(name string) string { text, _ := observer[name].(string); return strings.ToLower(text) }
+func heartbeatSubject(ce event.Event) string {
+	at := cloudevent.PlaceOf(ce)
+	return natsHeartbeats + at.String() + "." + at.VM
 }
 
 func (s natsSubjects) of(ce event.Event) (string, error) {
 	if ce.Type() == cloudevent.BridgeHeartbeat {
-		return s.heartbeat(ce), nil
+		return heartbeatSubject(ce), nil
 	}
 	raw, err := s.execute(ce)
 	if err != nil {
@@ -150,7 +135,8 @@ var natsFields = map[string]Field{
 	"subscription":  {"id of the subscription, one token in lower case", ""},
 	"resourcegroup": {"name of the resource group, one token in lower case", ""},
 	"set": {"name of the scale set, or of the set that cloudevents_source names, or else of the first VM in resources; " +
-		"about the bridge the VM's; one token in lower case", ""},
+		"about the bridge the VM's scale set, or else the VM; one token in lower case", ""},
+	"vm": {"about the bridge the name of its VM, else _; one token in lower case", ""},
 }
 
 // subjectFields returns the fields for the template of a subject: cloudevent.Fields and natsFields. Every text is one
@@ -161,89 +147,18 @@ func subjectFields(ce event.Event) map[string]any {
 	if c, ok := f["change"].(string); ok {
 		f["change"] = strings.TrimPrefix(c, "dev.forewarn.")
 	}
-	where := natsPlaceOf(ce, f)
-	f["subscription"], f["resourcegroup"], f["set"] = where.subscription, where.group, where.set
-	return mapTexts(f, natsToken).(map[string]any)
-}
-
-// A natsPlace is the place that a subject names, in lower case: Azure ignores the case of names, and writes a group's
-// name differently on different machines.
-type natsPlace struct{ subscription, group, set string }
-
-// natsPlaceOf returns a place on which all VMs that see an Azure event agree: the set that the CloudEvent's source
-// names, the observer's scale set, or else the first of the event's Resources; the observer only if the event names no
-// VM. About the bridge it is the observer.
-func natsPlaceOf(ce event.Event, fields map[string]any) natsPlace {
-	of := observed(fields)
-	p := natsPlace{of("subscriptionId"), of("resourceGroup"), of("scaleSet")}
-	source, kind := resourceID(ce.Source())
-	if p.subscription == "" || p.group == "" {
-		p.subscription, p.group = source.subscription, source.group
-	}
-	resources, _ := fields["resources"].([]string)
-	switch {
-	case !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix):
-		p.set = of("name")
-	case kind != "" && !strings.EqualFold(kind, "virtualMachines"):
-		p = source
-	case p.set == "" && len(resources) > 0:
-		p.set = resources[0]
-	case p.set == "":
-		p.set = of("name")
-	}
-	return natsPlace{strings.ToLower(p.subscription), strings.ToLower(p.group),
-		strings.ToLower(cmp.Or(p.set, source.set))}
-}
-
-// resourceID reads the Azure resource id in a CloudEvent's source: place, name and kind, which is "" if there is none.
-func resourceID(source string) (p natsPlace, kind string) {
-	_, path, found := strings.Cut(source, "/subscriptions/")
-	if !found {
-		return p, ""
-	}
-	parts := strings.Split(path, "/")
-	for i, part := range parts {
-		if plain, err := url.PathUnescape(part); err == nil {
-			parts[i] = plain
-		}
-	}
-	// <subscription> resourceGroups <group> providers <namespace> <kind> <name> [<kind> <name>]…
-	if len(parts) < 7 || len(parts)%2 == 0 || !strings.EqualFold(parts[1], "resourceGroups") {
-		return p, ""
-	}
-	return natsPlace{parts[0], parts[2], parts[len(parts)-1]}, parts[len(parts)-2]
+	at := cloudevent.PlaceOf(ce)
+	f["subscription"], f["resourcegroup"], f["set"], f["vm"] = at.Subscription, at.Group, at.Set, at.VM
+	return mapTexts(f, cloudevent.Token).(map[string]any)
 }
 
 // sanitised returns a subject with valid tokens.
 func sanitised(subject string) string {
 	parts := strings.Split(subject, ".")
 	for i, p := range parts {
-		parts[i] = natsToken(p)
+		parts[i] = cloudevent.Token(p)
 	}
 	return strings.Join(parts, ".")
-}
-
-// natsToken makes a text one token of a subject: letters, digits, _ and - stay, every other rune becomes _, and so does
-// an empty text. A long text is cut and ends in a hash of the whole, so that two long ids stay different.
-func natsToken(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if b.Len() > maxToken {
-			break
-		}
-		if !inToken(r) {
-			r = '_'
-		}
-		b.WriteRune(r)
-	}
-	switch {
-	case b.Len() == 0:
-		return "_"
-	case b.Len() <= maxToken:
-		return b.String()
-	}
-	sum := sha256.Sum256([]byte(s))
-	return b.String()[:maxToken-9] + "-" + hex.EncodeToString(sum[:4])
 }
 
 // inToken reports whether a token may hold a rune.

@@ -97,12 +97,12 @@ func TestNATSSubjectAboutTheBridge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "forewarn.bridge.5d9b.rg.web_0.sink_blocked.13F5-sink-blocked-20261123T120000000000000Z"
+	want := "forewarn.bridge.5d9b.rg.web.web_0.sink_blocked.13F5-sink-blocked-20261123T120000000000000Z"
 	if got := natsSubjectOf(t, ce); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	ce.SetType("dev.forewarn.observer.silent")
-	if got := natsSubjectOf(t, ce); !strings.HasPrefix(got, "forewarn.bridge.5d9b.rg.web_0.observer_silent.") {
+	if got := natsSubjectOf(t, ce); !strings.HasPrefix(got, "forewarn.bridge.5d9b.rg.web.web_0.observer_silent.") {
 		t.Errorf("of a relay: %s", got)
 	}
 }
@@ -170,12 +170,12 @@ func TestNATSSubjectFieldsAreDocumented(t *testing.T) {
 // Long texts are cut, and stay two when they were two.
 func TestNATSLongTokensStayApart(t *testing.T) {
 	long := strings.Repeat("x", 1000)
-	one, two := natsToken(long+"1"), natsToken(long+"2")
-	if len(one) != maxToken || len(two) != maxToken || one == two {
-		t.Errorf("tokens %q and %q, want two of %d", one, two, maxToken)
+	one, two := cloudevent.Token(long+"1"), cloudevent.Token(long+"2")
+	if len(one) != cloudevent.MaxToken || len(two) != cloudevent.MaxToken || one == two {
+		t.Errorf("tokens %q and %q, want two of %d", one, two, cloudevent.MaxToken)
 	}
-	if whole := strings.Repeat("x", maxToken); natsToken(whole) != whole {
-		t.Errorf("a text of %d is cut", maxToken)
+	if whole := strings.Repeat("x", cloudevent.MaxToken); cloudevent.Token(whole) != whole {
+		t.Errorf("a text of %d is cut", cloudevent.MaxToken)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestNATSSendsBadInput(t *testing.T) {
 func natsHarmless(t *testing.T, subject string) {
 	t.Helper()
 	for token := range strings.SplitSeq(subject, ".") {
-		if token == "" || len(token) > maxToken ||
+		if token == "" || len(token) > cloudevent.MaxToken ||
 			strings.Trim(token, "0123456789_-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" {
 			t.Errorf("%q of subject %.200q is no token", token, subject)
 		}
@@ -244,14 +244,14 @@ func FuzzNATSToken(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		token := natsToken(s)
+		token := cloudevent.Token(s)
 		natsHarmless(t, token)
-		if strings.Contains(token, ".") || natsToken(token) != token {
-			t.Errorf("natsToken(%q) = %q, which is not one that stays", s, token)
+		if strings.Contains(token, ".") || cloudevent.Token(token) != token {
+			t.Errorf("cloudevent.Token(%q) = %q, which is not one that stays", s, token)
 		}
 		fit := strings.Trim(s, "0123456789_-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
-		if fit && s != "" && len(s) <= maxToken && token != s {
-			t.Errorf("natsToken(%q) = %q, want it unchanged", s, token)
+		if fit && s != "" && len(s) <= cloudevent.MaxToken && token != s {
+			t.Errorf("cloudevent.Token(%q) = %q, want it unchanged", s, token)
 		}
 	})
 }

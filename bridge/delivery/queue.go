@@ -108,6 +108,7 @@ const (
 	ReasonOverflow = "overflow" // the outbox was full
 	ReasonRemoved  = "removed"  // the route is gone from the settings
 	ReasonLost     = "lost"     // its CloudEvent can no longer be read
+	ReasonSubject  = "subject"  // of a relay: it came on the subject of another set or VM
 )
 
 // What Queue.Read reports. Test for them with errors.Is.

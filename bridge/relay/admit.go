@@ -27,8 +27,8 @@ func (q *queue) take(r rawMessage) error {
 		return nil
 	}
 	letter := deadLetter{
-		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Reason: delivery.ReasonLate,
-		At: time.Now().UTC(), PendingSince: m.stored,
+		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Set: m.from.String(),
+		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.stored,
 	}
 	if err := q.dead.add(q.ctx, letter, &m.ce); err != nil {
 		return err
@@ -40,13 +40,13 @@ func (q *queue) take(r rawMessage) error {
 	return nil
 }
 
-// keepInvalid keeps a message that isn't a CloudEvent as a dead letter, one for all sinks.
+// keepInvalid keeps a message that can't be accepted as a dead letter, one for all sinks.
 func (q *queue) keepInvalid(r rawMessage, why error) error {
 	if err := q.dead.addInvalid(q.ctx, r, why); err != nil {
 		return err
 	}
-	q.meter.Failed(q.route.Name, delivery.ReasonLost)
-	q.log.Error("a message of the stream is no CloudEvent; it is kept as a dead letter", "message", r.seq, "subject",
+	q.meter.Failed(q.route.Name, refusal(why))
+	q.log.Error("a message of the stream can't be accepted; it is kept as a dead letter", "message", r.seq, "subject",
 		imds.Printable(r.subject, 200), "err", imds.Printable(why.Error(), 200))
 	q.skip(r)
 	return nil

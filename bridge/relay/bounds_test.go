@@ -30,7 +30,7 @@ func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
 		first := eventNo(1).id
 		for n := range events {
 			id := fmt.Sprintf("00000000-0000-4000-8000-%012d", n+1)
-			_, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events.test." + id,
+			_, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events._.web.vm-1.test." + id,
 				Header: nats.Header{"Content-Type": {"application/cloudevents+json"}}, Data: bytes.ReplaceAll(body, []byte(first), []byte(id))})
 			if err != nil {
 				t.Fatal(err)
@@ -59,7 +59,7 @@ func TestRecordsAboutBridgesKeepNoEventOutOfTheHistory(t *testing.T) {
 		const bridges = 8000
 		var body []byte
 		add := func(record string) {
-			if _, err := s.js.PublishAsync("$KV.FOREWARN_records.record.hook."+record, body); err != nil {
+			if _, err := s.js.PublishAsync("$KV.FOREWARN_records.record.hook."+record+"._.web.vm-1", body); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -72,7 +71,7 @@ func BenchmarkReading(b *testing.B) {
 				}
 				body, _ := ce.MarshalJSON()
 				h := nats.Header{"Content-Type": {"application/cloudevents+json"}}
-				if _, err := js.PublishMsgAsync(&nats.Msg{Subject: fmt.Sprint("forewarn.events.", n), Header: h, Data: body}); err != nil {
+				if _, err := js.PublishMsgAsync(&nats.Msg{Subject: ownSubject(ce), Header: h, Data: body}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -148,14 +147,14 @@ func readByConsumer(pending int) func(*testing.B, func() *nats.Conn, func(string
 			}
 			var ce struct{ ID, Subject string }
 			if err = json.Unmarshal(msg.Data(), &ce); err == nil { // the record of the Azure event: was it told before?
-				_, err = kv.Get(b.Context(), "record.hook."+ce.Subject)
+				_, err = kv.Get(b.Context(), "record.hook."+ce.Subject+"._.web.vm-1")
 			}
 			if !errors.Is(err, jetstream.ErrKeyNotFound) {
 				b.Error(err)
 				return
 			}
 			more := heard(ce.ID)
-			if _, err = kv.Put(b.Context(), "record.hook."+ce.Subject, []byte(ce.ID)); err == nil {
+			if _, err = kv.Put(b.Context(), "record.hook."+ce.Subject+"._.web.vm-1", []byte(ce.ID)); err == nil {
 				err = msg.DoubleAck(b.Context())
 			}
 			if err != nil {

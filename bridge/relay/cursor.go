@@ -73,18 +73,18 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 		switch {
 		case err != nil, m.onlySink != "", m.eventID == "", first != 0:
 		case m.change.Kind.OfAzure():
-			now := stages[m.eventID]
+			now := stages[m.group()]
 			if now.outdated(m) {
 				return
 			}
 			now.update(m)
-			stages[m.eventID], latest[m.eventID] = now, r.seq
-			delete(answers, m.eventID)
+			stages[m.group()], latest[m.group()] = now, r.seq
+			delete(answers, m.group())
 			if m.change.Kind == imds.Vanished {
-				delete(latest, m.eventID)
+				delete(latest, m.group())
 			}
-		case m.change.Kind == imds.Approved && latest[m.eventID] != 0:
-			answers[m.eventID] = r.seq
+		case m.change.Kind == imds.Approved && latest[m.group()] != 0:
+			answers[m.group()] = r.seq
 		}
 	})
 	if err != nil {

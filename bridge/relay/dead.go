@@ -12,11 +12,10 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
-// noSink is the sink of a dead letter that belongs to no sink: a message that isn't a CloudEvent.
+// noSink is the sink of a dead letter that belongs to no sink: a message that can't be accepted.
 const noSink = "-"
 
 // A deadLetter is a delivery that became a dead letter, as the stream of dead letters keeps it.
@@ -27,6 +26,7 @@ type deadLetter struct {
 	ID           string    `json:"id,omitempty"`
 	Type         string    `json:"type,omitempty"`
 	Event        string    `json:"event,omitempty"` // the Azure event's id
+	Set          string    `json:"set,omitempty"`   // <subscription>.<resource group>.<set> that told of it
 	AzureType    string    `json:"azureType,omitempty"`
 	Reason       string    `json:"reason"`
 	Error        string    `json:"error,omitempty"`
@@ -138,14 +138,13 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 	return msg.seq, l, nil
 }
 
-// addInvalid stores a dead letter for a message that isn't a CloudEvent. The message itself stays in the stream.
+// addInvalid stores a dead letter for a message that can't be accepted. The message itself stays in the stream.
 func (d *deadLetters) addInvalid(ctx context.Context, r rawMessage, why error) error {
 	return d.add(ctx, deadLetter{
 		Sink: noSink, Seq: r.seq, ID: imds.Printable(r.header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.data),
-		Reason: delivery.ReasonLost, At: time.Now().UTC(), PendingSince: r.stored,
+		Reason: refusal(why), At: time.Now().UTC(), PendingSince: r.stored,
 		Error: "message " + strconv.FormatUint(r.seq, 10) + " on " + imds.Printable(r.subject, 200) +
-			" is no CloudEvent: " +
-			imds.Printable(why.Error(), 500),
+			" can't be accepted: " + imds.Printable(why.Error(), 500),
 	}, nil)
 }
 

@@ -28,7 +28,7 @@ func (s *stage) noise(id string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.publishRaw("forewarn.events.noise", nats.Header{
+	s.publishRaw(ownSubject(ce), nats.Header{
 		"Content-Type": {"application/cloudevents+json"}, jetstream.MsgIDHeader: {id},
 	}, body)
 }

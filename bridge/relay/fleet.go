@@ -34,29 +34,51 @@ type fleet struct {
 	lastRead      uint64                       // sequence number in the stream
 	lastReadAt    time.Time                    // when the stream stored it
 	lastHeartbeat uint64                       // sequence number in the stream of heartbeats
-	events        map[string]*azureEvent       // by id
+	events        map[string]*azureEvent       // by group
 	ended         int                          // number of events that have vanished
 	forgotten     bool                         // older events were dropped
 	vms           map[string]*vm               // by vmKey
-	records       map[string]map[string]record // by Azure event and sink
+	records       map[string]map[string]record // by group and sink
 	silent        map[string]time.Time         // see silenceRecord.Silent
 }
 
 // An azureEvent is what the stream holds about one Azure event.
 type azureEvent struct {
 	bridge.HistoryBuilder
+	group      string
 	changes    int
-	seq        uint64        // of its last change
-	ended      bool          // it has vanished, or its end was missed
-	lastChange time.Time     // when the stream stored it
-	latest     imds.Event    // according to the last change
-	observer   imds.Observer // of the last change
+	seq        uint64     // of its last change
+	ended      bool       // it has vanished, or its end was missed
+	lastChange time.Time  // when the stream stored it
+	latest     imds.Event // according to the last change
+	from       cloudevent.Place
+	observer   imds.Observer // of the last change, with no other set or group than those of from
 	stage      stage
 }
 
 // deletes reports whether the event deletes its VMs.
 func (l *azureEvent) deletes() bool {
 	return l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
+}
+
+// setObserver sets the observer of the last change.
+func (l *azureEvent) setObserver(o imds.Observer) {
+	if cloudevent.SubjectToken(o.ScaleSet) != l.from.Set {
+		o.ScaleSet = ""
+	}
+	if cloudevent.SubjectToken(o.ResourceGroup) != l.from.Group {
+		o.ResourceGroup = ""
+	}
+	l.observer = o
+}
+
+// vmKey returns the key of a VM that the event names: one of the event's scale set, or one that is in none.
+func (l *azureEvent) vmKey(name string) string {
+	at := l.from
+	if l.observer.ScaleSet == "" {
+		at.Set = cloudevent.SubjectToken(name)
+	}
+	return vmKey(at, name)
 }
 
 // A vm is a machine that a bridge runs on. Its times are those of the stream.
@@ -72,11 +94,8 @@ type vm struct {
 // stopped reports whether its bridge was stopped and hasn't started since.
 func (v *vm) stopped() bool { return !v.lastStop.IsZero() && !v.lastAlive.After(v.lastStop) }
 
-// vmKey identifies a VM. VMs in different resource groups may have the same name; an event names only VMs of its
-// observer's group.
-func vmKey(o imds.Observer, name string) string {
-	return imds.Upper(o.SubscriptionID + "/" + o.ResourceGroup + "/" + name)
-}
+// vmKey identifies a VM by its place and name. VMs in different groups or sets may have the same name.
+func vmKey(at cloudevent.Place, name string) string { return at.String() + "." + imds.Upper(name) }
 
 func newFleet() *fleet {
 	return &fleet{events: map[string]*azureEvent{}, vms: map[string]*vm{}, records: map[string]map[string]record{}}
@@ -130,10 +149,11 @@ func (r *Relay) followRecords(ctx context.Context, st *storage) {
 	bucket := recordsBucket(r.Stream)
 	prefix := "$KV." + bucket + ".record."
 	add := func(m rawMessage) {
-		sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
+		sink, of, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
+		event, set := cutGroup(of)
 		var rec record
 		if json.Unmarshal(m.data, &rec) == nil {
-			r.fleet.setRecord(fromToken(sink), fromToken(event), rec)
+			r.fleet.setRecord(fromToken(sink), groupOf(fromToken(event), set), rec)
 		}
 	}
 	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf(prefix+">"), "the records can't be read for the history", add)
@@ -167,25 +187,25 @@ func (r *Relay) keepFollowing(
 
 // setRecord takes in what a sink remembers of an Azure event that its filter let pass. The history needs no others,
 // such as those about bridges. Of events that aren't read yet it keeps a limited number.
-func (f *fleet) setRecord(sink, event string, rec record) {
+func (f *fleet) setRecord(sink, group string, rec record) {
 	if !rec.Matched {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.records[event] == nil {
-		if len(f.records) >= 4*maxEndedEvents && f.events[event] == nil {
+	if f.records[group] == nil {
+		if len(f.records) >= 4*maxEndedEvents && f.events[group] == nil {
 			return
 		}
-		f.records[event] = map[string]record{}
+		f.records[group] = map[string]record{}
 	}
-	f.records[event][sink] = rec
+	f.records[group][sink] = rec
 }
 
 // deliveries returns what became of a CloudEvent, by sink. mu is held.
-func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
+func (f *fleet) deliveries(group, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
-	for sink, rec := range f.records[event] {
+	for sink, rec := range f.records[group] {
 		m, settled := rec.Settled[token(id)]
 		t, trying := rec.Retries[token(id)]
 		switch {
@@ -215,7 +235,7 @@ func (f *fleet) add(r rawMessage) {
 		Observer imds.Observer `json:"observer"`
 	}
 	_ = json.Unmarshal(m.ce.Data(), &data) // on an error the publisher stays unknown
-	v := f.heardFrom(data.Observer, r.stored)
+	v := f.heardFrom(m.from, data.Observer, r.stored)
 	switch {
 	case v == nil:
 	case m.ce.Type() == cloudevent.BridgeStarted:
@@ -226,10 +246,11 @@ func (f *fleet) add(r rawMessage) {
 	if m.eventID == "" {
 		return
 	}
-	l := f.events[m.eventID]
+	group := m.group()
+	l := f.events[group]
 	if l == nil {
-		l = &azureEvent{}
-		f.events[m.eventID] = l
+		l = &azureEvent{group: group, from: m.from}
+		f.events[group] = l
 	}
 	l.changes++
 	if l.changes <= maxChanges || m.change.Kind == imds.Vanished {
@@ -237,7 +258,7 @@ func (f *fleet) add(r rawMessage) {
 	}
 	l.seq, l.lastChange = r.seq, r.stored
 	if data.Observer.Name != "" {
-		l.observer = data.Observer
+		l.setObserver(data.Observer)
 	}
 	if !m.change.Kind.OfAzure() || l.stage.outdated(m) {
 		return
@@ -267,7 +288,7 @@ func (f *fleet) addHeartbeat(r rawMessage) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lastHeartbeat = max(f.lastHeartbeat, r.seq)
-	v := f.heardFrom(b.Observer, r.stored)
+	v := f.heardFrom(m.from, b.Observer, r.stored)
 	if err != nil || v == nil {
 		return
 	}
@@ -280,13 +301,17 @@ func (f *fleet) addHeartbeat(r rawMessage) {
 	}
 }
 
-// heardFrom records that a VM's bridge published something, and returns the VM. It returns nil if that isn't a VM, such
-// as a relay, or if there are too many. mu is held.
-func (f *fleet) heardFrom(o imds.Observer, at time.Time) *vm {
+// heardFrom records that the bridge of a VM, which is the observer, published something from a place, and returns the
+// VM. It returns nil if that isn't a VM, such as a relay, if the place isn't the VM's, or if there are too many. mu is
+// held.
+func (f *fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) *vm {
+	if cloudevent.PlaceOfObserver(o).Set != from.Set {
+		return nil
+	}
 	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
 		return nil
 	}
-	key := vmKey(o, o.Name)
+	key := vmKey(from, o.Name)
 	v := f.vms[key]
 	if v == nil {
 		if len(f.vms) >= maxVMs {
@@ -357,7 +382,7 @@ func (f *fleet) excuses() map[string]excuse {
 			continue
 		}
 		for _, name := range l.latest.Resources {
-			key := vmKey(l.observer, name)
+			key := l.vmKey(name)
 			e := all[key]
 			switch {
 			case !l.ended:
@@ -398,15 +423,15 @@ func (f *fleet) setSilent(silent map[string]time.Time) {
 // forgetEnded drops the older half of the events that have ended, with their records. mu is held.
 func (f *fleet) forgetEnded() {
 	var ended []string
-	for id, l := range f.events {
+	for group, l := range f.events {
 		if l.ended {
-			ended = append(ended, id)
+			ended = append(ended, group)
 		}
 	}
 	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.events[a].seq, f.events[b].seq) })
-	for _, id := range ended[:len(ended)-maxEndedEvents] {
-		delete(f.events, id)
-		delete(f.records, id)
+	for _, group := range ended[:len(ended)-maxEndedEvents] {
+		delete(f.events, group)
+		delete(f.records, group)
 		f.ended--
 		f.forgotten = true
 	}
@@ -431,11 +456,11 @@ func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	return all
 }
 
-// isOver reports whether an event is over. So is one that the stream no longer holds.
-func (f *fleet) isOver(event string) bool {
+// isOver reports whether a group's event is over. So is one that the stream no longer holds.
+func (f *fleet) isOver(group string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.events[event]
+	l := f.events[group]
 	return l == nil || l.ended
 }
 
@@ -467,7 +492,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 			continue
 		}
 		for _, name := range l.latest.Resources {
-			key := vmKey(l.observer, name)
+			key := l.vmKey(name)
 			v := byName[key]
 			if v == nil {
 				v = &bridge.FleetVM{Name: name, Set: l.observer.ScaleSet, Group: l.observer.ResourceGroup}
@@ -523,9 +548,10 @@ func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, mor
 	defer f.mu.Unlock()
 	for _, l := range f.sortedEvents() {
 		for _, h := range l.Histories(p) {
+			h.Set, h.Group = l.observer.ScaleSet, l.observer.ResourceGroup
 			h.Changes = slices.Clone(h.Changes)
 			for i := range h.Changes {
-				h.Changes[i].Deliveries = f.deliveries(h.Event, h.Changes[i].ID)
+				h.Changes[i].Deliveries = f.deliveries(l.group, h.Changes[i].ID)
 			}
 			histories = append(histories, h)
 		}

@@ -139,8 +139,13 @@ func (f *fleet) publish(ces ...event.Event) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.publishRaw("forewarn.events.test."+ce.ID(), nats.Header{"Content-Type": {"application/cloudevents+json"}}, body)
+		f.publishRaw(ownSubject(ce), nats.Header{"Content-Type": {"application/cloudevents+json"}}, body)
 	}
+}
+
+// ownSubject returns a subject of the set that a CloudEvent comes from.
+func ownSubject(ce event.Event) string {
+	return "forewarn.events." + cloudevent.PlaceOf(ce).String() + ".test." + ce.ID()
 }
 
 func (f *fleet) publishRaw(subject string, h nats.Header, body []byte) {

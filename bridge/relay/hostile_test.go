@@ -42,8 +42,8 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 		known, blank := eventNo(1), eventNo(2)
 		s.put("FOREWARN_leases", "lease.hook", "{")
 		s.put("FOREWARN_records", "mutes", "{")
-		s.put("FOREWARN_records", "record.hook."+known.id, "[1]")
-		s.put("FOREWARN_records", "record.hook."+blank.id, "")
+		s.put("FOREWARN_records", "record.hook."+known.id+"._.web.vm-1", "[1]")
+		s.put("FOREWARN_records", "record.hook."+blank.id+"._.web.vm-2", "")
 		sink := newRecorder()
 		r, stop := s.run(route("hook", sink))
 		one, two := known.say(t, imds.Scheduled, "vm-1"), blank.say(t, imds.Scheduled, "vm-1")
@@ -144,7 +144,7 @@ func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {
 			}
 			s.put("FOREWARN_records", "cursor.hook", string(e.Value())+" ")
 		},
-		"record": func(s *stage) { s.put("FOREWARN_records", "record.hook."+a.id, `{"matched":true}`) },
+		"record": func(s *stage) { s.put("FOREWARN_records", "record.hook."+a.id+"._.web.vm-1", `{"matched":true}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -191,10 +191,10 @@ func TestStrangeMessages(t *testing.T) {
 			s.publishRaw(subject, h, nil)
 		}
 		long := strings.Repeat("long", 100)
-		publish("forewarn.events.1", `"quoted"`, nil)
-		publish("forewarn.events.2", "words", map[string]string{"ce-severitynumber": "grave"})
-		publish("forewarn.events.3", long, nil)
-		publish("forewarn.events.4", "with%20space*and.dots", nil)
+		publish("forewarn.events._._._.1", `"quoted"`, nil)
+		publish("forewarn.events._._._.2", "words", map[string]string{"ce-severitynumber": "grave"})
+		publish("forewarn.events._._._.3", long, nil)
+		publish("forewarn.events._._._.4", "with%20space*and.dots", nil)
 		publish("forewarn.relay.hook.5", "instead", map[string]string{
 			"Forewarn-Fallback-For": "pager", "Forewarn-Fallback-Error": "%zz",
 		})
@@ -223,7 +223,7 @@ func TestStrangeMessages(t *testing.T) {
 			t.Errorf("%d dead letters, %v; want 5", len(list), err)
 		}
 		for _, e := range list {
-			if e.Sink != "-" || e.Reason != delivery.ReasonLost || !strings.Contains(e.Error, "is no CloudEvent: ") {
+			if e.Sink != "-" || e.Reason != delivery.ReasonLost || !strings.Contains(e.Error, "can't be accepted: ") {
 				t.Errorf("a dead letter is %+v", e)
 			}
 		}
@@ -290,7 +290,7 @@ func TestHeadersOfTheServersStopNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.publishRaw("forewarn.events.x", nats.Header{"Content-Type": {"application/cloudevents+json"},
+			s.publishRaw(ownSubject(ce), nats.Header{"Content-Type": {"application/cloudevents+json"},
 				"Nats-Time-Stamp": {"noon"}, "Nats-Sequence": {"99999999"}, "Nats-Subject": {"x"}, "Nats-Stream": {"x"}}, body)
 			pause(time.Minute)
 			stop()
@@ -363,7 +363,7 @@ func TestWhatIsDeletedWhileItWaitsIsADeadLetter(t *testing.T) {
 		for n := range kept + more {
 			h := nats.Header{"ce-specversion": {"1.0"}, "ce-id": {fmt.Sprint(n)}, "ce-source": {"/other"},
 				"ce-type": {"dev.forewarn.bridge.other"}}
-			if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events.x", Header: h}); err != nil {
+			if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events._._._.x", Header: h}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -246,7 +246,7 @@ func TestAnAnnouncementIsNotOutdatedByAClock(t *testing.T) {
 			t.Fatal(err)
 		}
 		var record map[string]any
-		key := "record.hook." + a.id
+		key := "record.hook." + a.id + "._.web.vm-1"
 		if e, err := records.Get(t.Context(), key); err != nil || json.Unmarshal(e.Value(), &record) != nil {
 			t.Fatalf("%s: %v", key, err)
 		}

@@ -97,12 +97,12 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 		}
 		junk := keys(t, r, "-")
 		_, err = r.Replay(t.Context(), junk, "spare", "alice")
-		if err == nil || !strings.Contains(err.Error(), "no CloudEvent") {
-			t.Errorf("what is no CloudEvent is replayed: %v", err)
+		if err == nil || !strings.Contains(err.Error(), "could not be accepted") {
+			t.Errorf("what could not be accepted is replayed: %v", err)
 		}
 		if e, err := r.Show(t.Context(), junk[0]); err != nil || e.CloudEvent != nil ||
-			!strings.Contains(e.Error, "no CloudEvent") {
-			t.Errorf("of what is no CloudEvent %+v, %v is shown", e, err)
+			!strings.Contains(e.Error, "can't be accepted") {
+			t.Errorf("of what could not be accepted %+v, %v is shown", e, err)
 		}
 
 		hook.say(nil)
@@ -365,7 +365,7 @@ func TestADeadLetterThatWouldBeTooLargeLacksItsCloudEvent(t *testing.T) {
 		sink.answer = fails(delivery.ErrRejected)
 		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
 		// As JSON in JSON, each of these characters takes six bytes.
-		s.publishRaw("forewarn.events.x", nats.Header{"Content-Type": {"application/cloudevents+json"}},
+		s.publishRaw("forewarn.events._._._.x", nats.Header{"Content-Type": {"application/cloudevents+json"}},
 			[]byte(`{"specversion":"1.0","id":"1","source":"/x","type":"dev.forewarn.bridge.other","data":"`+
 				strings.Repeat("<", 300_000)+`"}`))
 		pause(time.Minute)

@@ -37,6 +37,7 @@ type Entry struct {
 	DeadSince  time.Time
 	CloudEvent json.RawMessage // nil when the list left it out
 	Mute       *delivery.Mute  // that holds it back, or the last one that it waited for; nil for none
+	group      string          // of the Azure event; "" for none
 }
 
 // A Selection selects entries. A zero field selects all.
@@ -59,7 +60,7 @@ func (r *Relay) Over(e Entry, sink string) bool {
 		return route.Name == sink && route.Terms.Late == delivery.LateDrop
 	})
 	r.mu.Unlock()
-	return acts && e.Group != "" && !strings.HasSuffix(e.Type, "."+string(imds.Vanished)) && r.fleet.isOver(e.Group)
+	return acts && e.Group != "" && !strings.HasSuffix(e.Type, "."+string(imds.Vanished)) && r.fleet.isOver(e.group)
 }
 
 // ErrUnknownKey means that there is no such delivery.
@@ -107,11 +108,8 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 	for _, q := range queues {
 		q.mu.Lock()
 		for _, e := range q.pending {
-			if sel.has(q.route.Name, statePending, e.item.Group) {
-				found = append(found, &Entry{
-					Key: entryKey(q.route.Name, e.item.Seq), Sink: q.route.Name, Item: *e.item, State: statePending,
-					Mute: q.muteOf(e),
-				})
+			if sel.has(q.route.Name, statePending, eventOf(e.item.Group)) {
+				found = append(found, pendingEntry(q.route.Name, *e.item, q.muteOf(e)))
 			}
 		}
 		q.mu.Unlock()
@@ -121,6 +119,15 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 		list = append(list, *e)
 	}
 	return list
+}
+
+// pendingEntry returns a pending delivery as it is listed.
+func pendingEntry(sink string, i delivery.Item, mute *delivery.Mute) *Entry {
+	e := &Entry{Key: entryKey(sink, i.Seq), Sink: sink, Item: i, State: statePending, Mute: mute, group: i.Group}
+	listed := *i.Message
+	listed.Group = eventOf(i.Group)
+	e.Message = &listed
+	return e
 }
 
 func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) }
@@ -177,7 +184,7 @@ func (r *Relay) readCloudEvent(ctx context.Context, seq uint64, id string) (ce e
 func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
 	return r.removeEach(ctx, keys, func(at uint64, l deadLetter) error {
 		if l.Sink == noSink {
-			return fmt.Errorf("%s is no CloudEvent, so nobody can take it", l.key())
+			return fmt.Errorf("%s could not be accepted, so nobody can take it", l.key())
 		}
 		sink := cmp.Or(to, l.Sink)
 		if !slices.Contains(r.Sinks(), sink) { // nobody would read it
@@ -254,7 +261,7 @@ func (r *Relay) removeEach(
 // entry returns the dead letter as it is listed.
 func (l deadLetter) entry() Entry {
 	return Entry{
-		Key: l.key(), Sink: l.Sink, State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
+		Key: l.key(), Sink: l.Sink, group: groupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
 		CloudEvent: l.CloudEvent,
 		Item: delivery.Item{
 			Message: &delivery.Message{

@@ -662,7 +662,7 @@ func TestAnOutdatedChangeIsLate(t *testing.T) {
 				s.publish(end)
 				pause(time.Minute)
 				back, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: a.event(imds.StatusScheduled)},
-					cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-1"}, Time: time.Now(), Repeat: 1})
+					cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-1", ResourceGroup: "web"}, Time: time.Now(), Repeat: 1})
 				if err != nil {
 					t.Fatal(err)
 				}

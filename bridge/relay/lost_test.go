@@ -93,7 +93,7 @@ func TestDataThatIsNoJSONIsDeliveredAsWhatItIs(t *testing.T) {
 			} {
 				h[name] = []string{v}
 			}
-			s.publishRaw("forewarn.events.test."+id, h, []byte(data))
+			s.publishRaw("forewarn.events._._._.test."+id, h, []byte(data))
 		}
 		publish("text", "text/plain", "two\nlines")
 		publish("bytes", "application/octet-stream", "\x00\xff")

@@ -35,6 +35,7 @@ type message struct {
 	ce          event.Event
 	change      imds.Change           // zero when it is about a bridge
 	eventID     string                // of the Azure event; "" when it is about a bridge
+	from        cloudevent.Place      // where it comes from, as its subject says
 	onlySink    string                // the only sink that it is for; "" for all
 	fallbackFor *delivery.FallbackFor // set if it is for a fallback
 	eventOver   bool                  // for a fallback: the event was over when the message was handed to it
@@ -180,7 +181,11 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 		m.change = cloudevent.ChangeOf(m.ce)
 		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
 	}
-	return m, m.checkLengths()
+	m.from = cloudevent.PlaceOf(m.ce)
+	if err := m.checkLengths(); err != nil {
+		return m, err
+	}
+	return m, checkSubject(subject, m)
 }
 
 // maxName is how many bytes a name in a CloudEvent may have that is kept in a record or a dead letter.
@@ -224,8 +229,16 @@ func numbered(id string) bool {
 	return found && after != "fallback"
 }
 
+// group returns the group of the message's Azure event; "" when it is about a bridge.
+func (m message) group() string {
+	if m.eventID == "" {
+		return ""
+	}
+	return groupOf(m.eventID, m.from.String())
+}
+
 // recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
-func (m message) recordID() string { return cmp.Or(m.eventID, m.ce.ID()) }
+func (m message) recordID() string { return groupOf(cmp.Or(m.eventID, m.ce.ID()), m.from.String()) }
 
 // notBefore returns when the Azure event may begin; zero if it has begun or the time is unknown.
 func (m message) notBefore() time.Time { return m.change.Event.NotBefore }
@@ -235,7 +248,7 @@ func (m message) item() *delivery.Item {
 	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
 	return &delivery.Item{
 		Message: &delivery.Message{
-			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.eventID, Change: string(m.change.Kind), AzureType: azureType,
+			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.group(), Change: string(m.change.Kind), AzureType: azureType,
 			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
 		},
 		PendingSince: m.stored, NotBefore: m.notBefore(), FallbackFor: m.fallbackFor,

@@ -295,7 +295,7 @@ func TestAVMThatIsRestartedWithoutHeartbeatsIsNotSilent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.publishRaw("forewarn.bridge.sub.rg.web_0.started."+ce.ID(),
+		s.publishRaw("forewarn.bridge.sub.rg.web.web_0.started."+ce.ID(),
 			map[string][]string{"Content-Type": {"application/cloudevents+json"}}, body)
 		pause(10 * time.Minute)
 		if got := ops.news(); len(got) > 0 {

@@ -148,11 +148,14 @@ func (g *group) has(id string, stored time.Time) bool {
 }
 
 // A bucket is the key-value bucket with the sinks' cursors and records, under the keys cursor.<sink> and
-// mark.<sink>.<Azure event or CloudEvent>.
+// record.<sink>.<Azure event or CloudEvent>.<subscription>.<group>.<set>.
 type bucket struct{ kv jetstream.KeyValue }
 
-func cursorKey(sink string) string        { return "cursor." + token(sink) }
-func recordKey(sink, group string) string { return "record." + token(sink) + "." + token(group) }
+func cursorKey(sink string) string { return "cursor." + token(sink) }
+func recordKey(sink, group string) string {
+	id, set := cutGroup(group)
+	return "record." + token(sink) + "." + token(id) + "." + set
+}
 
 // get decodes a value into to, and returns its revision: 0 if there is no value. If the value can't be decoded, the
 // error wraps errUnreadable and the revision is returned all the same.

@@ -292,7 +292,7 @@ func TestBinaryAndStructuredMessagesAreTheSame(t *testing.T) {
 	} {
 		h["ce-"+name] = []string{value}
 	}
-	f.publishRaw("forewarn.events.test.two", h, two.Data())
+	f.publishRaw(ownSubject(two), h, two.Data())
 	f.hears(sink, 2)
 	if got[1].Extensions()["observer"] != "vm ü%" || got[1].Extensions()["severitynumber"] != int32(17) {
 		t.Errorf("extensions %v, want the observer %q and the severity 17", got[1].Extensions(), "vm ü%")

@@ -115,9 +115,9 @@ type replayer struct {
 	js      jetstream.JetStream
 	records bucket
 	last    uint64             // the stream's last message when the part began
-	matched map[string]*record // which changes of an Azure event the filter let pass, by the event's id
+	matched map[string]*record // which changes of an Azure event the filter let pass, by group
 	done    map[string]bool    // CloudEvents of this part, by id
-	over    func(event string) bool
+	over    func(group string) bool
 	read    int // number of messages
 	began   time.Time
 	part    ReplayPart
@@ -163,15 +163,15 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 		!strings.HasPrefix(imds.Upper(m.eventID), imds.Upper(x.request.Event)) {
 		return false, nil
 	}
-	rec := x.matched[m.eventID]
+	rec := x.matched[m.group()]
 	if rec == nil {
 		var all record
-		_, err := x.records.get(ctx, recordKey(x.route.Name, m.eventID), &all)
+		_, err := x.records.get(ctx, recordKey(x.route.Name, m.group()), &all)
 		if err != nil && !errors.Is(err, errUnreadable) {
 			return false, err
 		}
 		rec = &record{Matched: all.Matched, First: all.First, FirstStored: all.FirstStored}
-		x.matched[m.eventID] = rec
+		x.matched[m.group()] = rec
 	}
 	if !rec.Matched {
 		rec.Matched, _, _ = x.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
@@ -190,7 +190,7 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 // asked for this event.
 func (x *replayer) leavesOut(m message) bool {
 	return x.request.Event == "" && m.change.Kind != imds.Vanished && endSettles(x.route, m.change.Event) &&
-		x.over(m.eventID)
+		x.over(m.group())
 }
 
 func (x *replayer) replay(ctx context.Context, ce event.Event) error {

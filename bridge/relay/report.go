@@ -40,9 +40,10 @@ func (q *queue) requireSaved(groups []*group) {
 func (q *queue) keepDeadLetter(u *unkept, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{
-		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, Event: i.Group, AzureType: i.AzureType, Reason: r.Reason,
+		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, AzureType: i.AzureType, Reason: r.Reason,
 		Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince, Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
 	}
+	letter.Event, letter.Set = cutGroup(i.Group)
 	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
 	if ofAttempt && !slices.Contains(r.Untried, i) {
 		letter.Attempts++

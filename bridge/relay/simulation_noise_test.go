@@ -79,7 +79,7 @@ func (w *world) makeNoise() {
 			w.t.Error(err)
 			return
 		}
-		msg := nats.NewMsg("forewarn.events.noise")
+		msg := nats.NewMsg(ownSubject(beat))
 		msg.Header.Set("Content-Type", "application/cloudevents+json")
 		msg.Header.Set(jetstream.MsgIDHeader, n.id)
 		if msg.Data, err = beat.MarshalJSON(); err != nil {
@@ -122,7 +122,7 @@ type publication struct {
 func (w *world) deliver(vm int, list []saying) {
 	wire := w.cable(0)
 	opened, err := sinks.Kinds["nats"].Open(func(to any) error {
-		text := fmt.Sprintf("{url: 'nats://127.0.0.1', mode: structured, subject: 'forewarn.events.vm-%d.{{.id}}'}", vm)
+		text := fmt.Sprintf("{url: 'nats://127.0.0.1', mode: structured, subject: 'forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.by-%d.{{.id}}'}", vm)
 		return yaml.Unmarshal([]byte(text), to)
 	}, sinks.Host{
 		Name: "stream", Log: slog.New(slog.DiscardHandler), Getenv: func(string) string { return "" },
@@ -161,9 +161,9 @@ func (w *world) deliver(vm int, list []saying) {
 // published: what the stream accepted of a VM is in it, where the VM published it.
 func (o *oracle) published() {
 	for _, p := range o.accepted {
-		subject := fmt.Sprintf("forewarn.events.vm-%d.", p.vm)
+		own := fmt.Sprintf(".by-%d.", p.vm)
 		if !slices.ContainsFunc(o.stream, func(s said) bool {
-			return s.id == p.id && strings.HasPrefix(s.subject, subject)
+			return s.id == p.id && strings.Contains(s.subject, own)
 		}) {
 			o.add("published", "vm-%d was told at %v that %s is stored, and the stream doesn't have it", p.vm, short(p.at), p.id)
 		}

@@ -136,12 +136,14 @@ func (w *world) publish(vm int, list []saying) {
 	}
 	for n, s := range list {
 		time.Sleep(s.at - now())
-		msg := nats.NewMsg(fmt.Sprintf("forewarn.events.vm-%d.%d", vm, n))
-		msg.Header.Set(jetstream.MsgIDHeader, msg.Subject) // each VM's copy is stored
+		own := fmt.Sprintf("by-%d.%d", vm, n)
+		msg := nats.NewMsg("forewarn.events.junk." + own)
+		msg.Header.Set(jetstream.MsgIDHeader, own) // each VM's copy is stored
 		msg.Data = s.junk
 		if s.make != nil {
 			ce, err := s.make(time.Now())
 			if err == nil {
+				msg.Subject = "forewarn.events." + cloudevent.PlaceOf(ce).String() + "." + own
 				msg.Header.Set("Content-Type", "application/cloudevents+json")
 				msg.Data, err = ce.MarshalJSON()
 			}

@@ -97,7 +97,7 @@ func TestWhatIsTooLargeForTheFallbackIsADeadLetter(t *testing.T) {
 		} {
 			h[name] = []string{v}
 		}
-		s.publishRaw("forewarn.events.test.large", h, bytes.Repeat([]byte{0xFF}, 900<<10)) // 1200 KiB as base64
+		s.publishRaw("forewarn.events._._._.test.large", h, bytes.Repeat([]byte{0xFF}, 900<<10)) // 1200 KiB as base64
 		pause(10 * time.Minute)
 		if tried := hook.attempts(); len(tried) != 1 {
 			t.Errorf("it was attempted %d times, want once", len(tried))

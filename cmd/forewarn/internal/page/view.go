@@ -207,6 +207,7 @@ func (p pageWriter) dead(e outbox.Delivery) deadView {
 		delivery.ReasonLate: "overtaken by a newer change", delivery.ReasonOverflow: "too many pending deliveries",
 		delivery.ReasonRemoved: "the sink is gone from the settings",
 		delivery.ReasonLost:    "its CloudEvent can't be read any more",
+		delivery.ReasonSubject: "published on another's subject",
 	}[e.Reason]
 	v.Why = cmp.Or(v.Why, wording.Printable(e.Reason))
 	if e.Error != "" {

@@ -1,0 +1,79 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// errSubject means that a message says that it comes from elsewhere than its subject does.
+var errSubject = errors.New("it is not on its own subject")
+
+// refusal returns the reason of the dead letter for a message that is refused with an error.
+func refusal(why error) string {
+	if errors.Is(why, errSubject) {
+		return delivery.ReasonSubject
+	}
+	return delivery.ReasonLost
+}
+
+// The beginnings of the default subjects. Next come the subscription, the resource group and the set of who publishes;
+// then, after the last two, the VM. NATS lets each set publish under its own only, so they say who speaks.
+const (
+	eventsPrefix     = "forewarn.events."
+	bridgePrefix     = "forewarn.bridge."
+	heartbeatsPrefix = "forewarn.heartbeat."
+)
+
+// relaySubject begins the subjects of what a relay says about itself: forewarn.bridge.relay.<id>.
+const relaySubject = bridgePrefix + "relay."
+
+// checkSubject returns an error that wraps errSubject if a message says that it comes from elsewhere than its subject
+// does. Subjects that only relays may use are right, and so are those that begin otherwise: who made them up knows
+// what they mean, and a relay can't.
+func checkSubject(subject string, m message) error {
+	tokens := strings.Split(subject, ".")
+	byRelay := strings.HasPrefix(subject, sinkPrefix) || strings.HasPrefix(subject, relaySubject) && len(tokens) == 4
+	if byRelay {
+		return nil
+	}
+	said := []string{m.from.Subscription, m.from.Group, m.from.Set}
+	switch {
+	case strings.HasPrefix(subject, eventsPrefix):
+	case strings.HasPrefix(subject, bridgePrefix), strings.HasPrefix(subject, heartbeatsPrefix):
+		said = append(said, m.from.VM)
+	default:
+		return nil
+	}
+	if typ := m.ce.Type(); typ == cloudevent.ObserverSilent || typ == cloudevent.ObserverBack {
+		return fmt.Errorf("%w: only a relay says %s", errSubject, typ)
+	}
+	names := tokens[2:]
+	if got, want := strings.Join(names[:min(len(said), len(names))], "."), strings.Join(said, "."); got != want {
+		return fmt.Errorf("%w: it comes from %s, and is about %s", errSubject, imds.Printable(got, 300), want)
+	}
+	return nil
+}
+
+// groupOf returns the group of what a set says about an Azure event, <event's id>.<set>. Whatever another set says about
+// an event of the same id is another group.
+func groupOf(eventID, set string) string { return eventID + "." + set }
+
+// cutGroup returns the parts of a group.
+func cutGroup(group string) (eventID, set string) {
+	at := len(group)
+	for range 3 {
+		at = max(0, strings.LastIndexByte(group[:at], '.'))
+	}
+	return group[:at], strings.TrimPrefix(group[at:], ".")
+}
+
+// eventOf returns the id of a group's Azure event; "" for none.
+func eventOf(group string) string {
+	id, _ := cutGroup(group)
+	return id
+}
