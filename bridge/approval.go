@@ -101,6 +101,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		}
 		return
 	}
+	b.keepWaited(id, now)
 	rule := all.approving()
 	if rule == 0 || !d.unsent() { // else what kept the last attempt from being made stays, until one is made
 		why := ""
@@ -154,7 +155,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Tim
 			delivered(route)
 		}
 	}
-	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op.Latest, "", now), now)
+	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
 	doubt := b.doubt(e.ID)
 	for i, v := range all {
 		if doubt != "" && !v.final {
@@ -166,16 +167,16 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Tim
 
 // acceptance returns the state of a route's delivery of the latest change of an event.
 func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time) acceptance {
-	d, ok := b.Outbox.Delivery(route, op.Latest)
-	a := acceptance{state: b.Outbox.Outcome(route, op.Latest).State}
+	d := b.Outbox.Delivery(route, op.Latest)
+	a := acceptance{state: d.State}
 	switch {
-	case ok && d.State == outbox.StatePending:
+	case d.State == outbox.StatePending:
 		a = pendingFor(time.Time{}, d.Mute)
 		a.failure = d.Error
-	case ok:
+	case d.State == outbox.StateDead:
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
-		a.at = b.firstSeen(id, op.Latest, route, now)
+		a.at = b.firstSeen(id, op, route, now)
 	case slices.Contains(op.Waiting, route):
 		latest, _ := again(op.event, kept{op.Latest, op.cloudEvent})
 		b.mu.Lock()

@@ -53,7 +53,7 @@ func (b *Bridge) changeContext(o observation) changeContext {
 		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
 		rules: b.rules, standing: b.standingRules, mutes: mutes, approver: approver, durable: durable, current: b.current,
 		mark: b.Outbox.Mark, log: b.deciding.log,
-		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
+		gets: func(route string, latest uint64) bool { return b.Outbox.Delivery(route, latest).State != "" },
 	}
 }
 
@@ -275,7 +275,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time) (wait func() error) {
 	added, back := b.Outbox.NewRoutes(configured)
 	missed := func(r Route, seq uint64) bool {
 		return slices.Contains(added, r.Name) ||
-			slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
+			slices.Contains(back, r.Name) && b.Outbox.Delivery(r.Name, seq).State == ""
 	}
 	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
 	for _, name := range added { // what was told of an earlier route of that name says nothing about this one

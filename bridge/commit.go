@@ -92,9 +92,9 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		for _, d := range b.Outbox.Pending(a.Group) {
 			waits := op != nil && slices.Contains(op.Waiting, d.Route)
 			comes := waits || slices.Contains(a.To, d.Route)
-			isNews := !again || comes && d.Seq() < a.Seq // what is offered again is news only to those that get it
+			isNews := !again || comes && d.Seq < a.Seq // what is offered again is news only to those that get it
 			if isNews && overtaken(d, *a, comes, waits) {
-				c.Supersede = append(c.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq()})
+				c.Supersede = append(c.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq})
 			}
 		}
 	}

@@ -111,7 +111,7 @@ func (b *Bridge) mostUrgent(route string) map[string]any {
 	events, states := b.events.all()
 	var next *imds.Event
 	for i, e := range events {
-		if b.Outbox.Outcome(route, states[e.ID].Latest).State == outbox.StatePending && (next == nil || sooner(e, *next)) {
+		if b.Outbox.Delivery(route, states[e.ID].Latest).State == outbox.StatePending && (next == nil || sooner(e, *next)) {
 			next = &events[i]
 		}
 	}
@@ -193,7 +193,7 @@ func (b *Bridge) reportDeadOf(route string) {
 	}
 	var c commit
 	for _, d := range letters {
-		c.Reported = append(c.Reported, outbox.Ref{Route: route, Seq: d.Seq()})
+		c.Reported = append(c.Reported, outbox.Ref{Route: route, Seq: d.Seq})
 	}
 	now := b.addReport(&c, cloudevent.DeliveryDeadLettered, describeAll(route, letters), route)
 	_ = b.commit(c, now)() // the outbox logs its errors

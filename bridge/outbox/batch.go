@@ -34,7 +34,7 @@ type Group struct {
 	// open.
 	Latest uint64 `json:"latest"`
 	// CloudEvent is that change. While the group is open it stays in memory, so that no damage to the file can lose it.
-	CloudEvent json.RawMessage `json:"cloudEvent,omitempty"`
+	CloudEvent json.RawMessage `json:"-"`
 }
 
 // A Mark records that an id was used.
@@ -86,7 +86,7 @@ type change struct {
 // it was given to the storage, or they would grow without end while that cannot be opened.
 func (c *change) write(bucket, key string, value any) {
 	p := place{bucket, key}
-	if value == nil && c.writes[p] != nil && p.seq() > c.tried {
+	if value == nil && c.writes[p] != nil && p.seq() > c.given {
 		delete(c.writes, p)
 	} else {
 		c.writes[p] = value
@@ -99,16 +99,11 @@ func (c *change) apply(b Batch) {
 		c.setRoutes(b.Routes)
 	}
 	for name, v := range b.Values {
-		c.values[name] = v
-		if v == nil {
-			delete(c.values, name)
-		}
-		c.write(bucketValues, name, v)
+		c.setValue(name, v)
 	}
 	c.setMutes(b.Mutes)
 	for id, m := range b.Marks {
-		c.setMark(id, m)
-		c.write(bucketMarks, id, m)
+		markTable.set(c, id, m)
 	}
 	for _, r := range b.Reported {
 		c.setReported(r)
@@ -126,6 +121,16 @@ func (c *change) apply(b Batch) {
 	}
 }
 
+// setValue sets a value of the owner; nil deletes it.
+func (c *change) setValue(name string, v []byte) {
+	if v == nil {
+		delete(c.values, name)
+		c.write(bucketValues, name, nil)
+		return
+	}
+	valueTable.set(c, name, v)
+}
+
 // add makes a CloudEvent pending for its recipients.
 func (c *change) add(a Addition) {
 	c.last = max(c.last, a.Seq)
@@ -140,9 +145,7 @@ func (c *change) add(a Addition) {
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
 	for _, name := range a.To {
-		c.addPending(&entry{message: m, route: c.route(name), Item: delivery.Item{
-			NotBefore: a.NotBefore, PendingSince: c.now.UTC(),
-		}})
+		c.addPending(m, c.route(name), delivery.Item{NotBefore: a.NotBefore, PendingSince: c.now.UTC()})
 	}
 	c.dropTransient(m)
 }
@@ -163,8 +166,7 @@ func (c *change) setGroup(id string, to *Group) {
 	if latest == nil {
 		latest = &message{Message: delivery.Message{Seq: to.Latest, Group: id}, bytes: len(to.CloudEvent)}
 	}
-	c.setLatest(g, latest)
-	g.state, g.cloudEvent = to.State, to.CloudEvent
+	c.openGroup(g, *to, latest)
 	c.write(bucketGroups, id, g.stored())
 	if !g.ended.IsZero() {
 		g.ended = time.Time{}
@@ -181,14 +183,15 @@ func (c *change) dropTransient(m *message) {
 
 // addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable. What is
 // transient takes the place of what was transient before.
-func (c *change) addPending(e *entry) {
-	if e.route.pending.find(e.message.Seq) != nil {
+func (c *change) addPending(m *message, r *route, i delivery.Item) {
+	if r.pending.find(m.Seq) != nil {
 		return
 	}
-	if before := e.route.transient; before != nil && e.message.Transient {
-		c.remove(before)
+	if r.transient != nil && m.Transient {
+		c.remove(r.transient)
 	}
-	e.Message, e.change = &e.message.Message, c.number
+	e := newEntry(m, r, i)
+	e.change = c.number
 	c.show(e.Group)
 	c.store(e)
 }
@@ -203,7 +206,7 @@ func (c *change) replace(e, next *entry) {
 func (c *change) store(e *entry) {
 	c.put(e)
 	e.route.reader.touch(e.Seq)
-	c.write(e.bucket(), e.storedKey(), e)
+	c.write(e.bucket(), e.storedKey(), &e.Delivery)
 }
 
 // remove removes a delivery, pending or dead, and leaves no history of it.
@@ -216,7 +219,7 @@ func (c *change) remove(e *entry) {
 
 // supersede ends a pending delivery that a newer one replaces, or that why makes obsolete.
 func (c *change) supersede(e *entry, why string) {
-	c.record(e.message, e.route.name, &e.Item, Result{State: StateSuperseded, Attempts: e.Attempts, Answer: why})
+	c.record(e.message, &e.Item, Result{Route: e.Route, State: StateSuperseded, Attempts: e.Attempts, Answer: why})
 	c.remove(e)
 }
 
@@ -242,13 +245,13 @@ func (c *change) settleOver(r *route) {
 }
 
 // record keeps the result of a delivery in the history, unless the message is transient.
-func (c *change) record(m *message, route string, i *delivery.Item, r Result) {
+func (c *change) record(m *message, i *delivery.Item, r Result) {
 	if m.Transient {
 		return
 	}
 	r.At, r.ReplayedBy = c.now.UTC(), i.ReplayedBy
-	m.setOutcome(route, Outcome{r.State, r.At})
-	c.write(bucketSettled, deliveryKey(m.Seq, route), &settlement{ID: m.ID, Group: m.Group, Result: r})
+	m.setResult(r)
+	c.write(bucketSettled, deliveryKey(m.Seq, r.Route), r)
 }
 
 // giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route, unless it is late or
@@ -257,9 +260,10 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	d := e.copy()
 	if attempted {
 		d.Attempts++
-		d.lastAttempt = c.now.UTC()
+		d.LastAttempt = c.now.UTC()
 	}
-	d.Next, d.change, d.death = time.Time{}, c.number, &death{reason, c.now.UTC(), e.Group != ""}
+	d.Next, d.change = time.Time{}, c.number
+	d.State, d.Reason, d.DeadSince, d.Unreported = StateDead, reason, c.now.UTC(), e.Group != ""
 	if cause != "" {
 		d.Error = cause
 	}
@@ -281,11 +285,11 @@ func (c *change) setReported(ref Ref) {
 		return
 	}
 	d := r.dead.find(ref.Seq)
-	if d == nil || !d.death.unreported {
+	if d == nil || !d.Unreported {
 		return
 	}
 	next := d.copy()
-	next.death = &death{d.death.reason, d.death.at, false}
+	next.Unreported = false
 	c.replace(d, next)
 }
 
@@ -294,7 +298,7 @@ func (c *change) setReported(ref Ref) {
 // transient, or if its group is over and the fallback begins nothing then.
 func (c *change) fallBack(e *entry, why string) {
 	to := e.route.fallback
-	if to == "" || to == e.About || e.FallbackFor != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
+	if to == "" || to == e.About || e.FallbackFor != nil || e.Transient || c.deliveryState(to, e.Seq) != "" {
 		return
 	}
 	if c.isOver(e.Group) && !e.Ends() && c.route(to).late == delivery.LateDrop {
@@ -303,7 +307,7 @@ func (c *change) fallBack(e *entry, why string) {
 	if why == "" {
 		why = "no answer"
 	}
-	c.addPending(&entry{message: e.message, route: c.route(to), Item: delivery.Item{
-		NotBefore: e.NotBefore, PendingSince: c.now.UTC(), FallbackFor: &delivery.FallbackFor{Sink: e.route.name, Error: why},
-	}})
+	c.addPending(e.message, c.route(to), delivery.Item{
+		NotBefore: e.NotBefore, PendingSince: c.now.UTC(), FallbackFor: &delivery.FallbackFor{Sink: e.Route, Error: why},
+	})
 }

@@ -563,7 +563,7 @@ func TestHangingDiskDelaysOneChange(t *testing.T) {
 		o.Stats()
 		o.Totals()
 		o.Size()
-		o.Outcome("a", 1)
+		o.Delivery("a", 1)
 		o.Mark("x", "x")
 		o.List(outbox.Selection{})
 		o.Queue("other").Changes()

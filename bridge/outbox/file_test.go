@@ -530,11 +530,11 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				o = open(t, dir, outbox.Options{})
 				want(t, "after a restart pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
 				for _, d := range o.List(outbox.Selection{State: outbox.StatePending}) {
-					if _, err := o.Body(d.Seq()); err != nil {
+					if _, err := o.Body(d.Seq); err != nil {
 						t.Errorf("after a restart: %v", err)
 					}
 				}
-				if got := o.Outcome("b", told.Seq).State; got != outbox.StateAccepted {
+				if got := o.Delivery("b", told.Seq).State; got != outbox.StateAccepted {
 					t.Errorf("after a restart the outcome of what was accepted is %q", got)
 				}
 				if got := bodies(o); len(got) != 3 {

@@ -126,9 +126,10 @@ func (p page) add(w Write) {
 		return
 	}
 	key, route, _ := strings.Cut(w.Key, "/")
-	s := settlement{Result: Result{Route: route}}
-	if json.Unmarshal(w.Value, &s) == nil { // an unreadable result must not hide the others
-		p.settled[key] = append(p.settled[key], s.Result)
+	r, err := decode[Result](w.Value)
+	if err == nil { // an unreadable result must not hide the others
+		r.Route = route
+		p.settled[key] = append(p.settled[key], r)
 	}
 }
 

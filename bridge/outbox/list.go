@@ -43,7 +43,7 @@ func (o *Outbox) selected(s Selection) (all []*entry) {
 	for name, r := range o.routes {
 		for _, of := range []ordered{r.pending, r.dead} {
 			for _, e := range of {
-				if (s.Route == "" || s.Route == name) && (s.State == "" || s.State == e.state()) &&
+				if (s.Route == "" || s.Route == name) && (s.State == "" || s.State == e.State) &&
 					len(e.Group) >= len(s.Group) && strings.EqualFold(e.Group[:len(s.Group)], s.Group) {
 					all = append(all, e)
 				}
@@ -51,7 +51,7 @@ func (o *Outbox) selected(s Selection) (all []*entry) {
 		}
 	}
 	o.mu.Unlock()
-	slices.SortFunc(all, func(a, b *entry) int { return cmp.Or(-strings.Compare(a.state(), b.state()), bySeq(a, b)) })
+	slices.SortFunc(all, func(a, b *entry) int { return cmp.Or(-strings.Compare(a.State, b.State), bySeq(a, b)) })
 	return all
 }
 
@@ -104,7 +104,7 @@ func (o *Outbox) Replay(keys []string, to, by string) (replayed []Delivery, err 
 			return
 		}
 		for _, d := range letters {
-			replayed = append(replayed, c.replay(d, cmp.Or(to, d.route.name), by))
+			replayed = append(replayed, c.replay(d, cmp.Or(to, d.Route), by))
 		}
 	})()
 	return replayed, cmp.Or(wrong, err)
@@ -113,10 +113,10 @@ func (o *Outbox) Replay(keys []string, to, by string) (replayed []Delivery, err 
 // mayReplay returns an error unless all deliveries are dead letters, and their routes are in the settings.
 func (m *memory) mayReplay(letters []*entry, to string) error {
 	for _, d := range letters {
-		if d.death == nil {
+		if d.State == StatePending {
 			return fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
 		}
-		name := cmp.Or(to, d.route.name)
+		name := cmp.Or(to, d.Route)
 		if r := m.routes[name]; r == nil || !r.configured || !r.removed.IsZero() {
 			return fmt.Errorf("%s: the settings that forewarn last ran with have no sink %s; name another with --to",
 				d.key(), name)
@@ -127,15 +127,14 @@ func (m *memory) mayReplay(letters []*entry, to string) error {
 
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
 func (c *change) replay(d *entry, to, by string) Delivery {
-	e := &entry{message: d.message, route: c.route(to), Item: delivery.Item{
-		NotBefore: d.NotBefore, PendingSince: c.now.UTC(), Replayed: true, ReplayedBy: by,
-	}}
-	if e.route == d.route { // another route starts from the beginning
-		e.Progress, e.Batch, e.FallbackFor, e.FellBack = d.Progress, d.Batch, d.FallbackFor, d.FellBack
+	i := delivery.Item{NotBefore: d.NotBefore, PendingSince: c.now.UTC(), Replayed: true, ReplayedBy: by}
+	if to == d.Route { // another route starts from the beginning
+		i.Progress, i.Batch, i.FallbackFor, i.FellBack = d.Progress, d.Batch, d.FallbackFor, d.FellBack
 	}
-	c.addPending(e)
+	r := c.route(to)
+	c.addPending(d.message, r, i)
 	c.remove(d)
-	return e.route.pending.find(d.Seq).record()
+	return r.pending.find(d.Seq).record()
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
@@ -176,7 +175,7 @@ func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Ba
 
 // drop removes a delivery, pending or dead.
 func (c *change) drop(e *entry, by string) {
-	c.record(e.message, e.route.name, &e.Item, Result{State: StateDropped, Answer: "by " + by, Attempts: e.Attempts})
+	c.record(e.message, &e.Item, Result{Route: e.Route, State: StateDropped, Answer: "by " + by, Attempts: e.Attempts})
 	c.remove(e)
 }
 

@@ -88,7 +88,7 @@ func reject(o *outbox.Outbox, latest outbox.Addition) {
 
 func drop(o *outbox.Outbox, latest outbox.Addition) {
 	for _, d := range o.List(outbox.Selection{Route: "a"}) {
-		if d.Seq() == latest.Seq {
+		if d.Seq == latest.Seq {
 			_, _ = o.Drop([]string{d.Key}, "root", nil)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 type memory struct {
 	last     uint64 // sequence number
 	stored   uint64 // number of the last change that is on disk
-	tried    uint64 // no CloudEvent with a higher sequence number was read from the storage, or given to it
+	given    uint64 // no CloudEvent with a higher sequence number was read from the storage, or given to it
 	owner    string // vmId
 	foreign  uint64 // CloudEvents up to this sequence number were another VM's
 	values   map[string][]byte
@@ -39,91 +39,15 @@ func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 // A message is one CloudEvent. All its deliveries share it, and the group whose latest change it is.
 type message struct {
 	delivery.Message
-	bytes   int // of the CloudEvent
-	settled []settled
+	bytes   int      // of the CloudEvent
+	settled []Result // of settled deliveries
 }
 
 // record returns an open group as its owner knows it.
 func (g *group) record() Group { return Group{g.state, g.latest.Seq, g.cloudEvent} }
 
 // stored returns an open group as the file stores it.
-func (g *group) stored() storedGroup {
-	return storedGroup{Group{State: g.state, Latest: g.latest.Seq}, g.latest.Message}
-}
-
-// settled is the outcome of a delivery of a message to a route.
-type settled struct {
-	route string
-	Outcome
-}
-
-// An entry is one delivery, pending or dead. What the file stores of it is immutable: a change replaces the entry.
-type entry struct {
-	delivery.Item // as its reader sees it
-	message       *message
-	route         *route
-	lastAttempt   time.Time
-	death         *death // nil while it is pending
-	change        uint64 // number of the change that made it pending, or dead
-	shown         bool   // a reader has it, perhaps from before it was on disk
-	stale         bool   // removed from memory, or replaced
-}
-
-// A death is why and when a delivery became a dead letter.
-type death struct {
-	reason     string
-	at         time.Time
-	unreported bool // the owner is still to report it; never about a message without a group, which is the owner's own
-}
-
-// key returns the key of the delivery as people see it.
-func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
-
-// storedKey returns its key in its bucket.
-func (e *entry) storedKey() string { return deliveryKey(e.Seq, e.route.name) }
-
-func (e *entry) bucket() string {
-	if e.death != nil {
-		return bucketDead
-	}
-	return bucketPending
-}
-
-func (e *entry) state() string {
-	if e.death != nil {
-		return StateDead
-	}
-	return StatePending
-}
-
-// copy returns an entry that may be changed before it replaces e.
-func (e *entry) copy() *entry {
-	return &entry{Item: e.Item, message: e.message, route: e.route, lastAttempt: e.lastAttempt, change: e.change,
-		shown: e.shown}
-}
-
-func bySeq(a, b *entry) int {
-	return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.route.name, b.route.name))
-}
-
-// diedAt returns when the delivery became a dead letter; zero while it is pending.
-func (e *entry) diedAt() time.Time {
-	if e.death != nil {
-		return e.death.at
-	}
-	return time.Time{}
-}
-
-// oldestFirst orders pending deliveries by their sequence numbers, and dead letters by when they became that.
-func oldestFirst(a, b *entry) int { return cmp.Or(a.diedAt().Compare(b.diedAt()), bySeq(a, b)) }
-
-func deliveries(entries []*entry) []Delivery {
-	list := make([]Delivery, len(entries))
-	for i, e := range entries {
-		list[i] = e.record()
-	}
-	return list
-}
+func (g *group) stored() storedGroup { return storedGroup{g.record(), g.latest.Message} }
 
 // A route is the state of one destination.
 type route struct {
@@ -178,7 +102,7 @@ func newMemory() memory {
 func (m *memory) reset() {
 	was := *m
 	*m = newMemory()
-	m.last, m.foreign, m.stored, m.tried = was.last, was.last, was.stored, was.tried
+	m.last, m.foreign, m.stored, m.given = was.last, was.last, was.stored, was.given
 	for _, mute := range was.mutes {
 		if was.newMutes[mute.ID] {
 			m.newMutes[mute.ID] = true
@@ -235,6 +159,38 @@ func (m *memory) message(seq uint64) *message {
 	return nil
 }
 
+// eachMessage calls f with every CloudEvent that message knows, perhaps more than once.
+func (m *memory) eachMessage(f func(*message)) {
+	for _, g := range m.latest {
+		f(g.latest)
+	}
+	for _, r := range m.routes {
+		for _, e := range r.pending {
+			f(e.message)
+		}
+		for _, e := range r.dead {
+			f(e.message)
+		}
+	}
+}
+
+// openGroups returns the open groups as their owner knows them.
+func (m *memory) openGroups() map[string]Group {
+	all := make(map[string]Group, len(m.latest))
+	for id, g := range m.groups {
+		if g.latest != nil {
+			all[id] = g.record()
+		}
+	}
+	return all
+}
+
+// openGroup opens a group, or replaces its state and its latest change.
+func (m *memory) openGroup(g *group, to Group, latest *message) {
+	m.setLatest(g, latest)
+	g.state, g.cloudEvent = to.State, to.CloudEvent
+}
+
 // setLatest sets the latest change of a group; nil for one that isn't open.
 func (m *memory) setLatest(g *group, to *message) {
 	if g.latest != nil {
@@ -268,7 +224,7 @@ func (m *memory) letters() (all []*entry) {
 
 // kept returns what a delivery is kept in, and counted by.
 func (m *memory) kept(e *entry) (*ordered, *tally) {
-	if e.death != nil {
+	if e.State == StateDead {
 		return &e.route.dead, &m.dead
 	}
 	return &e.route.pending, &m.pending
@@ -278,12 +234,12 @@ func (m *memory) kept(e *entry) (*ordered, *tally) {
 func (m *memory) put(e *entry) {
 	list, count := m.kept(e)
 	list.put(e)
-	count.add(1, e.message.bytes)
+	count.add(1, e.Bytes)
 	if e.change > m.stored {
 		m.recent = append(m.recent, e)
 	}
-	if e.death != nil {
-		if e.death.unreported {
+	if e.State == StateDead {
+		if e.Unreported {
 			e.route.unreported[e] = true
 		}
 		return
@@ -309,8 +265,8 @@ func (m *memory) take(e *entry) {
 func (m *memory) release(e *entry) {
 	e.stale = true
 	_, count := m.kept(e)
-	count.add(-1, -e.message.bytes)
-	if e.death != nil {
+	count.add(-1, -e.Bytes)
+	if e.State == StateDead {
 		delete(e.route.unreported, e)
 		return
 	}
@@ -343,7 +299,7 @@ func (m *memory) dropIfEmpty(id string) {
 func (m *memory) unstored(dead bool) (list []*entry) {
 	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.stale || e.change <= m.stored })
 	for _, e := range m.recent {
-		if (e.death != nil) == dead {
+		if (e.State == StateDead) == dead {
 			list = append(list, e)
 		}
 	}
@@ -358,12 +314,15 @@ func (g *group) markIndex(id, name string) int {
 	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == rest })
 }
 
+// setMark adds a mark. Of two of one id, the larger count stays.
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)
 	now := mark{strings.Clone(strings.TrimPrefix(id, to.Group)), to.At.UnixNano(), int32(to.Times)}
-	if at := g.markIndex(id, to.Group); at < 0 {
+	at := g.markIndex(id, to.Group)
+	if at < 0 {
 		g.marks = slices.Concat(g.marks, []mark{now})
 	} else {
+		now.times = max(now.times, g.marks[at].times)
 		g.marks[at] = now
 	}
 	g.extendEnd(to.At)
@@ -382,14 +341,14 @@ func (m mark) unpack(group string) Mark {
 	return Mark{Times: int(m.times), Group: group, At: time.Unix(0, m.at).UTC()}
 }
 
-func (m *memory) setReceipt(group, route string, value []byte, now time.Time) {
+func (m *memory) setReceipt(group, route string, value []byte) {
 	g := m.group(group)
-	if at := g.receiptIndex(route); at >= 0 {
+	at := g.receiptIndex(route)
+	if at >= 0 {
 		g.receipts[at].value = value
 	} else {
 		g.receipts = slices.Concat(g.receipts, []receipt{{route, value}})
 	}
-	g.extendEnd(now)
 }
 
 // receiptIndex returns the index of the route's receipt, -1 if there is none.
@@ -400,30 +359,40 @@ func (g *group) receiptIndex(route string) int {
 	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
-// outcome returns the outcome of a delivery, if message knows its CloudEvent.
-func (m *memory) outcome(name string, seq uint64) Outcome {
-	if r := m.routes[name]; r != nil {
-		if e := r.delivery(seq); e != nil {
-			return Outcome{e.state(), e.diedAt()}
+// deliveryState returns the state of a delivery, if message knows its CloudEvent; "" for none.
+func (m *memory) deliveryState(name string, seq uint64) string {
+	r := m.routes[name]
+	if r != nil {
+		e := r.delivery(seq)
+		if e != nil {
+			return e.State
 		}
 	}
-	if msg := m.message(seq); msg != nil {
+	msg := m.message(seq)
+	if msg != nil {
 		for _, s := range msg.settled {
-			if s.route == name {
-				return s.Outcome
+			if s.Route == name {
+				return s.State
 			}
 		}
 	}
-	return Outcome{}
+	return ""
 }
 
-// setOutcome records the outcome of a delivery.
-func (m *message) setOutcome(route string, o Outcome) {
+// setResult records the result of a settled delivery.
+func (m *message) setResult(r Result) {
 	for n, s := range m.settled {
-		if s.route == route {
-			m.settled[n].Outcome = o
+		if s.Route == r.Route {
+			m.settled[n] = r
 			return
 		}
 	}
-	m.settled = append(m.settled, settled{route, o})
+	m.settled = append(m.settled, r)
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }

@@ -95,7 +95,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 	t.Helper()
 	m := newModel()
 	for _, d := range o.List(outbox.Selection{}) {
-		r := ref{d.Route, d.Seq()}
+		r := ref{d.Route, d.Seq}
 		if d.State == outbox.StateDead {
 			m.dead[r] = d.Reason
 			if slices.ContainsFunc(o.Unreported(d.Route), func(u outbox.Delivery) bool { return u.Key == d.Key }) {
@@ -170,7 +170,7 @@ func agree(t *testing.T, o *outbox.Outbox) {
 			groups[d.Group] = true
 			ofGroups = append(ofGroups, d.Key)
 		}
-		if out := o.Outcome(d.Route, d.Seq()); d.State == outbox.StatePending && out.State != d.State {
+		if out := o.Delivery(d.Route, d.Seq); d.State == outbox.StatePending && out.State != d.State {
 			t.Errorf("the outcome of %s is %q, want %q", d.Key, out.State, d.State)
 		}
 		stats[d.Route] = s
@@ -543,7 +543,7 @@ func (p *player) byHand() {
 		p.t.Errorf("%d of %d were replayed", len(replayed), len(keys))
 	}
 	for _, d := range replayed {
-		r := ref{d.Route, d.Seq()}
+		r := ref{d.Route, d.Seq}
 		delete(p.m.dead, r)
 		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts}
 		if d.FallbackFor != nil {
@@ -566,15 +566,15 @@ func parse(key string) ref {
 func (p *player) rearrange(now time.Time) {
 	b := outbox.Batch{Now: now}
 	for _, d := range p.o.Pending(p.group()) {
-		r := ref{d.Route, d.Seq()}
+		r := ref{d.Route, d.Seq}
 		if p.next(4) == 0 {
-			b.Supersede = append(b.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq()})
+			b.Supersede = append(b.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq})
 			p.settle(r, outbox.StateSuperseded)
 		}
 	}
 	for _, d := range p.o.Unreported(p.route()) {
 		if p.next(3) == 0 {
-			r := ref{d.Route, d.Seq()}
+			r := ref{d.Route, d.Seq}
 			b.Reported = append(b.Reported, outbox.Ref{Route: r.route, Seq: r.seq})
 			p.m.dead[r] = strings.TrimSuffix(p.m.dead[r], unreported)
 		}

@@ -38,9 +38,8 @@ func (c *change) setMutes(list []delivery.Mute) {
 		if !m.Active() && m.LastSeq == 0 {
 			m.LastSeq = c.last
 		}
-		c.setMute(m)
+		muteTable.set(c, m.ID, m)
 		c.newMutes[m.ID] = true
-		c.write(bucketMutes, m.ID, m)
 	}
 	c.dropMutes()
 	c.assignMutes()

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -51,30 +52,30 @@ type Outbox struct {
 	log      *slog.Logger
 	path     string
 	readOnly bool // opened by OpenReadOnly
+	bounds   Bounds
 
-	bounds Bounds
-
-	storage Storage // opened, written and compacted only by the writer, because that may hang
-	opened  bool    // the storage is open and can be written; only the writer uses it
-	known   bool    // the storage that is open was looked into; only the writer uses it
-	loaded  bool    // a file was read, or made; only the writer uses it
-
-	patience *time.Timer   // expires when the disk gives no sign of life for too long; only the writer uses it
-	limit    time.Duration // how long that is; only the writer uses it
+	storage  Storage      // opened, written and compacted only by the writer, because that may hang
+	loaded   bool         // a file was taken in, or made; only the writer uses it
+	patience *time.Timer  // expires when the disk gives no sign of life for too long; only the writer uses it
+	hanging  atomic.Int32 // reads of the storage that take too long
 
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
-	started   bool    // Open no longer waits for the file
-	late      []Write // the records of a file that wait for Join
-	locked    error   // why Open fails
-	hanging   int     // reads of the storage that take too long
 	callbacks Callbacks
+	late      *memory // what a file holds that waits for Join
 
-	first   chan struct{} // closed when Open need not wait any longer
-	arrived chan struct{} // closed when late was set
+	state     state
+	why       error         // why not everything is on disk, or soon is; nil while it is
+	unusable  error         // why the file must be set aside; nil if it need not
+	operation uint64        // number of what the writer does; reports about earlier ones are ignored
+	tried     *sync.Cond    // mu; broadcasts when a try to write has ended
+	jobs      []func(error) // for the writer
+	soon      *time.Timer   // wakes the writer; nil if it need not
+
 	kick    chan struct{} // wakes the writer
+	arrived chan struct{} // closed when late was set
 	done    chan struct{} // closed when the writer has ended
 }
 
@@ -88,16 +89,14 @@ func Open(dir string, options Options) (*Outbox, error) {
 	if f, is := o.storage.(*file); is {
 		f.answers = o.diskAnswers
 	}
-	go func() {
-		defer close(o.done)
-		o.writer()
-	}()
-	<-o.first
+	go o.write()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.started = true
-	if o.locked != nil {
-		return nil, o.locked
+	for o.state == opening {
+		o.tried.Wait()
+	}
+	if o.state == closed {
+		return nil, o.why
 	}
 	return o, nil
 }
@@ -119,13 +118,14 @@ func newOutbox(dir string, options Options) *Outbox {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Outbox{
+	o := &Outbox{
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
-		bounds: options.Bounds.orDefaults(), memory: newMemory(), callbacks: options.Callbacks,
-		followers: map[chan json.RawMessage]bool{},
-		first:     make(chan struct{}), kick: make(chan struct{}, 1), arrived: make(chan struct{}), done: make(chan struct{}),
-		journal: journal{waiting: records{}, tryDone: make(chan struct{})},
+		bounds: options.Bounds.orDefaults(), memory: newMemory(), journal: journal{waiting: records{}},
+		callbacks: options.Callbacks, followers: map[chan json.RawMessage]bool{},
+		kick: make(chan struct{}, 1), arrived: make(chan struct{}), done: make(chan struct{}),
 	}
+	o.tried = sync.NewCond(&o.mu)
+	return o
 }
 
 // SetCallbacks replaces the callbacks.
@@ -167,13 +167,7 @@ func (o *Outbox) Value(name string) []byte {
 func (o *Outbox) Groups() map[string]Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := map[string]Group{}
-	for id, g := range o.groups {
-		if g.latest != nil {
-			all[id] = g.record()
-		}
-	}
-	return all
+	return o.openGroups()
 }
 
 // Mark returns the mark of an id of the group; the zero Mark if there is none.
@@ -195,12 +189,13 @@ func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 		if vmID == "" || strings.EqualFold(c.owner, vmID) {
 			return
 		}
-		fresh = c.owner != ""
+		foreign := checkOwner(c.owner, vmID)
+		fresh = foreign != nil
 		if fresh {
 			c.reset()
 			clear(o.waiting)
 			o.inFlight = nil
-			o.stored, o.broken = o.number, errForeign
+			o.stored, o.unusable = o.number, foreign
 		}
 		c.owner = vmID
 		c.write(bucketMeta, metaOwner, []byte(vmID))
@@ -219,7 +214,7 @@ func (o *Outbox) Owner() string {
 func (o *Outbox) Durable() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.failing
+	return o.why
 }
 
 // Path returns the path of the file.
@@ -236,33 +231,27 @@ func (o *Outbox) Close() error {
 	o.mu.Lock()
 	n := o.number
 	o.mu.Unlock()
-	_ = o.sync(n) // the writer tries once more, and its error is returned below
+	_ = o.sync(n) // its error is that of the last try, which follows
 	o.mu.Lock()
-	late := o.late != nil
-	o.mu.Unlock()
-	if late { // nobody has taken it over
-		o.Join()
-	}
-	o.mu.Lock()
-	n, o.closed = o.number, true
+	n, o.state = o.number, closed
 	o.mu.Unlock()
 	wake(o.kick)
-	var closed error
+	var unclosed error
 	select {
 	case <-o.done:
-		closed = o.storage.Close()
+		unclosed = o.storage.Close()
 	case <-time.After(diskPatience): // the disk hangs, and closing the file would hang too
 		if f, is := o.storage.(*file); is {
 			f.abandon()
 		}
 	}
 	o.mu.Lock()
-	err, lost := o.failing, len(o.unstored(false))
+	err, lost := o.why, len(o.unstored(false))
 	if o.stored >= n {
 		err = nil
 	}
 	o.mu.Unlock()
-	err = errors.Join(err, closed)
+	err = errors.Join(err, unclosed)
 	switch {
 	case err == nil || lost == 0:
 		return nil

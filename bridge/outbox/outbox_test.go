@@ -191,10 +191,10 @@ func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 		want(t, "pending for a", pending(o, "a"), "A-started", "B-vanished")
 		want(t, "pending for b", pending(o, "b"), "A-scheduled")
 		want(t, "dead for b", deadLetters(o, "b"), "A-started")
-		if got := o.Outcome("a", second.Seq); got.State != outbox.StatePending {
+		if got := o.Delivery("a", second.Seq); got.State != outbox.StatePending {
 			t.Errorf("the newest is %v for a", got)
 		}
-		if got := o.Outcome("b", second.Seq); got.State != outbox.StateDead || !got.At.Equal(now) {
+		if got := o.Delivery("b", second.Seq); got.State != outbox.StateDead || !got.DeadSince.Equal(now) {
 			t.Errorf("the newest is %v for b", got)
 		}
 		if g := o.Groups()["A"]; string(g.State) != `"started"` || g.Latest != second.Seq {

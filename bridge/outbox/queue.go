@@ -65,7 +65,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
-		case o.failing == nil && e.change > o.stored && !e.shown:
+		case o.why == nil && e.change > o.stored && !e.shown:
 			continue // the reader must not see it yet
 		default:
 			e.shown = true
@@ -144,10 +144,7 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 // readBody reads a CloudEvent from the storage. It waits no longer than diskPatience, and while a read that took longer
 // goes on it asks for no other: what is in memory must get through.
 func (o *Outbox) readBody(seq uint64) ([]byte, error) {
-	o.mu.Lock()
-	hanging := o.hanging
-	o.mu.Unlock()
-	if hanging > 0 {
+	if o.hanging.Load() > 0 {
 		return nil, errSlowDisk
 	}
 	var body []byte
@@ -157,19 +154,14 @@ func (o *Outbox) readBody(seq uint64) ([]byte, error) {
 		defer close(done)
 		body, err = o.storage.Read(bucketEvents, seqKey(seq))
 	}()
-	hang := func(n int) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.hanging += n
-	}
 	select {
 	case <-done:
 		return body, err
 	case <-time.After(diskPatience):
-		hang(1)
+		o.hanging.Add(1)
 		go func() {
 			<-done
-			hang(-1)
+			o.hanging.Add(-1)
 		}()
 		return nil, errSlowDisk
 	}
@@ -196,26 +188,19 @@ func (o *Outbox) Unreported(route string) []Delivery {
 	return nil
 }
 
-// Outcome returns the state of a delivery that is pending or dead, or whose CloudEvent is the latest of an open group.
-func (o *Outbox) Outcome(route string, seq uint64) Outcome {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.outcome(route, seq)
-}
-
-// Delivery returns a delivery that is pending or dead; ok is false for any other.
-func (o *Outbox) Delivery(route string, seq uint64) (d Delivery, ok bool) {
+// Delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if its CloudEvent is the
+// latest of an open group. Any other has no state.
+func (o *Outbox) Delivery(route string, seq uint64) Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.routes[route]
-	if r == nil {
-		return Delivery{}, false
+	if r != nil {
+		e := r.delivery(seq)
+		if e != nil {
+			return e.record()
+		}
 	}
-	e := r.delivery(seq)
-	if e == nil {
-		return Delivery{}, false
-	}
-	return e.record(), true
+	return Delivery{Route: route, State: o.deliveryState(route, seq)}
 }
 
 // maxUnsynced bounds the reported deliveries of a route that are not on disk.
@@ -269,13 +254,18 @@ func (c *change) report(r *route, rep delivery.Report) {
 	})
 	for _, i := range slices.Concat(rep.Accepted, rep.Failed, rep.Dead) {
 		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > c.foreign {
-			receipt := slices.Clone(rep.Answer.Receipt)
-			c.setReceipt(i.Group, r.name, receipt, c.now)
-			c.write(bucketReceipts, i.Group+"/"+r.name, receipt)
-			if g := c.groups[i.Group]; g.latest == nil {
-				c.write(bucketEnded, i.Group, g.ended)
-			}
+			c.keepReceipt(i.Group, r.name, slices.Clone(rep.Answer.Receipt))
 		}
+	}
+}
+
+// keepReceipt keeps a receipt until 30 days after its group is over, or from now on if that is over.
+func (c *change) keepReceipt(group, route string, receipt []byte) {
+	receiptTable.set(c, group+"/"+route, receipt)
+	g := c.group(group)
+	if g.latest == nil {
+		g.extendEnd(c.now)
+		c.write(bucketEnded, group, g.ended)
 	}
 }
 
@@ -287,16 +277,16 @@ func (c *change) replaceLost(e *entry) bool {
 	if g == nil || g.latest == nil || g.latest == e.message {
 		return false
 	}
-	state := c.outcome(e.route.name, g.latest.Seq).State
+	state := c.deliveryState(e.Route, g.latest.Seq)
 	switch {
 	case state == StatePending:
 	case state == StateDead, state == StateDropped, e.route.late == delivery.LateDrop:
 		return false
 	default:
-		c.addPending(&entry{message: g.latest, route: e.route, Item: delivery.Item{
+		c.addPending(g.latest, e.route, delivery.Item{
 			NotBefore: e.NotBefore, PendingSince: c.now.UTC(), FallbackFor: e.FallbackFor,
 			Replayed: e.Replayed, ReplayedBy: e.ReplayedBy,
-		}})
+		})
 	}
 	c.lost = append(c.lost, e.record())
 	c.supersede(e, "its CloudEvent is lost; the latest change of its event is delivered instead")
@@ -306,7 +296,7 @@ func (c *change) replaceLost(e *entry) bool {
 // recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.
 func (c *change) recordFailure(e *entry, rep delivery.Report) {
 	next := e.copy()
-	next.lastAttempt = rep.Now.UTC()
+	next.LastAttempt = rep.Now.UTC()
 	next.Attempts++
 	next.Next = rep.Next.UTC()
 	next.Error = cmp.Or(rep.Error, e.Error)
@@ -328,7 +318,7 @@ func (c *change) settleAccepted(r *route, i *delivery.Item, rep delivery.Report)
 	if m == nil {
 		m = &message{Message: *i.Message}
 	}
-	c.record(m, r.name, i, Result{State: StateAccepted, Answer: rep.Answer.Status, AnswerID: rep.Answer.ID,
+	c.record(m, i, Result{Route: r.name, State: StateAccepted, Answer: rep.Answer.Status, AnswerID: rep.Answer.ID,
 		Attempts: i.Attempts + 1})
 	if letter != nil { // it was delivered after all
 		c.remove(letter)

@@ -120,8 +120,8 @@ func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 				if cause == errIO {
 					want(t, fmt.Sprint("read ", n, ": pending"), pending(o, "a"), "B-scheduled", "C-scheduled")
 					if g := o.Groups(); len(left.aside) != 0 || o.Owner() != "vm-0" || len(o.Mutes()) != 1 ||
-						len(g) != 3 || o.Outcome("a", g["A"].Latest).State != outbox.StateAccepted {
-						t.Errorf("read %d: aside %v, it is %q's, has the groups %v and %d mutes, and what was accepted is %q", n, left.aside, o.Owner(), g, len(o.Mutes()), o.Outcome("a", g["A"].Latest).State)
+						len(g) != 3 || o.Delivery("a", g["A"].Latest).State != outbox.StateAccepted {
+						t.Errorf("read %d: aside %v, it is %q's, has the groups %v and %d mutes, and what was accepted is %q", n, left.aside, o.Owner(), g, len(o.Mutes()), o.Delivery("a", g["A"].Latest).State)
 					}
 				} else {
 					want(t, fmt.Sprint("read ", n, " finds damage: pending"), pending(o, "a"), "C-scheduled")

@@ -19,7 +19,7 @@ func (o *Outbox) addJob(do func() error) <-chan error {
 	done := make(chan error, 1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed || o.readOnly {
+	if o.state == closed || o.readOnly {
 		done <- errClosed
 		return done
 	}
@@ -42,7 +42,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	aged := 0
 	o.change(now, func(c *change) {
 		for _, d := range c.letters() {
-			if now.Sub(d.death.at) > keepDead {
+			if now.Sub(d.DeadSince) > keepDead {
 				c.remove(d)
 				aged++
 			}
@@ -59,13 +59,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 // Compact shrinks the file if most of it is free. Nothing else is written meanwhile. It returns at once; done returns
 // the error.
 func (o *Outbox) Compact() (done <-chan error) {
-	return o.addJob(func() error {
-		err := o.storage.Compact()
-		if err != nil {
-			o.opened = false // the next write checks whether it can be used
-		}
-		return err
-	})
+	return o.addJob(o.storage.Compact)
 }
 
 // dropEnded deletes the marks and receipts of groups that ended long ago and, if more than most have ended, of the

@@ -50,7 +50,7 @@ func (c *change) setRoutes(routes []Route) {
 		c.settleOver(r)
 		if !r.configured || !r.removed.IsZero() {
 			r.configured, r.removed = true, time.Time{}
-			c.write(bucketRoutes, r.name, r.removedText())
+			c.write(bucketRoutes, r.name, storedRoute{r.removed})
 		}
 	}
 	for name, r := range c.routes {
@@ -58,16 +58,8 @@ func (c *change) setRoutes(routes []Route) {
 			continue
 		}
 		r.fallback, r.configured, r.removed = "", true, c.now.UTC()
-		c.write(bucketRoutes, r.name, r.removedText())
+		c.write(bucketRoutes, r.name, storedRoute{r.removed})
 	}
-}
-
-// removedText returns when the route was removed, as the file stores it; empty while it is in the settings.
-func (r *route) removedText() []byte {
-	if r.removed.IsZero() {
-		return []byte{}
-	}
-	return []byte(r.removed.Format(time.RFC3339Nano))
 }
 
 // GiveUpOrphans makes dead letters of the backlog of routes that were removed 24 hours ago. It is cheap if there are

@@ -336,7 +336,7 @@ func TestAcceptedDeliveryIsNoDeadLetter(t *testing.T) {
 			t.Errorf("there are %v, want that they were delivered", list)
 		}
 		for _, a := range []outbox.Addition{one, two} {
-			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+			if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
 				t.Errorf("%s is %s", a.ID, got)
 			}
 		}
@@ -370,7 +370,7 @@ func TestDeliveryHasOneDeadLetter(t *testing.T) {
 			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{again}}); err != nil {
 				t.Fatal(err)
 			}
-			if got := o.Outcome("a", a.Seq).State; got != outbox.StatePending {
+			if got := o.Delivery("a", a.Seq).State; got != outbox.StatePending {
 				t.Errorf("it is %q", got)
 			}
 		}
@@ -760,7 +760,7 @@ func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 		}
 	}
 	check("new", "A-scheduled", "B-scheduled", "C-scheduled")
-	first := outbox.Ref{Route: "a", Seq: o.Unreported("a")[0].Seq()}
+	first := outbox.Ref{Route: "a", Seq: o.Unreported("a")[0].Seq}
 	nobody := outbox.Ref{Route: "b", Seq: 1}
 	if err := o.Apply(outbox.Batch{Now: time.Now(), Reported: []outbox.Ref{first, first, nobody}}); err != nil {
 		t.Fatal(err)
@@ -899,10 +899,10 @@ func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 		q := o.Queue("a")
 		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
 		for range 2 {
-			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+			if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
 				t.Errorf("the outcome is %q", got)
 			}
-			if got := o.Outcome("b", a.Seq).State; got != "" {
+			if got := o.Delivery("b", a.Seq).State; got != "" {
 				t.Errorf("the outcome for another is %q", got)
 			}
 			o.Close()
@@ -927,7 +927,7 @@ func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 			t.Errorf("after a restart it is %+v", i)
 		}
 		mustAdd(t, o, "A", "vanished")
-		if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted { // it is still pending for new
+		if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted { // it is still pending for new
 			t.Errorf("the outcome is %q", got)
 		}
 		o.Close()
@@ -954,7 +954,7 @@ func TestOutcomesOfAnOpenGroupOutliveTheHistory(t *testing.T) {
 			}
 			o.Close()
 			o = open(t, t.TempDir(), options)
-			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+			if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
 				t.Errorf("after %v and a restart the outcome is %q", later, got)
 			}
 		}
@@ -986,7 +986,7 @@ func TestOutcomesOfAnOpenGroupWaitForTheDisk(t *testing.T) {
 		time.Sleep(time.Minute)
 		o.Close()
 		o = open(t, t.TempDir(), options)
-		if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+		if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
 			t.Errorf("after a restart the outcome is %q", got)
 		}
 		o.Close()

@@ -60,9 +60,9 @@ const (
 	bucketEvents   = "events"   // seq → CloudEvent
 	bucketPending  = "pending"  // seq/route → Delivery
 	bucketDead     = "dead"     // seq/route → Delivery
-	bucketSettled  = "settled"  // seq/route → settlement
-	bucketReceipts = "receipts" // group/route → receipt
-	bucketRoutes   = "routes"   // route → when it was removed from the settings, "" while it is in them
+	bucketSettled  = "settled"  // seq/route → Result
+	bucketReceipts = "receipts" // group/route → what its sink remembers
+	bucketRoutes   = "routes"   // route → storedRoute
 	bucketMutes    = "mutes"    // id → delivery.Mute
 
 	metaFormat = "format"
@@ -78,12 +78,19 @@ func seqKey(seq uint64) string { return fmt.Sprintf("%016d", seq) }
 
 // seqOf returns the sequence number that a key begins with.
 func seqOf(key string) (uint64, error) {
-	digits, _, _ := strings.Cut(key, "/")
-	return strconv.ParseUint(digits, 10, 64)
+	seq, _, err := splitStored(key)
+	return seq, err
 }
 
 // deliveryKey returns the key of a record about a delivery.
 func deliveryKey(seq uint64, route string) string { return seqKey(seq) + "/" + route }
+
+// splitStored splits the key of a record about a delivery.
+func splitStored(key string) (seq uint64, route string, err error) {
+	digits, route, _ := strings.Cut(key, "/")
+	seq, err = strconv.ParseUint(digits, 10, 64)
+	return seq, route, err
+}
 
 // splitKey splits the key of a delivery as people see it: the route, a slash and the sequence number.
 func splitKey(key string) (route string, seq uint64, err error) {

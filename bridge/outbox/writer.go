@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -25,6 +24,28 @@ var (
 	errClosed    = errors.New("outbox closed")
 	errNotJoined = errors.New("the file was read late, and its records are still being taken over")
 )
+
+// A state is what the writer has come to.
+type state int
+
+const (
+	opening state = iota // Open waits for the file
+	healthy              // everything older than 50 ms is on disk
+	slow                 // the disk gives no answer, or its file waits for Join: what is written later is not lost
+	failing              // the disk can't be written, and is tried again every few seconds
+	closed               // the writer tries once more, and ends
+)
+
+// stateAfter returns the state after a try to write.
+func stateAfter(err error) state {
+	switch {
+	case err == nil:
+		return healthy
+	case errors.Is(err, errSlowDisk), errors.Is(err, errNotJoined):
+		return slow
+	}
+	return failing
+}
 
 // A place is a record's address in the storage: its bucket and key.
 type place struct{ bucket, key string }
@@ -58,19 +79,12 @@ func (r records) encode() []Write {
 // A journal holds the records to write. One transaction makes all waiting records count, so the file always has the
 // state after a whole change.
 type journal struct {
-	number         uint64        // of the last change
-	waiting        records       // in which the file differs from memory
-	inFlight       records       // those being written
-	bounded        int           // the number of both when boundHistory last ran
-	historyDropped int           // dropped records of history that Callbacks.Forgot was not yet called with
-	grown          tally         // by how much the history has grown since Maintain last bounded it
-	try            uint64        // number of the current try or job; endTry ignores earlier ones
-	failing        error         // error of the last try; nil: all is on disk, or soon is
-	broken         error         // the file is damaged, or another VM's, and must not be used
-	tryDone        chan struct{} // closed when a try to write has ended
-	jobs           []func(error)
-	timer          *time.Timer // wakes the writer soon; nil if it need not
-	closed         bool
+	number         uint64  // of the last change
+	waiting        records // in which the file differs from memory
+	inFlight       records // those being written
+	bounded        int     // the number of both when boundHistory last ran
+	historyDropped int     // dropped records of history that Callbacks.Forgot was not yet called with
+	grown          tally   // by how much the history has grown since Maintain last bounded it
 }
 
 // submit makes one change of state. wait returns when the change is on disk, or with an error when the disk fails.
@@ -88,16 +102,14 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting, messages: map[uint64]*message{}}
 	f(c)
-	// What a slow disk is about to store is only late, and not lost before a crash.
-	late := errors.Is(o.failing, errSlowDisk) || errors.Is(o.failing, errNotJoined)
-	c.enforceBounds(o.bounds, o.failing != nil && !late)
+	c.enforceBounds(o.bounds, o.state == failing)
 	for _, body := range c.added {
 		o.publish(body)
 	}
 	forgotten := 0
 	if c.wrote {
 		n, o.number = c.number, c.number
-		if o.failing != nil {
+		if o.why != nil {
 			o.wakeReaders()
 			o.boundHistory()
 		}
@@ -159,28 +171,25 @@ func (o *Outbox) wakeReaders() {
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.stored < n {
-		switch {
-		case o.failing != nil:
-			return o.failing
-		case o.closed:
-			return errClosed
-		}
-		tryDone := o.tryDone
-		o.mu.Unlock()
-		wake(o.kick)
-		<-tryDone
-		o.mu.Lock()
+	wake(o.kick)
+	for o.stored < n && o.why == nil && o.state != closed {
+		o.tried.Wait()
 	}
-	return nil
+	switch {
+	case o.stored >= n:
+		return nil
+	case o.why != nil:
+		return o.why
+	}
+	return errClosed
 }
 
 // syncSoon makes the writer write the waiting records within groupWait, with those added until then.
 func (o *Outbox) syncSoon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.timer == nil && !o.closed && o.stored < o.number {
-		o.timer = time.AfterFunc(groupWait, func() { wake(o.kick) })
+	if o.soon == nil && o.state != closed && o.stored < o.number {
+		o.soon = time.AfterFunc(groupWait, func() { wake(o.kick) })
 	}
 }
 
@@ -188,201 +197,131 @@ func (o *Outbox) syncSoon() {
 func (o *Outbox) noteDamage(err error) error {
 	if errors.Is(err, ErrDamaged) && !o.readOnly {
 		o.mu.Lock()
-		o.broken = err
+		o.unusable = err
 		o.mu.Unlock()
 		wake(o.kick)
 	}
 	return err
 }
 
-// openFirst opens the storage for Open, unless that waits no longer. It returns false if Open fails.
-func (o *Outbox) openFirst() bool {
-	tried := sync.OnceFunc(func() { close(o.first) })
-	defer tried()
-	try := o.nextTry()
-	o.limit = openPatience
-	o.patience = time.AfterFunc(o.limit, func() {
-		o.endTry(errSlowDisk, try)
-		tried()
-	})
-	err := o.open()
-	o.patience.Stop()
-	last := o.nextTry()
-	o.mu.Lock()
-	late := o.started
-	if errors.Is(err, ErrLocked) && !late {
-		o.locked = err
-		o.mu.Unlock()
-		return false
-	}
-	o.mu.Unlock()
-	if err != nil || !late { // otherwise the write that follows ends the failure
-		o.endTry(err, last)
-	}
-	return true
-}
-
-// writer is a goroutine that writes the waiting records on request. It ends after the write that follows Close.
-func (o *Outbox) writer() {
-	if !o.openFirst() {
-		return
-	}
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	var notBefore time.Time // after a failure: what changes meanwhile doesn't make the disk work
+// write is a goroutine that opens the file, writes the waiting records on request, and then does the jobs that were asked
+// for before. Only it writes to the storage. It ends after Close, and if Open fails.
+func (o *Outbox) write() {
+	defer close(o.done)
 	for {
-		select {
-		case <-o.kick:
-		case <-retry.C:
-		}
 		o.mu.Lock()
-		last := o.closed
-		if !last && len(o.jobs) == 0 && o.broken == nil && time.Now().Before(notBefore) {
-			o.mu.Unlock()
-			continue
-		}
-		if o.timer != nil {
-			o.timer.Stop()
-			o.timer = nil
-		}
-		o.mu.Unlock()
-		err := o.flush()
-		o.mu.Lock()
-		jobs := o.jobs
+		last, jobs := o.state == closed, o.jobs
 		o.jobs = nil
-		o.mu.Unlock()
-		for _, do := range jobs {
-			o.patience = o.watchDisk()
-			do(err)
-			if !o.patience.Stop() {
-				wake(o.kick) // the next write ends that failure
-			}
+		if o.soon != nil {
+			o.soon.Stop()
+			o.soon = nil
 		}
-		retry.Stop()
+		o.mu.Unlock()
+		err := o.watched(o.flush)
+		if errors.Is(err, ErrLocked) && o.refuse(err) {
+			return
+		}
+		o.ended(err, o.nextOperation())
+		for _, job := range jobs {
+			o.do(job, err)
+		}
 		if last {
 			return
 		}
-		if err != nil {
-			retry.Reset(diskRetry)
+		o.awaitWork(err)
+	}
+}
+
+// refuse makes Open fail, unless that waits no longer.
+func (o *Outbox) refuse(err error) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state != opening {
+		return false
+	}
+	o.state, o.why = closed, err
+	o.tried.Broadcast()
+	return true
+}
+
+// do does a job. err is that of the last try to write.
+func (o *Outbox) do(job func(error), err error) {
+	_ = o.watched(func() error {
+		job(err)
+		return nil
+	})
+	o.ended(err, o.nextOperation())
+}
+
+// awaitWork returns when the writer is to try again. After a failure it waits, whatever changes: that doesn't make the
+// disk work.
+func (o *Outbox) awaitWork(err error) {
+	var retry <-chan time.Time
+	if err != nil {
+		retry = time.After(diskRetry)
+	}
+	for {
+		select {
+		case <-retry:
+			return
+		case <-o.kick:
 		}
-		if err != nil && !errors.Is(err, errNotJoined) { // which ends when Join is called
-			notBefore = time.Now().Add(diskRetry)
+		o.mu.Lock()
+		resting := o.state == failing && len(o.jobs) == 0
+		o.mu.Unlock()
+		if !resting {
+			return
 		}
 	}
 }
 
-// flush tries once to write all waiting records. If a transaction takes too long, the disk counts as failing until all
-// is written.
-func (o *Outbox) flush() error {
-	o.patience = o.watchDisk()
+// watched does something with the disk. If that gives no sign of life for too long, the disk counts as slow.
+func (o *Outbox) watched(do func() error) error {
+	n := o.nextOperation()
+	o.patience = time.AfterFunc(o.limit(), func() { o.ended(errSlowDisk, n) })
 	defer o.patience.Stop()
-	o.mu.Lock()
-	err := o.broken
-	o.broken = nil
-	o.mu.Unlock()
-	if errors.Is(err, errForeign) {
-		o.opened, o.known, err = false, false, nil
-	}
-	if err == nil {
-		err = o.openAndWrite()
-	}
-	if errors.Is(err, ErrDamaged) {
-		if err = o.replaceDamaged(err); err == nil {
-			err = o.writeWaiting()
-		}
-	}
-	o.endTry(err, o.nextTry())
-	return err
-}
-
-// openAndWrite opens the storage if it isn't open, and writes all waiting records. To a late file nothing is written before
-// Join: it would replace records by newer ones that lack their content, and a crash would lose that.
-func (o *Outbox) openAndWrite() error {
-	if err := o.open(); err != nil {
-		return err
-	}
-	o.mu.Lock()
-	late := o.late != nil
-	o.mu.Unlock()
-	if late {
-		return errNotJoined
-	}
-	return o.writeWaiting()
-}
-
-// watchDisk begins a disk operation. Unless the caller stops the timer in time, the disk counts as failing.
-func (o *Outbox) watchDisk() *time.Timer {
-	try := o.nextTry()
-	o.limit = diskPatience
-	return time.AfterFunc(o.limit, func() { o.endTry(errSlowDisk, try) })
+	return do()
 }
 
 // diskAnswers begins the wait for the disk anew: what is large may take long, as long as the disk answers.
 func (o *Outbox) diskAnswers() {
 	if o.patience != nil { // it is nil where nobody waits: see OpenReadOnly
-		o.patience.Reset(o.limit)
+		o.patience.Reset(o.limit())
 	}
 }
 
-// nextTry begins another try, or ends one. Reports about earlier tries are ignored from then on.
-func (o *Outbox) nextTry() uint64 {
+// limit returns how long the disk may give no sign of life.
+func (o *Outbox) limit() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.try++
-	return o.try
+	if o.state == opening {
+		return openPatience
+	}
+	return diskPatience
 }
 
-// writeWaiting writes all waiting records, in one transaction.
-func (o *Outbox) writeWaiting() error {
-	o.mu.Lock()
-	if len(o.waiting) == 0 || errors.Is(o.broken, errForeign) {
-		o.mu.Unlock()
-		return nil
-	}
-	number, inFlight := o.number, o.waiting
-	o.inFlight, o.waiting, o.tried = inFlight, records{}, o.last
-	o.mu.Unlock()
-	writes := inFlight.encode()
-	err := o.storage.Write(writes)
+// nextOperation begins an operation, or ends one. What is reported of earlier ones is ignored from then on.
+func (o *Outbox) nextOperation() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if errors.Is(o.broken, errForeign) { // the file that was written is no longer used
-		return err
-	}
-	o.inFlight, o.bounded = nil, 0
-	if err != nil {
-		o.opened = false
-		maps.Copy(inFlight, o.waiting)
-		o.waiting = inFlight
-		o.boundHistory()
-		return err
-	}
-	o.stored = number
-	o.wakeReaders()
-	for _, w := range writes {
-		if isHistory(w.Bucket) && w.Value != nil {
-			o.grown.add(1, len(w.Value))
-		}
-	}
-	o.unstored(false)
-	return nil
+	o.operation++
+	return o.operation
 }
 
-// endTry records the result of a try (nil: it succeeded), logs whether the disk fails or works again, and wakes the
-// callers that wait for it.
-func (o *Outbox) endTry(err error, try uint64) {
+// ended records what came of an operation, logs whether the disk fails or works again, and wakes the callers that wait
+// for it.
+func (o *Outbox) ended(err error, operation uint64) {
 	o.mu.Lock()
-	if try != o.try {
+	if operation != o.operation {
 		o.mu.Unlock()
 		return
 	}
-	was := o.failing
-	o.failing = err
-	close(o.tryDone)
-	o.tryDone = make(chan struct{})
-	if err == nil && o.broken != nil {
-		wake(o.kick)
+	was := o.why
+	o.why = err
+	if o.state != closed {
+		o.state = stateAfter(err)
 	}
+	o.tried.Broadcast()
 	if err != nil {
 		o.wakeReaders()
 	}
@@ -397,6 +336,93 @@ func (o *Outbox) endTry(err error, try uint64) {
 	if err != nil {
 		o.change(time.Now(), func(*change) {}) // the bounds are lower now
 	}
+}
+
+// flush opens the file if it isn't open, and writes all waiting records. A file that can't be used is set aside, and all of
+// memory is written to a new one: the history stays in the old one, and so do CloudEvents that are pending. For those of an
+// open event its latest change is delivered.
+func (o *Outbox) flush() error {
+	o.mu.Lock()
+	err := o.unusable
+	o.mu.Unlock()
+	if err == nil {
+		err = o.openAndWrite()
+	}
+	for why, cause := range map[string]error{"damaged": ErrDamaged, "foreign": errForeign, "format": errFormat} {
+		if errors.Is(err, cause) {
+			return o.replaceFile(why, err)
+		}
+	}
+	return err
+}
+
+// replaceFile sets the file aside, and writes a new one.
+func (o *Outbox) replaceFile(why string, cause error) error {
+	o.mu.Lock()
+	o.unusable = cause // until it is set aside
+	o.mu.Unlock()
+	err := o.storage.SetAside(why, cause)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	o.unusable = nil
+	o.mu.Unlock()
+	return o.openAndWrite()
+}
+
+// openAndWrite writes all waiting records, in one transaction. To a late file nothing is written before Join: it would
+// replace records by newer ones that lack their content, and a crash would lose that.
+func (o *Outbox) openAndWrite() error {
+	err := o.open()
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	late, last := o.late != nil, o.state == closed
+	o.mu.Unlock()
+	switch {
+	case late && last: // nobody takes it over any more
+		o.Join()
+	case late:
+		return errNotJoined
+	}
+	return o.writeWaiting()
+}
+
+// writeWaiting writes all waiting records, in one transaction.
+func (o *Outbox) writeWaiting() error {
+	o.mu.Lock()
+	if len(o.waiting) == 0 || errors.Is(o.unusable, errForeign) {
+		o.mu.Unlock()
+		return nil
+	}
+	number, inFlight := o.number, o.waiting
+	o.inFlight, o.waiting, o.given = inFlight, records{}, o.last
+	o.mu.Unlock()
+	writes := inFlight.encode()
+	err := o.storage.Write(writes)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if errors.Is(o.unusable, errForeign) { // the file that was written is no longer used
+		return err
+	}
+	o.inFlight, o.bounded = nil, 0
+	if err != nil {
+		maps.Copy(inFlight, o.waiting)
+		o.waiting = inFlight
+		o.boundHistory()
+		return err
+	}
+	o.stored = number
+	o.wakeReaders()
+	for _, w := range writes {
+		if isHistory(w.Bucket) && w.Value != nil {
+			o.grown.add(1, len(w.Value))
+		}
+	}
+	o.unstored(false)
+	return nil
 }
 
 // diskHint returns the remedy for a file that cannot be written.
