@@ -188,7 +188,7 @@ every configured destination: at least once, in order, across crashes and outage
 	f.StringVar(&p.logFormat, "log-format", "text", "log format on standard error: text or json")
 	f.StringVar(&p.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(),
-		p.sendCommand(), p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(),
+		p.sendCommand(), p.eventsCommand(), p.discoverCommand(), p.reloadCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(),
 		p.muteCommand(), p.unmuteCommand(), p.historyCommand(), p.outboxCommand(), p.relayCommand(), p.replayCommand(),
 		p.serviceCommand(), p.schemaCommand(), p.versionCommand())
 	root.AddCommand(p.helpTopics()...)

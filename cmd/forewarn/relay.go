@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -131,54 +130,19 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	pages.handler, probed.handler = page.RelayHandler(r, metrics, s.Listen), page.Probes(r, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	sockets := p.serveControl(s, control.RelayHandler(r), log)
+	reloads := &reloader{program: p, log: log, started: s, refused: r.SettingsFailed, asked: make(chan reloadRequest),
+		apply: func(_ context.Context, now *settings.Settings) error {
+			r.Reload(now.Routes, settingsInfo(now))
+			return nil
+		}}
+	sockets := p.serveControl(s, control.RelayHandler(r, reloads.ask), log)
 	defer sockets.stop()
-	go func() {
-		for {
-			select {
-			case <-hup:
-				manager.Reloading()
-				sockets.follow(p.reloadRelay(r, s, log))
-				manager.Ready()
-			case <-ctx.Done():
-				manager.Stopping()
-				return
-			}
-		}
-	}()
+	go reloads.serve(ctx, hup, manager, sockets)
 	manager.Ready()
 	defer manager.Stopping()
 	err = r.Run(ctx)
 	logStopped(log, r.Left())
 	return err
-}
-
-// reloadRelay loads the settings again, gives them to the relay and returns them. On any error the old settings stay in
-// force, and it returns nil.
-func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.Logger) *settings.Settings {
-	s, err := p.loader(log).Reload(p.config)
-	if err == nil && s.Relay == nil {
-		err = settings.ErrNoRelay
-	}
-	if err != nil {
-		log.Error("settings not reloaded; the old ones stay in force", "err", err)
-		r.SettingsFailed(err)
-		return nil
-	}
-	for _, fixed := range []struct {
-		key     string
-		changed bool
-	}{
-		{"nats", !old.Relay.IsSame(s.Relay)}, {"state", old.State != s.State}, {"control", old.Control != s.Control},
-		{"listen", old.Listen != s.Listen}, {"metrics", old.Metrics != s.Metrics},
-	} {
-		if fixed.changed {
-			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
-		}
-	}
-	r.Reload(s.Routes, settingsInfo(s))
-	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
-	return s
 }
 
 // A connection is one to the servers, of which the command knows no more.

@@ -4,38 +4,136 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"strings"
 
-	"forewarn/bridge"
+	"github.com/spf13/cobra"
+
+	"forewarn/cmd/forewarn/internal/control"
+	"forewarn/cmd/forewarn/internal/service"
 	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// reload handles SIGHUP: it loads the settings again, gives them to the bridge and returns them. On any error the old
-// settings stay in force, and it returns nil.
-func (p *program) reload(ctx context.Context, b *bridge.Bridge, old *settings.Settings, log *slog.Logger) *settings.Settings {
-	s, err := p.loader(log).Reload(p.config)
-	if err == nil && s.Relay != nil {
-		err = settings.ErrIsRelay
+func (p *program) reloadCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "reload", Short: "Have the running forewarn read its settings again",
+		Long: `Asks the running forewarn to read its settings file again, and waits until it has. If the settings are
+wrong, the errors are printed, the exit code is 78, and the old ones stay in force.`,
+		Example: "  sudo forewarn reload",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			running, _, err := p.running()
+			if err != nil {
+				return err
+			}
+			done, err := running.Reload(c.Context(), p.user())
+			if err != nil {
+				return err
+			}
+			if done.Error != "" {
+				return exit(exitSettings, fmt.Errorf("the old settings stay in force: %s", done.Error))
+			}
+			fmt.Fprintf(p.err, "reloaded, with %s\n", wording.Plural(done.Sinks, "sink", "sinks"))
+			if len(done.NextStart) > 0 {
+				fmt.Fprintf(p.err, "only a restart changes: %s\n", strings.Join(done.NextStart, ", "))
+			}
+			return nil
+		},
 	}
-	if err == nil {
-		err = b.Reload(ctx, s.Routes, s.Rules, settingsInfo(s))
+}
+
+// A reloader reloads the settings of a running bridge or relay, one reload at a time.
+type reloader struct {
+	program *program
+	log     *slog.Logger
+	started *settings.Settings                              // those of the start
+	apply   func(context.Context, *settings.Settings) error // gives settings to the bridge or relay
+	refused func(error)                                     // records why the old ones stay in force
+	asked   chan reloadRequest
+}
+
+// A reloadRequest is that of a command.
+type reloadRequest struct {
+	by   string
+	done chan control.Reloaded
+}
+
+// ask reloads for a user's command. The error says why nothing was tried.
+func (r *reloader) ask(ctx context.Context, by string) (control.Reloaded, error) {
+	request := reloadRequest{by, make(chan control.Reloaded, 1)}
+	select {
+	case r.asked <- request:
+	case <-ctx.Done():
+		return control.Reloaded{}, fmt.Errorf("another reload is under way: %w", context.Cause(ctx))
+	}
+	select {
+	case done := <-request.done:
+		return done, nil
+	case <-ctx.Done():
+		return control.Reloaded{}, fmt.Errorf("the reload is under way still: %w", context.Cause(ctx))
+	}
+}
+
+// serve reloads on signals and for commands until ctx is done. manager is told, and sockets follow the settings.
+func (r *reloader) serve(ctx context.Context, signals <-chan os.Signal, manager *service.Notifier, sockets *controlSockets) {
+	for {
+		request := reloadRequest{by: "a signal", done: make(chan control.Reloaded, 1)}
+		select {
+		case <-signals:
+		case request = <-r.asked:
+		case <-ctx.Done():
+			manager.Stopping()
+			return
+		}
+		manager.Reloading()
+		now, done := r.reload(ctx, request.by)
+		if now != nil {
+			sockets.follow(now)
+		}
+		manager.Ready()
+		request.done <- done
+	}
+}
+
+// reload loads the settings again and applies them. now is nil on any error: then the old ones stay in force.
+func (r *reloader) reload(ctx context.Context, by string) (now *settings.Settings, done control.Reloaded) {
+	now, err := r.program.loader(r.log).Reload(r.program.config)
+	switch {
+	case err != nil:
+	case r.started.Relay == nil && now.Relay != nil:
+		err = settings.ErrIsRelay
+	case r.started.Relay != nil && now.Relay == nil:
+		err = settings.ErrNoRelay
+	default:
+		err = r.apply(ctx, now)
 	}
 	if err != nil {
-		log.Error("settings not reloaded; the old ones stay in force", "err", err)
-		b.SettingsFailed(err)
-		return nil
+		r.log.Error("settings not reloaded; the old ones stay in force", "by", by, "err", err)
+		r.refused(err)
+		return nil, control.Reloaded{Error: err.Error()}
 	}
+	restart := needRestart(r.started, now)
+	for _, key := range restart {
+		r.log.Warn("changed setting takes effect at the next start", "key", key)
+	}
+	r.log.Info("settings reloaded", "by", by, "settings", now.Path, "hash", now.Hash, "sinks", len(now.Routes))
+	return now, control.Reloaded{Sinks: len(now.Routes), NextStart: restart}
+}
+
+// needRestart returns the keys that differ and take effect at a start only.
+func needRestart(was, now *settings.Settings) (keys []string) {
 	for _, fixed := range []struct {
-		key      string
-		was, now string
+		key  string
+		same bool
 	}{
-		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", string(old.State), string(s.State)},
-		{"control", string(old.Control), string(s.Control)},
-		{"listen", old.Listen, s.Listen}, {"metrics", old.Metrics, s.Metrics}, {"cloudevents_source", old.Source, s.Source},
+		{"imds", was.IMDS == now.IMDS}, {"nats", was.Relay == nil || was.Relay.IsSame(now.Relay)},
+		{"state", was.State == now.State}, {"control", was.Control == now.Control}, {"listen", was.Listen == now.Listen},
+		{"metrics", was.Metrics == now.Metrics}, {"cloudevents_source", was.Source == now.Source},
 	} {
-		if fixed.was != fixed.now {
-			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
+		if !fixed.same {
+			keys = append(keys, fixed.key)
 		}
 	}
-	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
-	return s
+	return keys
 }

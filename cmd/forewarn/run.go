@@ -40,8 +40,7 @@ func (p *program) runCommand() *cobra.Command {
 		Long: `Watches this VM's scheduled events and delivers every change to the sinks of the settings file,
 until SIGTERM or SIGINT.
 
-SIGHUP reloads the settings (on Windows: forewarn service reload). If they are wrong, the old ones
-stay in force.
+"forewarn reload" or SIGHUP reloads the settings. If they are wrong, the old ones stay in force.
 
 Without a settings file the changes go to standard output: as text to a terminal, else one CloudEvent
 per line.
@@ -124,22 +123,10 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	sockets := p.serveControl(s, control.Handler(b, box), log)
+	reloads := p.reloaderOf(b, s, log)
+	sockets := p.serveControl(s, control.Handler(b, box, reloads.ask), log)
 	defer sockets.stop()
-
-	go func() {
-		for {
-			select {
-			case <-h.Reload:
-				manager.Reloading()
-				sockets.follow(p.reload(ctx, b, s, log))
-				manager.Ready()
-			case <-ctx.Done():
-				manager.Stopping()
-				return
-			}
-		}
-	}()
+	go reloads.serve(ctx, h.Reload, manager, sockets)
 	h.Ready()
 	manager.Ready()          // before the first answer, which can take minutes: from here on no failure ends the program
 	defer manager.Stopping() // in case Run ends before ctx
@@ -150,6 +137,14 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	}
 	logStopped(log, left)
 	return err
+}
+
+// reloaderOf returns the reloader of a bridge.
+func (p *program) reloaderOf(b *bridge.Bridge, s *settings.Settings, log *slog.Logger) *reloader {
+	return &reloader{program: p, log: log, started: s, refused: b.SettingsFailed, asked: make(chan reloadRequest),
+		apply: func(ctx context.Context, now *settings.Settings) error {
+			return b.Reload(ctx, now.Routes, now.Rules, settingsInfo(now))
+		}}
 }
 
 // logStopped logs the last line of a run: how many deliveries are pending, for which sinks. The next start, or another

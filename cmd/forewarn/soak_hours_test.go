@@ -72,7 +72,7 @@ func (s *soak) write(settings string) {
 // reload does what SIGHUP does, and wants these settings taken or refused.
 func (s *soak) reload(taken bool) {
 	s.t.Helper()
-	s.p.reload(s.t.Context(), s.bridge, s.started, s.p.log())
+	s.p.reloaderOf(s.bridge, s.started, s.p.log()).reload(s.t.Context(), "the soak")
 	if err := s.bridge.Status().Settings.LastError; (err == "") != taken {
 		s.t.Errorf("the settings are taken: %t, want %t: %s", err == "", taken, err)
 	}

@@ -38,12 +38,8 @@ func (p *program) serveControl(s *settings.Settings, h http.Handler, log *slog.L
 	return c
 }
 
-// follow serves sockets where the settings of a reload look for them, in place of those of an earlier reload. They are
-// nil if the reload failed.
+// follow serves sockets where the settings of a reload look for them, in place of those of an earlier reload.
 func (c *controlSockets) follow(s *settings.Settings) {
-	if s == nil {
-		return
-	}
 	at := c.locate(s)
 	c.mu.Lock()
 	defer c.mu.Unlock()

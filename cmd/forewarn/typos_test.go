@@ -273,7 +273,7 @@ func (w *typist) says(text string, way uint64) map[string]string {
 	log := slog.New(slog.NewTextHandler(w.log, nil))
 	// right ones would be taken by a bridge that runs, and here none does
 	if _, err := w.p.loader(log).Load(w.path); err != nil {
-		w.p.reload(context.Background(), w.b, w.old, log)
+		w.p.reloaderOf(w.b, w.old, log).reload(context.Background(), "a typist")
 	}
 	all["the log"] = w.log.String()
 	for _, path := range []string{"/", "/status.json", "/metrics"} {

@@ -61,7 +61,7 @@ type untrustedError struct{ socket, reason string }
 func (e *untrustedError) Error() string { return e.socket + ": " + e.reason }
 
 // A Client asks the running forewarn. If none runs, List, Show, History, Replay and Drop work on the outbox's file;
-// Status, Follow and Approve return an UnavailableError that wraps ErrNotRunning. With the settings of a relay, no
+// Status, Follow, Approve and Reload return an UnavailableError that wraps ErrNotRunning. With the settings of a relay, no
 // forewarn of a VM is asked, and no outbox is opened.
 type Client struct {
 	Location
@@ -114,6 +114,12 @@ func (c *Client) Follow(ctx context.Context, following func(), line func([]byte)
 func (c *Client) Approve(ctx context.Context, event, shown, by string) (a cloudevent.Approval, err error) {
 	err = c.post(ctx, "/approve", approvalRequest{event, shown, by}, &a)
 	return a, err
+}
+
+// Reload asks the running forewarn to read its settings again.
+func (c *Client) Reload(ctx context.Context, by string) (done Reloaded, err error) {
+	err = c.post(ctx, "/reload", reloadRequest{by}, &done)
+	return done, err
 }
 
 // List returns at most n of the selected deliveries.

@@ -82,7 +82,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: Handler(running, box)}
+	server := &http.Server{Handler: Handler(running, box, nil)}
 	go server.Serve(l)
 	if status, err := c.Status(t.Context()); err != nil || status.Outbox.Pending != 1 {
 		t.Errorf("the status is %+v, %v; want one pending", status.Outbox, err)
@@ -128,7 +128,7 @@ func serveOutbox(t *testing.T, at Location, box *outbox.Outbox) *http.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: Handler(b, box)}
+	server := &http.Server{Handler: Handler(b, box, nil)}
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close(); box.Close() })
 	return server

@@ -118,7 +118,7 @@ func TestTailsKeepNoOtherCommandOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := overPipes(t, false, Handler(b, box))
+		c := overPipes(t, false, Handler(b, box, nil))
 		heard := make(chan string)
 		ctx, stop := context.WithCancel(t.Context())
 		for range maxFollowers {

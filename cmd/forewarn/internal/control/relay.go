@@ -16,7 +16,7 @@ import (
 )
 
 // RelayHandler serves the requests of Client for a running relay, in the words of a bridge's.
-func RelayHandler(r *relay.Relay) http.Handler {
+func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any) {
 		w.Header().Set("Content-Type", "application/json")
@@ -24,6 +24,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 	}
 	said := func(err error) error { return saidByRelay(r, err) }
 	fail := func(w http.ResponseWriter, err error, status int) { http.Error(w, said(err).Error(), status) }
+	mux.HandleFunc("POST /reload", serveReload(reload))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, r.Status()) })
 	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, req *http.Request) {
 		q := req.URL.Query()

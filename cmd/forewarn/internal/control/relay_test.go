@@ -19,7 +19,7 @@ func TestCommandsOnARelayGetOnlyWhatMayBeShown(t *testing.T) {
 			Routes: []bridge.Route{{Name: "ops"}},
 			Shown:  func(error) error { return errors.New("in the form that may be shown") },
 		})
-		c := overPipes(t, true, RelayHandler(r))
+		c := overPipes(t, true, RelayHandler(r, nil))
 		mute := MuteRequest{For: time.Hour}
 		mute.Sink = "ops"
 		for name, call := range map[string]func() error{

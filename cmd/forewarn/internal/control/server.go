@@ -16,8 +16,41 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
+// A Reload reads the settings again for a user. The error says why that was not tried.
+type Reload func(ctx context.Context, by string) (Reloaded, error)
+
+// Reloaded says what came of a reload.
+type Reloaded struct {
+	Error     string   `json:"error,omitempty"`     // why the old settings stay in force
+	Sinks     int      `json:"sinks"`               // how many there are now
+	NextStart []string `json:"nextStart,omitempty"` // keys that were changed and take effect at the next start
+}
+
+// reloadRequest is the body of POST /reload.
+type reloadRequest struct {
+	By string `json:"by"` // the user, for the record
+}
+
+// serveReload reloads the settings for a command.
+func serveReload(reload Reload) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var request reloadRequest
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10)).Decode(&request); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		done, err := reload(r.Context(), request.By)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = wording.PrintJSON(w, done)
+	}
+}
+
 // Handler serves the requests of Client for a running bridge.
-func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
+func Handler(b *bridge.Bridge, o *outbox.Outbox, reload Reload) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any) {
 		w.Header().Set("Content-Type", "application/json")
@@ -83,6 +116,7 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 		return b.Drop(m.Keys, m.By)
 	}))
 	mux.HandleFunc("POST /approve", serveApproval(b))
+	mux.HandleFunc("POST /reload", serveReload(reload))
 	handleMutes(mux, b, answer, func(err error) error { return err })
 	mux.HandleFunc("POST /replay", func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "only a relay has a stream to replay; forewarn outbox replay delivers dead letters again",

@@ -71,7 +71,7 @@ func FuzzRequest(f *testing.F) {
 			Body: http.NoBody, Header: http.Header{}, Host: "forewarn"}).WithContext(ctx)
 		r.Body = http.MaxBytesReader(nil, readCloser{strings.NewReader(string(body))}, 64<<20)
 		w := httptest.NewRecorder()
-		Handler(b, box).ServeHTTP(w, r)
+		Handler(b, box, noReload).ServeHTTP(w, r)
 
 		said := fmt.Sprintf("%s %s?%s with %q: %d %.300q", method, r.URL.Path, query, body, w.Code, w.Body)
 		ok := w.Code < 300
@@ -100,3 +100,6 @@ func (nobody) RoundTrip(*http.Request) (*http.Response, error) {
 type readCloser struct{ *strings.Reader }
 
 func (readCloser) Close() error { return nil }
+
+// noReload is for a forewarn that nobody reloads.
+func noReload(context.Context, string) (Reloaded, error) { return Reloaded{}, nil }
