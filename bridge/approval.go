@@ -101,7 +101,6 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		}
 		return
 	}
-	b.keepWaited(id, now)
 	rule := all.approving()
 	if rule == 0 || !d.unsent() { // else what kept the last attempt from being made stays, until one is made
 		why := ""
@@ -155,7 +154,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Tim
 			delivered(route)
 		}
 	}
-	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op, "", now), now)
+	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op.Latest, "", now), now)
 	doubt := b.doubt(e.ID)
 	for i, v := range all {
 		if doubt != "" && !v.final {
@@ -176,7 +175,7 @@ func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time
 	case d.State == outbox.StateDead:
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
-		a.at = b.firstSeen(id, op, route, now)
+		a.at = b.firstSeen(id, op.Latest, route, now)
 	case slices.Contains(op.Waiting, route):
 		latest, _ := again(op.event, kept{op.Latest, op.cloudEvent})
 		b.mu.Lock()

@@ -258,17 +258,15 @@ func (b *Bridge) keepAnswer() {
 	}
 	b.mu.Unlock()
 	if due {
-		b.storeAnswer(a, nil)
+		b.storeAnswer(a)
 	}
 }
 
-// storeAnswer writes an answer, unless there was none, and open events to the outbox.
-func (b *Bridge) storeAnswer(a lastAnswer, groups map[string]*outbox.Group) {
-	batch := outbox.Batch{Now: time.Now(), Groups: groups}
+// storeAnswer writes an answer to the outbox, unless there was none.
+func (b *Bridge) storeAnswer(a lastAnswer) {
 	if !a.At.IsZero() {
-		batch.Values = map[string][]byte{valueAnswer: imds.CompactJSON(a)}
+		b.keepValue(valueAnswer, imds.CompactJSON(a))
 	}
-	b.Outbox.Submit(batch)
 }
 
 // jitter returns a random duration between d/2 and d.
@@ -316,7 +314,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	}
 	b.mu.Unlock()
 	b.running.wait()
-	b.storeAnswer(b.handled, b.events.note(func(op *openEvent) bool { return op.Waited != nil }))
+	b.storeAnswer(b.handled)
 	if err := b.Outbox.Close(); err != nil { // deliveries are lost
 		return fmt.Errorf("%w; events that are still open are told again at the next start", err)
 	}

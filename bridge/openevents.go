@@ -53,7 +53,6 @@ type openEvent struct {
 	LatestAt     time.Time       `json:"latestAt,omitzero"`      // when that was seen
 	Approval     *decision       `json:"approval,omitempty"`     // replaced, never changed
 	Approved     bool            `json:"approved,omitempty"`     // an approval was or may have been sent
-	Waited       *waited         `json:"waited,omitempty"`       // time that rules have waited; replaced, never changed
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
 	// never changed. NotYet means that they were told what keeps the rules from it for now.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
@@ -69,7 +68,6 @@ type openEvent struct {
 
 	cloudEvent []byte     // the latest change; the outbox stores it beside this state
 	event      imds.Event // of Event
-	submitted  time.Time  // when it was last submitted to the outbox
 	lastListed time.Time  // when it was last seen, if a late file or a partial document hides how long it has been gone
 }
 
@@ -122,7 +120,6 @@ func (op *openEvent) forget(gone func(route string) bool) {
 
 // group returns the event as the outbox stores it.
 func (op *openEvent) group() *outbox.Group {
-	op.submitted = time.Now()
 	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest, CloudEvent: op.cloudEvent}
 }
 

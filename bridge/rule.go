@@ -26,7 +26,7 @@ type Rule struct {
 	// keeps the rule from approving.
 	After []string
 	// Wait is counted from the last of these acceptances, or from the change if After is empty. If there was no rule then,
-	// it is counted from when there is one.
+	// it is counted from when there is one. After a restart it is counted anew.
 	Wait time.Duration
 	// Others allows events that also name other VMs, whose sinks this observer does not see.
 	Others bool

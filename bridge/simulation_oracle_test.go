@@ -431,7 +431,7 @@ func (o *oracle) returned(route string, from, to time.Duration) bool {
 		there := hasRoute(s.routes, route)
 		switch {
 		case there && gone != nil && s.at > from && s.at <= to:
-			if max(s.at-gone.at, s.clock.Round(0).Sub(gone.clock.Round(0))) > 23*time.Hour {
+			if apart(*gone, s.fact) > 23*time.Hour {
 				return true
 			}
 			gone = nil

@@ -60,12 +60,17 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 func (o *oracle) lastTold(p *post, b belief) int {
 	last := -1
 	for i, c := range b.changes {
-		theirs := c.theirs && o.boots[c.boot].vm != o.boots[p.boot].vm
-		if c.seq < p.seq && !c.lost && !theirs {
+		if c.seq < p.seq && !o.forgotten(c, p.boot) {
 			last = i
 		}
 	}
 	return last
+}
+
+// forgotten reports whether a run of the program knows no more of a change: a crash made it forget it, or another machine
+// saw it.
+func (o *oracle) forgotten(c change, boot int) bool {
+	return c.lost || c.theirs && o.boots[c.boot].vm != o.boots[boot].vm
 }
 
 // refuses says why a rule does not approve an event as it was told last, "" if it does.
@@ -193,7 +198,7 @@ func (o *oracle) outcome(id string, b belief) {
 		}
 		var from time.Duration // when the life before it ended
 		for _, was := range b.changes[:i] {
-			if was.kind == "vanished" && !was.gone() {
+			if was.kind == "vanished" && !o.forgotten(was, c.boot) {
 				from = was.at
 			}
 		}
@@ -330,11 +335,19 @@ func (o *oracle) deadLetters() {
 				return t.how == "rejects" && (len(t.batch) == 1 || t.handed.progress != "")
 			})
 		case "expired":
-			last := len(tries) - 1
-			right = last >= 0 && slices.ContainsFunc(o.ways(e.sink, tries[last].start, tries[last].at), func(r routePlan) bool {
-				since := o.mutedSince(tries[last])
-				return r.maxAge > 0 && (o.clockStepped() || tries[last].clock.Sub(tries[last].time) > r.maxAge) &&
-					(since == 0 || tries[last].at-since > r.maxAge-time.Second)
+			if len(tries) == 0 {
+				break
+			}
+			last := tries[len(tries)-1]
+			for _, t := range all { // a newer one that stands for it is a try of it too
+				if t.start > last.start && slices.Contains(t.missed, e.change) {
+					last = t
+				}
+			}
+			right = slices.ContainsFunc(o.ways(e.sink, last.start, last.at), func(r routePlan) bool {
+				since := o.mutedSince(last)
+				return r.maxAge > 0 && (o.clockStepped() || last.clock.Sub(tries[0].time) > r.maxAge) &&
+					(since == 0 || last.at-since > r.maxAge-time.Second)
 			})
 		case "late":
 			right = slices.ContainsFunc(ways, func(r routePlan) bool { return r.late == "drop" })

@@ -372,11 +372,13 @@ func (o *oracle) down(mine []*attempt) map[*attempt]bool {
 }
 
 // storms: a destination that accepts nothing, and does not even part of something, is left in peace. Seven events may be
-// tried by the times of each, and from the eighth on one is tried by those of the destination, beside what is urgent.
+// tried by the times of each, and from the eighth on one is tried by those of the destination, beside what is urgent. In the
+// last two minutes before an event begins it is tried every five seconds.
 func (o *oracle) storms() {
 	const within, most = 10 * time.Minute, 150
 	for _, r := range o.plan.routes {
-		var row []*attempt // failed, one after the other
+		var row []*attempt               // failed, one after the other
+		hurried := map[string]*attempt{} // by event, the last attempt because it is about to begin
 		for _, a := range o.attempts {
 			if a.sink != r.name || !a.ended {
 				continue
@@ -384,6 +386,12 @@ func (o *oracle) storms() {
 			if a.settled || a.how == "rejects" || a.newProgress != "" || len(row) > 0 &&
 				(row[0].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
 				row = nil
+				continue
+			}
+			h := a.batch[0]
+			last := hurried[h.event]
+			if waitBefore(h.notBefore, a.began.clock) == 5*time.Second && (last == nil || a.start-last.start >= 5*time.Second) {
+				hurried[h.event] = a
 				continue
 			}
 			row = append(row, a)

@@ -255,14 +255,19 @@ func (o *oracle) reminders(id string, b belief, route string) {
 	}
 }
 
-// timelyReminders: a reminder that waited is out of date when the event changes.
+// timelyReminders: a reminder that waited is out of date when the event changes. Who replays one after that has asked for
+// it.
 func (o *oracle) timelyReminders(id string, b belief, route string) {
 	for _, t := range o.tried[id][route] {
 		if t.change != "reminder" {
 			continue
 		}
 		for _, c := range b.changes {
-			if c.boot == t.in && !c.gone() && c.clock.After(t.time) && c.at+time.Second < t.start && !o.ill(c.at, t.start) {
+			asked := slices.ContainsFunc(o.hands, func(h hand) bool {
+				return h.what == "replay" && h.sink == route && h.id == t.id && h.seq > c.seq
+			})
+			if c.boot == t.in && !c.gone() && c.clock.After(t.time) && c.at+time.Second < t.start &&
+				!o.ill(c.at, t.start) && !asked {
 				o.add("reminders", "%s was told %s at %v, after %s", route, t.id, short(t.start), c.id)
 			}
 		}

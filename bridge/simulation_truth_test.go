@@ -82,12 +82,12 @@ type truth struct {
 	w       *world
 	beliefs map[string][]belief
 	routes  []routePlan
-	gone    map[string]time.Duration // routes that are not set up, and since when
-	empty   bool                     // the last answer was empty
-	version int                      // of the document last taken in, in this run of the program
-	valid   time.Duration            // when the last valid answer came, in this run of the program; below 0 for none
-	doubt   bool                     // that may not have been the poll loop's
-	away    *bool                    // for the changes that the answer shows
+	gone    map[string]fact // routes that are not set up, and since when
+	empty   bool            // the last answer was empty
+	version int             // of the document last taken in, in this run of the program
+	valid   time.Duration   // when the last valid answer came, in this run of the program; below 0 for none
+	doubt   bool            // that may not have been the poll loop's
+	away    *bool           // for the changes that the answer shows
 
 	boot   *boot  // this run of the program
 	named  known  // its VM's name
@@ -109,7 +109,7 @@ const (
 )
 
 func truthOf(w *world) map[string][]belief {
-	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]time.Duration{}, owner: -1}
+	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, owner: -1}
 	type moment struct {
 		seq  int
 		take func()
@@ -551,11 +551,15 @@ func (c change) among(changes []string) bool {
 }
 
 // setup takes in which routes there are now. One that is new, or returns, is owed the newest change of every open
-// event.
+// event. One that returns after a day counts as new: what its filter decided about an event before may be forgotten.
 func (t *truth) setup(s setup) {
 	for _, r := range s.routes {
 		if hasRoute(t.routes, r.name) {
 			continue
+		}
+		gone, back := t.gone[r.name]
+		if back && apart(gone, s.fact) > 23*time.Hour {
+			t.each(func(b belief) belief { return b.undecided(r.name) })
 		}
 		for id, beliefs := range t.beliefs {
 			for i, b := range beliefs {
@@ -568,13 +572,22 @@ func (t *truth) setup(s setup) {
 		i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == was.name })
 		switch {
 		case i < 0:
-			t.gone[was.name] = s.at
+			t.gone[was.name] = s.fact
 			t.each(func(b belief) belief { return b.perhapsWithout(was.name, s.at) })
 		case s.routes[i].anew != was.anew:
 			t.each(func(b belief) belief { return t.perhapsOtherwise(b, s.routes[i], s.at) })
 		}
 	}
 	t.routes = s.routes
+}
+
+// undecided returns the belief in which a route's filter need not have accepted the event.
+func (b belief) undecided(route string) belief {
+	if b.accepted[route] {
+		b = b.copy()
+		b.accepted[route] = false
+	}
+	return b
 }
 
 // perhapsWithout returns the belief after a route went at a time: what was seen at that very moment it may have been

@@ -109,6 +109,11 @@ type fact struct {
 	boot  int           // of the machine
 }
 
+// apart returns how long after one fact another was: in truth or by the machine's clock, which may have been stepped.
+func apart(from, to fact) time.Duration {
+	return max(to.at-from.at, to.clock.Round(0).Sub(from.clock.Round(0)))
+}
+
 type interval struct{ from, to time.Duration }
 
 func (i interval) meets(from, to time.Duration) bool { return i.from <= to && from <= i.to }
