@@ -254,7 +254,12 @@ func (f *fleet) add(r rawMessage) {
 	}
 	l.changes++
 	if l.changes <= maxChanges || m.change.Kind == imds.Vanished {
-		l.Add(m.ce, nil)
+		ce := m.ce
+		if at := m.seen(); !at.Equal(ce.Time()) {
+			ce = ce.Clone()
+			ce.SetTime(at)
+		}
+		l.Add(ce, nil)
 	}
 	l.seq, l.lastChange = r.seq, r.stored
 	if data.Observer.Name != "" {

@@ -1,6 +1,8 @@
 package relay_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -188,6 +190,151 @@ func TestNobodyKeepsAnothersVMAlive(t *testing.T) {
 		}
 		if got, want := ops.news(), []string{"silent 1: db_0"}; !slices.Equal(got, want) {
 			t.Errorf("told %q, want %q", got, want)
+		}
+	})
+}
+
+// The clock of a VM decides nothing: if it is hours ahead, what the others say later is still told, and the history has
+// no time at which nobody could have known.
+func TestAClockThatIsAheadHidesNothing(t *testing.T) {
+	for _, late := range []delivery.Late{delivery.LateLatest, delivery.LateDrop} {
+		t.Run(string(late), func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Late = late }))
+				defer stop()
+				a := eventNo(1)
+				end := a.sayAs(t, imds.Vanished, ofSet("db", "db_0"), time.Now().Add(2*time.Hour))
+				s.publish(end)
+				pause(time.Minute)
+				back := a.sayAs(t, imds.Scheduled, ofSet("db", "db_1"), time.Now())
+				s.publish(back)
+				pause(time.Minute)
+				wantIDs(t, "told", sink.all(), end, back)
+				if open := r.Status().Events; len(open) != 1 {
+					t.Errorf("%d events are open, want the one that is back", len(open))
+				}
+				histories, _ := r.Histories(bridge.Period{})
+				for _, c := range histories[0].Changes {
+					if c.Time.After(time.Now()) {
+						t.Errorf("%s was seen at %v; it is %v now", c.ID, c.Time, time.Now())
+					}
+				}
+			})
+		})
+	}
+}
+
+// A CloudEvent with a time that can't be is a dead letter: the history and the status can be read, whatever it holds.
+func TestATimeThatCantBeIsADeadLetter(t *testing.T) {
+	const never = "9999-12-31T23:59:59-12:00"
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(route("hook", sink))
+		defer stop()
+		a := eventNo(1)
+		good := a.sayAs(t, imds.Started, ofSet("db", "db_0"), time.Now())
+		body, err := good.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ce map[string]any
+		bad := []string{"time"}
+		for _, name := range []string{"notBefore", "announced", "begun", "notEarlierThan", "back"} {
+			bad = append(bad, "data."+name)
+		}
+		for n, name := range bad {
+			if err := json.Unmarshal(body, &ce); err != nil {
+				t.Fatal(err)
+			}
+			of := ce
+			if inData, ok := strings.CutPrefix(name, "data."); ok {
+				of, name = ce["data"].(map[string]any), inData
+			}
+			of[name] = never
+			changed, err := json.Marshal(ce)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publishRaw(fmt.Sprint("forewarn.events.sub.rg.db.", n), nats.Header{"Content-Type": {"application/cloudevents+json"}},
+				changed)
+		}
+		s.publish(good)
+		pause(5 * time.Second)
+		wantIDs(t, "told", sink.all(), good)
+		histories, _ := r.Histories(bridge.Period{})
+		for what, v := range map[string]any{"history": histories, "status": r.Status()} {
+			if _, err := json.Marshal(v); err != nil {
+				t.Errorf("the %s can't be read: %v", what, err)
+			}
+		}
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 100)
+		if err != nil || len(list) != len(bad) {
+			t.Errorf("%d dead letters, %v; want %d", len(list), err, len(bad))
+		}
+	})
+}
+
+// Headers have their names in any case, as other clients write them. One that is there twice is a dead letter: no two
+// readers would agree on it.
+func TestHeadersMayBeInAnyCase(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		defer stop()
+		one := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		body, err := one.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.publishRaw(ownSubject(one), nats.Header{"content-type": {"application/cloudevents+json"}}, body)
+		binary := nats.Header{"CE-SpecVersion": {"1.0"}, "Ce-Id": {"two"}, "CE-SOURCE": {"/other"},
+			"ce-type": {"dev.forewarn.bridge.other"}, "CE-DataContentType": {"text/plain"}}
+		s.publishRaw("forewarn.events._._._.2", binary, []byte("x"))
+		binary["ce-id"] = []string{"three"}
+		s.publishRaw("forewarn.events._._._.3", binary, []byte("x"))
+		pause(5 * time.Second)
+		if got, want := sink.all(), []string{one.ID(), "two"}; !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 1 || !strings.Contains(list[0].Error, "twice") {
+			t.Errorf("dead letters %+v, %v; want the one with two ids", list, err)
+		}
+	})
+}
+
+// A CloudEvent with more attributes than a command could get, or with overlong ones, is a dead letter.
+func TestAttributesAreBounded(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		defer stop()
+		publish := func(id string, more map[string]string) {
+			ce := map[string]any{"specversion": "1.0", "id": id, "type": "dev.forewarn.bridge.other", "source": "/x"}
+			for name, value := range more {
+				ce[name] = value
+			}
+			body, err := json.Marshal(ce)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publishRaw("forewarn.events._._._."+id, nats.Header{"Content-Type": {"application/cloudevents+json"}}, body)
+		}
+		many := map[string]string{}
+		for n := range 50_000 {
+			many[fmt.Sprint("a", n)] = "x"
+		}
+		publish("many", many)
+		publish("name", map[string]string{strings.Repeat("a", 10_000): "x"})
+		publish("value", map[string]string{"a": strings.Repeat("x", 10_000)})
+		publish("fits", map[string]string{"a": strings.Repeat("x", 4_000), strings.Repeat("b", 60): "x"})
+		pause(5 * time.Second)
+		if got := sink.all(); !slices.Equal(got, []string{"fits"}) {
+			t.Errorf("told %q, want what fits", got)
+		}
+		if list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10); err != nil || len(list) != 3 {
+			t.Errorf("dead letters %+v, %v; want three", list, err)
 		}
 	})
 }

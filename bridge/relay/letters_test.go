@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,12 @@ func keys(t *testing.T, r *relay.Relay, sink string) (all []string) {
 	return all
 }
 
+// pad makes a CloudEvent so large that the rest of a dead letter has no room beside it.
+func pad(ce *event.Event) {
+	ce.DataEncoded = slices.Concat(bytes.TrimSuffix(ce.DataEncoded, []byte("}")), []byte(`,"padding":"`),
+		bytes.Repeat([]byte("x"), 1<<20-4<<10), []byte(`"}`))
+}
+
 // What was given up can be looked at, sent again to its sink or to another, and dropped, which stays on record.
 func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
@@ -49,7 +56,7 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 			said = append(said, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
 		}
 		large := eventNo(3).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
-		large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10)) // no room for it beside the rest of a dead letter
+		pad(&large)
 		said = append(said, large)
 		s.publish(said...)
 		s.publishRaw("forewarn.events.junk", nil, []byte("junk"))
@@ -274,7 +281,7 @@ func (s *stage) rejectsLarge() (*relay.Relay, *recorder, func()) {
 	hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
 	r, stop := s.run(route("hook", hook))
 	large := eventNo(1).in(24*time.Hour).say(s.T, imds.Scheduled, "vm-1")
-	large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10))
+	pad(&large)
 	s.publish(large)
 	pause(5 * time.Second)
 	return r, hook, stop

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,9 +45,13 @@ type message struct {
 }
 
 // decode returns the CloudEvent of a message in either mode of the NATS binding. It is structured if the content type
-// says so, and binary otherwise.
+// says so, and binary otherwise. The names of headers may be in any case.
 func decode(header nats.Header, data []byte) (ce event.Event, err error) {
-	content := header.Get("Content-Type")
+	fields, err := lowerCase(header)
+	if err != nil {
+		return ce, err
+	}
+	content := fields["content-type"]
 	if strings.HasPrefix(strings.ToLower(content), "application/cloudevents") {
 		if strings.HasPrefix(strings.ToLower(content), "application/cloudevents-batch") {
 			return ce, errors.New("a batch; expected one CloudEvent")
@@ -56,19 +62,20 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 		}
 		return ce, validate(ce)
 	}
-	if header.Get("ce-specversion") == "" {
+	version := fields["ce-specversion"]
+	if version == "" {
 		return ce, errors.New("it has neither a ce-specversion nor a content type of CloudEvents")
 	}
-	ce = event.New(header.Get("ce-specversion"))
+	ce = event.New(version)
 	if ce.Context == nil {
-		return ce, fmt.Errorf("unknown specversion %.40q", header.Get("ce-specversion"))
+		return ce, fmt.Errorf("unknown specversion %.40q", version)
 	}
-	for name := range header {
-		attribute, ours := strings.CutPrefix(strings.ToLower(name), "ce-")
+	for name, text := range fields {
+		attribute, ours := strings.CutPrefix(name, "ce-")
 		if !ours || attribute == "specversion" {
 			continue
 		}
-		value, err := attributeValue(header.Get(name))
+		value, err := attributeValue(text)
 		if err == nil {
 			err = setAttribute(&ce, attribute, value)
 		}
@@ -86,6 +93,20 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 		}
 	}
 	return ce, validate(ce)
+}
+
+// lowerCase returns the headers by their names in lower case. It refuses one that is there twice, because readers
+// would take either.
+func lowerCase(header nats.Header) (map[string]string, error) {
+	fields := map[string]string{}
+	for name := range header {
+		lower := strings.ToLower(name)
+		if _, twice := fields[lower]; twice {
+			return nil, fmt.Errorf("the header %.40s is there twice, in upper and lower case", lower)
+		}
+		fields[lower] = header.Get(name)
+	}
+	return fields, nil
 }
 
 // isJSON reports whether the CloudEvents SDK embeds data of this content type unchanged in a CloudEvent's JSON.
@@ -182,27 +203,68 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
 	}
 	m.from = cloudevent.PlaceOf(m.ce)
-	if err := m.checkLengths(); err != nil {
+	if err := m.checkBounds(); err != nil {
 		return m, err
 	}
 	return m, checkSubject(subject, m)
 }
 
-// maxName is how many bytes a name in a CloudEvent may have that is kept in a record or a dead letter.
-const maxName = 4 << 10
+// The bounds of the attributes of a CloudEvent: records and dead letters keep some, and a command gets all.
+const (
+	maxExtensions    = 64
+	maxAttributeName = 64      // bytes
+	maxAttribute     = 4 << 10 // bytes of a value
+)
 
-// checkLengths returns an error if a name in the CloudEvent is longer than maxName.
-func (m message) checkLengths() error {
-	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
-	for _, n := range []struct{ name, value string }{
-		{"id", m.ce.ID()}, {"type", m.ce.Type()}, {"source", m.ce.Source()}, {"subject", m.ce.Subject()},
-		{"azeventtype", azureType},
-	} {
-		if len(n.value) > maxName {
-			return fmt.Errorf("its %s is %d bytes long; at most %d are allowed", n.name, len(n.value), maxName)
+// checkBounds returns an error if the CloudEvent has too many attributes, an attribute that is too long, or a time that
+// can't be.
+func (m message) checkBounds() error {
+	extensions := m.ce.Extensions()
+	if len(extensions) > maxExtensions {
+		return fmt.Errorf("it has %d extension attributes; at most %d are allowed", len(extensions), maxExtensions)
+	}
+	texts := map[string]string{
+		"id": m.ce.ID(), "type": m.ce.Type(), "source": m.ce.Source(), "subject": m.ce.Subject(),
+		"dataschema": m.ce.DataSchema(), "datacontenttype": m.ce.DataContentType(),
+	}
+	for name, value := range extensions {
+		if len(name) > maxAttributeName {
+			return fmt.Errorf("the name of its attribute %.40s… is %d bytes long; at most %d are allowed", name, len(name),
+				maxAttributeName)
+		}
+		texts[name], _ = value.(string)
+	}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if n := len(texts[name]); n > maxAttribute {
+			return fmt.Errorf("its %s is %d bytes long; at most %d are allowed", name, n, maxAttribute)
+		}
+	}
+	return m.checkTimes()
+}
+
+// checkTimes returns an error if a time in the CloudEvent can't be: nothing that holds it could be written as JSON.
+func (m message) checkTimes() error {
+	var d cloudevent.Data
+	_ = json.Unmarshal(m.ce.Data(), &d) // on an error, what could be read counts
+	times := []time.Time{m.ce.Time(), m.notBefore(), d.NotBefore, d.Announced, d.Begun, d.NotEarlierThan, d.Back}
+	if d.Approval != nil {
+		times = append(times, d.Approval.Decided)
+	}
+	for _, at := range times {
+		if year := at.UTC().Year(); year < 0 || year > 9999 {
+			return fmt.Errorf("it has a time in the year %d", year)
 		}
 	}
 	return nil
+}
+
+// seen returns when a VM saw the change, as it says, but at the latest when the stream stored it: a clock that is wrong
+// puts off no later change.
+func (m message) seen() time.Time {
+	if said := m.ce.Time(); said.Before(m.stored) {
+		return said
+	}
+	return m.stored
 }
 
 // deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same

@@ -56,13 +56,13 @@ func (s *stage) precedes(m message) bool {
 // VM that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change
 // of an event that comes back isn't outdated, because it was seen later. Nor is one that is pending and read again.
 func (s *stage) outdated(m message) bool {
-	return s.precedes(m) && stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
+	return s.precedes(m) && stageOf(m.change.Kind) < stageOf(s.Kind) && m.seen().Before(s.Seen)
 }
 
 // update moves the stage on to a change, unless that is outdated or read again.
 func (s *stage) update(m message) {
 	if s.precedes(m) && !s.outdated(m) {
-		*s = stage{m.change.Kind, m.ce.Time(), m.seq, m.stored, m.notBefore()}
+		*s = stage{m.change.Kind, m.seen(), m.seq, m.stored, m.notBefore()}
 	}
 }
 
