@@ -22,19 +22,29 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	var watch bool
+	var watch, check bool
 	var filter fleet.Filter
 	c := p.outputFlag(&cobra.Command{
 		Use: "status", Short: "Show how the running forewarn is doing",
 		Long: `Shows how the running forewarn is doing: the endpoint, the outbox, open events and sinks.
 
-Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
-		Example: "  forewarn status\n  forewarn status --set 'web*'\n  forewarn status --watch\n" +
+Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.
+
+--check prints one line for Nagios, Icinga, Zabbix or Sensu, with data for graphs. Then the exit code is
+0 when all is well, 1 for a warning (an event is open, a sink fails), 2 when it is critical (not ready,
+a sink needs somebody) and 3 when no forewarn answers.`,
+		Example: "  forewarn status\n  forewarn status --set 'web*'\n  forewarn status --watch\n  forewarn status --check\n" +
 			"  forewarn status -o json | jq .sinks",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if watch && p.output == "json" {
 				return exit(exitUsage, errors.New("--watch does not work with -o json"))
+			}
+			if check && (watch || p.output == "json") {
+				return exit(exitUsage, errors.New("--check prints one line; it works neither with --watch nor with -o json"))
+			}
+			if check {
+				return p.checkStatus(c.Context(), filter)
 			}
 			running, s, err := p.running()
 			if err != nil {
@@ -66,9 +76,27 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 		},
 	})
 	c.Flags().BoolVar(&watch, "watch", false, "update every second until interrupted")
+	c.Flags().BoolVar(&check, "check", false, "print one line, and exit with 0 to 3 as monitoring plugins do")
 	c.Flags().StringVar(&filter.Set, "set", "", "of a relay: VMs and events of this scale set only, or of this pattern")
 	c.Flags().StringVar(&filter.Group, "group", "", "of a relay: of this resource group only, or of this pattern")
 	return c
+}
+
+// checkStatus says how the running forewarn is doing as a monitoring plugin does.
+func (p *program) checkStatus(ctx context.Context, filter fleet.Filter) error {
+	running, _, err := p.running()
+	var st bridge.Status
+	if err == nil {
+		st, err = running.Status(ctx)
+	}
+	state, line := pluginUnknown, ""
+	if err != nil {
+		line = pluginLine(state, err.Error(), "")
+	} else {
+		state, line = checkStatus(filter.Status(st), time.Now())
+	}
+	_, err = io.WriteString(p.out, line)
+	return errors.Join(err, state.exit())
 }
 
 // watchStatus shows the status every second until ctx is done. A forewarn must run at the start; later it may stop and
