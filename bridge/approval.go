@@ -96,7 +96,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	b.noteStanding(id, all.standing())
 	if d.unsent() && d.waits(now) && !all.final() {
 		why := b.lastRuling(id)
-		if why != "" && b.Outbox.Durable() == nil { // else the next attempt finds out why
+		if why != "" && b.outbox.Durable() == nil { // else the next attempt finds out why
 			b.keepPromise(e, op, all, why)
 		}
 		return
@@ -119,7 +119,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		if !b.keepDecision(e, decided) {
 			return
 		}
-		b.Log.Info("approving event", "event", id, "by", decided.By)
+		b.log.Info("approving event", "event", id, "by", decided.By)
 		b.sendApproval(ctx, e, op, decided)
 	default:
 		again := *d
@@ -137,7 +137,7 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 
 // verdicts applies the rules to the present state of an event.
 func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Time) (all verdicts) {
-	err := b.Outbox.Durable()
+	err := b.outbox.Durable()
 	if err != nil { // then no wait is counted either
 		for i, r := range rules {
 			all = append(all, verdict{RuleName(i+1, r), r, notYet("the outbox is not durable: %v", err)})
@@ -166,7 +166,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Tim
 
 // acceptance returns the state of a route's delivery of the latest change of an event.
 func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time) acceptance {
-	d := b.Outbox.Delivery(route, op.Latest)
+	d := b.outbox.Delivery(route, op.Latest)
 	a := acceptance{state: d.State}
 	switch {
 	case d.State == outbox.StatePending:
@@ -181,7 +181,7 @@ func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time
 		b.mu.Lock()
 		routes := b.routes
 		b.mu.Unlock()
-		a = planned(route, latest, op.Waiting, routes, b.Outbox.Mutes())
+		a = planned(route, latest, op.Waiting, routes, b.outbox.Mutes())
 	}
 	return a
 }
@@ -205,9 +205,9 @@ func (b *Bridge) noteRuling(id, why string, final bool) {
 	switch {
 	case !b.setRuling(id, why), why == "":
 	case final:
-		b.Log.Info("event not approved", "event", id, "why", why)
+		b.log.Info("event not approved", "event", id, "why", why)
 	default:
-		b.Log.Info("event not approved yet", "event", id, "why", why)
+		b.log.Info("event not approved yet", "event", id, "why", why)
 	}
 }
 
@@ -247,7 +247,7 @@ func (b *Bridge) lastRuling(id string) string {
 func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
-	doc, err := b.Client.Document(ctx)
+	doc, err := b.client.Document(ctx)
 	if err == nil {
 		doubt := doubtOf(e, doc)
 		if doubt != "" {
@@ -270,13 +270,13 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
 	b.setRuling(e.ID, fmt.Sprintf("Azure doesn't take the approval (attempts: %d): %v; it is tried again", d.Failures, err))
-	b.Log.Warn("approval not sent; trying again", "event", e.ID, "err", err, "next", d.Next)
+	b.log.Warn("approval not sent; trying again", "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }
 
 // askAzure asks Azure to approve the event, and returns its answer. After an error Azure may have taken the approval.
 func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) (cloudevent.Approval, error) {
-	status, err := b.Client.Approve(ctx, doc, e)
+	status, err := b.client.Approve(ctx, doc, e)
 	if refused, ok := errors.AsType[*imds.RefusedError](err); ok {
 		return cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status, Error: err.Error()}, nil
 	}
@@ -311,7 +311,7 @@ func (b *Bridge) keep(id string, change func(*openEvent) bool) bool {
 	wait := b.commit(commit{open: map[string]*openEvent{id: &op}}, time.Now())
 	b.deciding.Unlock()
 	if err := wait(); err != nil {
-		b.Log.Error("approval waits until the outbox can be written", "event", id, "err", err)
+		b.log.Error("approval waits until the outbox can be written", "event", id, "err", err)
 		return false
 	}
 	return true
@@ -364,7 +364,7 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 		return notSent(cloudevent.ResultRefused, errStopping.Error())
 	}
 	defer undo()
-	doc, err := b.Client.Document(ctx)
+	doc, err := b.client.Document(ctx)
 	if err != nil {
 		return notSent(cloudevent.ResultRefused, err.Error())
 	}

@@ -324,7 +324,7 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := b.Options
+		o := b.options
 		o.Outbox = outbox
 		alone, err := New(o)
 		if err != nil {

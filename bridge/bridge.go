@@ -51,7 +51,11 @@ type Options struct {
 // A Bridge watches the scheduled events of one VM and delivers every change to its routes. Its methods are safe for
 // concurrent use.
 type Bridge struct {
-	Options
+	options Options // as given to New; Routes, Rules and Settings are those of the start
+	client  *imds.Client
+	outbox  *outbox.Outbox
+	log     *slog.Logger
+	meter   Meter
 
 	events openEvents
 	reread atomic.Bool // make the next poll unconditional: the outbox or the settings have changed, or a document is in doubt
@@ -75,8 +79,9 @@ type Bridge struct {
 	delivering       bool                         // workers have been started
 	current          bool                         // a valid answer is committed since the start, or since join
 	polled           chan struct{}                // closed when a poll was handled that began after it was set: see awaitPoll
-	settings         int                          // how often Reload has replaced the routes
-	stopping         bool                         // no more workers are started
+	settings         SettingsInfo
+	generation       int  // how often Reload has replaced the routes
+	stopping         bool // no more workers are started
 	imds             imdsState
 	lastHeartbeat    map[string]beat         // by route
 	lastHead         map[string]reportedHead // by route
@@ -138,7 +143,8 @@ func New(o Options) (*Bridge, error) {
 		o.Turned = func() {}
 	}
 	b := &Bridge{
-		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
+		options: o, client: o.Client, outbox: o.Outbox, log: o.Log, meter: o.Meter,
+		began: time.Now(), routes: o.Routes, rules: o.Rules, settings: o.Settings,
 		rulings: map[string]string{}, standing: map[string][]cloudevent.Rule{},
 		waits: map[string]wait{}, byHand: map[string]int{},
 		whyUnnamed:    "instance metadata has not answered yet",
@@ -163,7 +169,7 @@ func (b *Bridge) decodeValue(name string, value []byte, to any) {
 		return
 	}
 	if err := json.Unmarshal(value, to); err != nil {
-		b.Log.Error("cannot read a value of the outbox", "name", name, "err", err)
+		b.log.Error("cannot read a value of the outbox", "name", name, "err", err)
 	}
 }
 
@@ -172,14 +178,14 @@ func (b *Bridge) decodeValue(name string, value []byte, to any) {
 // over, before it delivers what is pending in it.
 func (b *Bridge) takeOver(ctx context.Context) {
 	select {
-	case <-b.Outbox.Late():
+	case <-b.outbox.Late():
 		b.awaitName(ctx, nameForBacklog)
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
 		return // the outbox takes it over when it is closed
 	}
-	b.Log.Info("the outbox's file can be read now", "file", b.Outbox.Path())
+	b.log.Info("the outbox's file can be read now", "file", b.outbox.Path())
 	b.reloading.Lock()
 	b.mu.Lock()
 	routes := b.routes
@@ -197,7 +203,7 @@ func (b *Bridge) takeOver(ctx context.Context) {
 // join merges what a late file holds with what is known already, which is newer. No worker starts before the next poll.
 // The caller holds deciding.
 func (b *Bridge) join() (show func()) {
-	file, show := b.Outbox.Join()
+	file, show := b.outbox.Join()
 	var observer imds.Observer
 	var answer lastAnswer
 	b.decodeValue(valueObserver, file.Values[valueObserver], &observer)
@@ -213,8 +219,8 @@ func (b *Bridge) join() (show func()) {
 	b.mu.Unlock()
 	b.reread.Store(true)
 	b.nextDue = time.Time{}
-	groups := b.events.join(file.Groups, answer.At, b.Booted, b.deciding.log)
-	b.Outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
+	groups := b.events.join(file.Groups, answer.At, b.options.Booted, b.deciding.log)
+	b.outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
 	return show
 }
 
@@ -235,7 +241,7 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.mu.Unlock()
 	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.age(a.At), rebooted) })
 	if len(groups) > 0 {
-		b.Outbox.Submit(outbox.Batch{Now: a.At, Groups: groups})
+		b.outbox.Submit(outbox.Batch{Now: a.At, Groups: groups})
 	}
 }
 
@@ -271,7 +277,7 @@ func (b *Bridge) storeAnswer(a lastAnswer) {
 
 // jitter returns a random duration between d/2 and d.
 func (b *Bridge) jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(b.Random()*float64(d/2))
+	return d/2 + time.Duration(b.options.Random()*float64(d/2))
 }
 
 // Run watches until ctx is done. Then it stops cleanly: it lets attempts under way finish within five seconds, keeps
@@ -303,7 +309,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	cutter := time.AfterFunc(stopTimeout, b.running.cut)
 	defer cutter.Stop()
 	b.reportDead(time.Now(), 0)
-	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
+	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.outbox.Totals().Pending}, "")
 	b.awaitChains()
 	b.reportHeads(time.Now(), 0)
 	b.sendLastHeartbeats(time.Now())
@@ -315,7 +321,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.mu.Unlock()
 	b.running.wait()
 	b.storeAnswer(b.handled)
-	if err := b.Outbox.Close(); err != nil { // deliveries are lost
+	if err := b.outbox.Close(); err != nil { // deliveries are lost
 		return fmt.Errorf("%w; events that are still open are told again at the next start", err)
 	}
 	return nil
@@ -353,8 +359,8 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 	defer b.reloading.Unlock()
 	b.deciding.Lock() // a change goes to the old routes or to the new ones
 	b.mu.Lock()
-	b.routes, b.rules, b.Settings = routes, rules, s
-	b.settings++
+	b.routes, b.rules, b.settings = routes, rules, s
+	b.generation++
 	b.mu.Unlock()
 	wait := b.setRoutes(routes, time.Now())
 	b.deciding.Unlock()
@@ -364,7 +370,7 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 
 	b.mu.Lock()
 	for _, c := range b.workers {
-		if c.settings != b.settings { // startWorkers may have been faster
+		if c.generation != b.generation { // startWorkers may have been faster
 			c.leave()
 		}
 	}
@@ -382,5 +388,5 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 func (b *Bridge) SettingsFailed(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.Settings.LastError = err.Error()
+	b.settings.LastError = err.Error()
 }

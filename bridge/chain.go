@@ -39,7 +39,7 @@ func (b *Bridge) awaitChains() {
 	routes := b.routes
 	b.mu.Unlock()
 	behind := func() bool {
-		stats, muted := b.Outbox.Stats(), map[string]int{}
+		stats, muted := b.outbox.Stats(), map[string]int{}
 		b.mu.Lock()
 		for name, w := range b.workers {
 			muted[name] = w.State().Muted

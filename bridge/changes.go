@@ -44,16 +44,16 @@ type changeContext struct {
 
 // changeContext returns the current context for changes of this observation. The caller holds deciding.
 func (b *Bridge) changeContext(o observation) changeContext {
-	approver, durable, mutes := b.approverName(), b.Outbox.Durable() == nil, b.Outbox.Mutes()
+	approver, durable, mutes := b.approverName(), b.outbox.Durable() == nil, b.outbox.Mutes()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	observer := b.observer
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return changeContext{
-		observation: o, observer: observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
+		observation: o, observer: observer, host: b.options.Host, source: b.options.Source, routes: b.routes, booted: b.options.Booted,
 		rules: b.rules, standing: b.standingRules, mutes: mutes, approver: approver, durable: durable, current: b.current,
-		mark: b.Outbox.Mark, log: b.deciding.log,
-		gets: func(route string, latest uint64) bool { return b.Outbox.Delivery(route, latest).State != "" },
+		mark: b.outbox.Mark, log: b.deciding.log,
+		gets: func(route string, latest uint64) bool { return b.outbox.Delivery(route, latest).State != "" },
 	}
 }
 
@@ -68,13 +68,13 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
-	b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc, o)})
+	b.outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc, o)})
 	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)
 	b.noteLeftOut(full)
 	if len(changes) == 0 {
-		return b.Outbox.Durable, !full
+		return b.outbox.Durable, !full
 	}
 	s := b.changeContext(o)
 	s.incarnation = doc.Incarnation
@@ -272,10 +272,10 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time) (wait func() error) {
 			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
 		})
 	}
-	added, back := b.Outbox.NewRoutes(configured)
+	added, back := b.outbox.NewRoutes(configured)
 	missed := func(r Route, seq uint64) bool {
 		return slices.Contains(added, r.Name) ||
-			slices.Contains(back, r.Name) && b.Outbox.Delivery(r.Name, seq).State == ""
+			slices.Contains(back, r.Name) && b.outbox.Delivery(r.Name, seq).State == ""
 	}
 	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
 	for _, name := range added { // what was told of an earlier route of that name says nothing about this one

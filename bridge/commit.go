@@ -68,7 +68,7 @@ func (c *commit) add(ce event.Event, a outbox.Addition) {
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 	batch := b.batch(c, now)
 	b.countCommitted(batch)
-	return b.Outbox.Submit(batch)
+	return b.outbox.Submit(batch)
 }
 
 // batch completes a commit for the outbox.
@@ -77,7 +77,7 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		a := &c.Add[i]
 		again := a.Seq != 0
 		if !again {
-			a.Seq = b.Outbox.Reserve(now)
+			a.Seq = b.outbox.Reserve(now)
 		}
 		op := c.open[a.Group]
 		if op != nil && a.Change == string(imds.Approved) && !again {
@@ -89,7 +89,7 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		if op != nil && !again {
 			op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
 		}
-		for _, d := range b.Outbox.Pending(a.Group) {
+		for _, d := range b.outbox.Pending(a.Group) {
 			waits := op != nil && slices.Contains(op.Waiting, d.Route)
 			comes := waits || slices.Contains(a.To, d.Route)
 			isNews := !again || comes && d.Seq < a.Seq // what is offered again is news only to those that get it
@@ -109,14 +109,14 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 func (b *Bridge) countCommitted(batch outbox.Batch) {
 	for _, a := range batch.Add {
 		if a.Body != nil {
-			b.Meter.Committed(a.Type)
+			b.meter.Committed(a.Type)
 		}
 	}
 }
 
 // keepValue stores a small value in the outbox.
 func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
-	return b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
+	return b.outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
 }
 
 // overtaken reports whether a newer change of its event makes a pending delivery obsolete. comes means that its route

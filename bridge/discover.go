@@ -33,7 +33,7 @@ type Found struct {
 // minute, until ctx is done. The current one is still polled meanwhile. An endpoint found by DHCP is stored after its
 // first valid answer, so that the next search finds it without DHCP.
 func (b *Bridge) discover(ctx context.Context) {
-	if b.Discover == nil {
+	if b.options.Discover == nil {
 		return
 	}
 	var (
@@ -58,7 +58,7 @@ func (b *Bridge) discover(ctx context.Context) {
 		}
 		if now := time.Now(); !now.Before(due) {
 			var err error
-			found, err = b.Discover(ctx, StoredEndpoint(b.Outbox))
+			found, err = b.options.Discover(ctx, StoredEndpoint(b.outbox))
 			if ctx.Err() != nil {
 				return
 			}
@@ -68,7 +68,7 @@ func (b *Bridge) discover(ctx context.Context) {
 			switch {
 			case err != nil && err.Error() != lastErr:
 				lastErr = err.Error()
-				b.Log.Warn("endpoint not found; searching again", "polled", b.Client.Endpoint(), "err", err)
+				b.log.Warn("endpoint not found; searching again", "polled", b.client.Endpoint(), "err", err)
 			case err == nil:
 				b.moveTo(found, !reported || lastErr != "")
 				reported, lastErr = true, ""
@@ -85,8 +85,8 @@ func (b *Bridge) discover(ctx context.Context) {
 // moveTo switches to the endpoint found, and has it asked for the identity of this VM at once. It logs a new endpoint,
 // or any if news is true.
 func (b *Bridge) moveTo(found Found, news bool) {
-	if moved := b.Client.MoveTo(found.Endpoint); moved || news {
-		b.Log.Info("endpoint found", "endpoint", found.Endpoint, "method", found.Method)
+	if moved := b.client.MoveTo(found.Endpoint); moved || news {
+		b.log.Info("endpoint found", "endpoint", found.Endpoint, "method", found.Method)
 	}
 	select {
 	case b.identity <- struct{}{}:
@@ -99,7 +99,7 @@ func StoredEndpoint(o *outbox.Outbox) string { return string(o.Value(valueEndpoi
 
 // keepEndpoint stores an endpoint. It does not wait for the disk: losing it in a crash only costs a search.
 func (b *Bridge) keepEndpoint(endpoint string) {
-	if StoredEndpoint(b.Outbox) != endpoint {
+	if StoredEndpoint(b.outbox) != endpoint {
 		b.keepValue(valueEndpoint, []byte(endpoint))
 	}
 }

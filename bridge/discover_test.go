@@ -180,7 +180,7 @@ func TestANewEndpointIsAskedForTheNameAtOnce(t *testing.T) {
 		pause(10*time.Minute + 500*time.Millisecond)
 		w.set("168.63.129.16")
 		for range 120 {
-			if b.Client.Endpoint() == "http://168.63.129.16" {
+			if b.client.Endpoint() == "http://168.63.129.16" {
 				break
 			}
 			pause(time.Second)
@@ -225,7 +225,7 @@ func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
 		s.opts.Discover = w.search(0)
 		b := s.start()
 		pause(5 * time.Minute)
-		if got := b.Client.Endpoint(); got != "http://168.63.129.16" {
+		if got := b.client.Endpoint(); got != "http://168.63.129.16" {
 			t.Errorf("it polls %s", got)
 		}
 		b.end()

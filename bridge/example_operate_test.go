@@ -20,8 +20,10 @@ import (
 // An embedded is a bridge inside another program, with an emulated Azure.
 type embedded struct {
 	*bridge.Bridge
-	azure *imdstest.Server
-	end   func() // stops the bridge, and waits until all is on disk
+	box    *outbox.Outbox
+	client *imds.Client
+	azure  *imdstest.Server
+	end    func() // stops the bridge, and waits until all is on disk
 }
 
 // embed runs a bridge with one route.
@@ -36,9 +38,9 @@ func embed(route bridge.Route) embedded {
 		log.Fatal(err)
 	}
 	azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
+	client := imds.NewClient(imds.DefaultEndpoint, imds.DefaultAPIVersion, quiet, azure.RoundTripper())
 	b, err := bridge.New(bridge.Options{
-		Client: imds.NewClient(imds.DefaultEndpoint, imds.DefaultAPIVersion, quiet, azure.RoundTripper()),
-		Outbox: box, Routes: []bridge.Route{route}, Log: quiet, Interval: 100 * time.Millisecond,
+		Client: client, Outbox: box, Routes: []bridge.Route{route}, Log: quiet, Interval: 100 * time.Millisecond,
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -46,7 +48,7 @@ func embed(route bridge.Route) embedded {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- b.Run(ctx) }()
-	return embedded{b, azure, func() {
+	return embedded{b, box, client, azure, func() {
 		stop()
 		if err := errors.Join(<-done, os.RemoveAll(dir)); err != nil {
 			log.Fatal(err)
@@ -162,7 +164,7 @@ func ExampleBridge_Replay() {
 	b.azure.Schedule(imdstest.Event{Type: "Reboot"})
 	until(func() bool { return b.Status().Sinks[0].DeadLetters == 1 })
 
-	letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+	letters := b.box.List(outbox.Selection{State: outbox.StateDead})
 	fmt.Println(letters[0].Change, letters[0].Reason, letters[0].Error)
 	open.Store(true)
 	if _, err := b.Replay([]string{letters[0].Key}, "", "jane"); err != nil {
@@ -181,7 +183,7 @@ func ExampleBridge_ApproveNow() {
 	b.azure.Schedule(imdstest.Event{Type: "Reboot"})
 	until(b.delivered("night", 1))
 
-	doc, err := b.Client.Document(context.Background())
+	doc, err := b.client.Document(context.Background())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -204,7 +206,7 @@ func ExampleHistory() {
 	b.azure.Start("AAAAAAAA-0000-4000-8000-000000000001")
 	until(b.delivered("night", 2))
 
-	lives, err := bridge.History(b.Outbox, bridge.Period{})
+	lives, err := bridge.History(b.box, bridge.Period{})
 	if err != nil {
 		log.Fatal(err)
 	}

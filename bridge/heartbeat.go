@@ -29,7 +29,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 		}
 	}
 	b.mu.Unlock()
-	if len(due) == 0 || b.Outbox.Durable() != nil {
+	if len(due) == 0 || b.outbox.Durable() != nil {
 		return
 	}
 	b.commit(b.heartbeats(due, now, false), now)
@@ -54,7 +54,7 @@ func (b *Bridge) sendLastHeartbeats(now time.Time) {
 // heartbeats returns the commit of a heartbeat for each of the routes. The outbox takes back those still pending.
 func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit) {
 	for i, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
-		data := map[string]any{"version": b.Version}
+		data := map[string]any{"version": b.options.Version}
 		if r.Terms.Heartbeat > 0 {
 			data["interval"] = r.Terms.Heartbeat.Seconds()
 		}
@@ -63,7 +63,7 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 		}
 		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, data, b.self(), now.Add(time.Duration(i)))
 		if err != nil {
-			b.Log.Error("cannot create a heartbeat", "err", err)
+			b.log.Error("cannot create a heartbeat", "err", err)
 			continue
 		}
 		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []string{r.Name}})

@@ -24,8 +24,8 @@ func (b *Bridge) setObserver(o imds.Observer) {
 	if o != (imds.Observer{}) {
 		b.observer = o
 	}
-	if b.VMName != "" {
-		b.observer.Name = b.VMName
+	if b.options.VMName != "" {
+		b.observer.Name = b.options.VMName
 	}
 }
 
@@ -35,7 +35,7 @@ func (b *Bridge) self() imds.Observer {
 	defer b.mu.Unlock()
 	o := b.observer
 	if o.Name == "" {
-		o.Name = b.Host
+		o.Name = b.options.Host
 	}
 	o.OSType = cmp.Or(o.OSType, imds.ThisOS)
 	return o
@@ -64,7 +64,7 @@ func (b *Bridge) identify(ctx context.Context) {
 		if answer != nil && answer.Final() || !refused.IsZero() && time.Since(refused) >= nameRefused {
 			settle()
 		}
-		b.Log.Debug("instance metadata gave no identity", "err", err)
+		b.log.Debug("instance metadata gave no identity", "err", err)
 		select {
 		case <-time.After(b.jitter(wait)):
 		case <-b.identity:
@@ -82,7 +82,7 @@ func (b *Bridge) settleIdentity() {
 	name, why := b.observer.Name, b.whyUnnamed
 	b.mu.Unlock()
 	if name == "" {
-		b.Log.Warn("VM name unknown; sinks get the events of every VM", "err", why, "hint", nameHint)
+		b.log.Warn("VM name unknown; sinks get the events of every VM", "err", why, "hint", nameHint)
 	}
 }
 
@@ -114,7 +114,7 @@ func (b *Bridge) nameWarning(now time.Time) string {
 	case b.observer.Name != "" || now.Sub(b.began) < nameForFirst:
 		return ""
 	case waits:
-		return "waiting for the VM name until " + clock.Time(b.began.Add(nameForFilters), now, b.Settings.Location()) +
+		return "waiting for the VM name until " + clock.Time(b.began.Add(nameForFilters), now, b.settings.Location()) +
 			"; until then " + onlyUrgent + "; " + why
 	}
 	return "VM name unknown; sinks get the events of every VM; " + why
@@ -126,7 +126,7 @@ func (b *Bridge) nameWarning(now time.Time) string {
 func (b *Bridge) approverName() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.VMName == "" && !b.learned {
+	if b.options.VMName == "" && !b.learned {
 		return ""
 	}
 	return b.observer.Name
@@ -135,14 +135,14 @@ func (b *Bridge) approverName() string {
 func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
-	return b.Client.Instance(ctx)
+	return b.client.Instance(ctx)
 }
 
 // nameLimit returns how long a start waits for the identity of this VM: longer if there is a backlog that may be another
 // VM's.
 func (b *Bridge) nameLimit() time.Duration {
-	all := b.Outbox.Totals()
-	if b.Outbox.Owner() != "" && len(b.Outbox.Groups())+all.Pending+all.Unreported > 0 {
+	all := b.outbox.Totals()
+	if b.outbox.Owner() != "" && len(b.outbox.Groups())+all.Pending+all.Unreported > 0 {
 		return nameForBacklog
 	}
 	return nameForFirst
@@ -173,17 +173,17 @@ func (b *Bridge) logUnconfirmed() {
 	until, why := b.began.Add(nameForFilters).UTC(), b.whyUnnamed
 	b.mu.Unlock()
 	if waits {
-		b.Log.Warn("waiting for the VM name; until then "+onlyUrgent, "until", until, "err", why, "hint", nameHint)
+		b.log.Warn("waiting for the VM name; until then "+onlyUrgent, "until", until, "err", why, "hint", nameHint)
 		return
 	}
-	b.Log.Warn("instance metadata does not answer; continuing without a confirmed VM name")
+	b.log.Warn("instance metadata does not answer; continuing without a confirmed VM name")
 }
 
 // learn sets the identity that instance metadata gave. If the outbox belongs to another VM, it starts with an empty
 // one.
 func (b *Bridge) learn(o imds.Observer) {
 	b.deciding.Lock()
-	fresh, err := b.Outbox.Own(o.VMID)
+	fresh, err := b.outbox.Own(o.VMID)
 	if fresh { // the state was another VM's
 		b.events.clear()
 		b.reread.Store(true)
@@ -199,10 +199,10 @@ func (b *Bridge) learn(o imds.Observer) {
 	b.mu.Unlock()
 	b.deciding.Unlock()
 	if err != nil {
-		b.Log.Debug("cannot write the owner of the outbox", "err", err)
+		b.log.Debug("cannot write the owner of the outbox", "err", err)
 	}
 	if now != before || fresh {
-		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
+		b.log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
 		wait := b.keepValue(valueObserver, imds.CompactJSON(now))
 		_ = wait() // the outbox logs its errors
 	}

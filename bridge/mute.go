@@ -13,7 +13,7 @@ import (
 type Mute = delivery.Mute
 
 // Mutes returns the mutes that have not ended, the oldest first.
-func (b *Bridge) Mutes() []*delivery.Mute { return mutes.Active(b.Outbox.Mutes()) }
+func (b *Bridge) Mutes() []*delivery.Mute { return mutes.Active(b.outbox.Mutes()) }
 
 // Mute holds deliveries back for d. m has its scope, reason and author. It returns the mute with its id.
 func (b *Bridge) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
@@ -49,7 +49,7 @@ func (b *Bridge) endMutes() {
 // or cannot be written: then they hold until the next start.
 func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute, error)) error {
 	b.muting.Lock()
-	changed, err := changes(b.Outbox.Mutes())
+	changed, err := changes(b.outbox.Mutes())
 	if err != nil || len(changed) == 0 {
 		b.muting.Unlock()
 		return err
@@ -62,7 +62,7 @@ func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute
 	wait := b.commit(c, time.Now())
 	b.muting.Unlock()
 	for _, m := range changed {
-		mutes.Log(b.Log, m)
+		mutes.Log(b.log, m)
 	}
 	_ = wait() // the outbox logs its errors
 	return nil

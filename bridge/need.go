@@ -36,7 +36,7 @@ func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Tim
 		if !isUrgent(e, now) {
 			continue
 		}
-		for _, d := range b.Outbox.Pending(e.ID) {
+		for _, d := range b.outbox.Pending(e.ID) {
 			was := since[d.Route]
 			waits, overdue := trouble.Overdue(&d.Item, d.Mute, now)
 			if overdue && (was.IsZero() || waits.Before(was)) {
@@ -126,13 +126,13 @@ func (n *NeedLog) Keep(k *SinkStatus) {
 
 // logNeeds logs which sinks begin or end to need somebody.
 func (b *Bridge) logNeeds(now time.Time) {
-	b.needs.Note(b.Log, b.sinks(b.events.list(), now), now)
+	b.needs.Note(b.log, b.sinks(b.events.list(), now), now)
 }
 
 // sinks returns the status of all routes, in the order of their names.
 func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 	all := []SinkStatus{}
-	stats, active := b.Outbox.Stats(), b.Mutes()
+	stats, active := b.outbox.Stats(), b.Mutes()
 	overdue, soon := b.overdue(events, now), isSoon(events, now)
 	b.mu.Lock()
 	defer b.mu.Unlock()

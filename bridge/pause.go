@@ -49,6 +49,6 @@ func (b *Bridge) notePaused(d time.Duration) {
 		return longer
 	})
 	if len(groups) > 0 {
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
+		b.outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
 	}
 }

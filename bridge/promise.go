@@ -206,7 +206,7 @@ func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck str
 	if stuck != "" {
 		standing = nil
 	}
-	lasting := b.Outbox.Durable() != nil || b.stuckFor(e.ID, op.Latest, len(standing) > 0, now) >= failingFor
+	lasting := b.outbox.Durable() != nil || b.stuckFor(e.ID, op.Latest, len(standing) > 0, now) >= failingFor
 	notYet := len(standing) == 0 && !all.final()
 	if notYet && (op.NotYet || !lasting) {
 		return

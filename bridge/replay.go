@@ -10,7 +10,7 @@ import (
 
 // Sinks returns the names of all sinks in the settings or the outbox, sorted.
 func (b *Bridge) Sinks() []string {
-	all := b.Outbox.Routes()
+	all := b.outbox.Routes()
 	b.mu.Lock()
 	for _, r := range b.routes {
 		all = append(all, r.Name)
@@ -23,9 +23,9 @@ func (b *Bridge) Sinks() []string {
 // Replay makes dead letters pending again, for their own route or, unless it is "", for to. by names the user, for the
 // record.
 func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error) {
-	replayed, err := b.Outbox.Replay(keys, to, by)
+	replayed, err := b.outbox.Replay(keys, to, by)
 	for _, d := range replayed {
-		b.Log.Info("dead letter replayed", "key", d.Key, "id", d.ID, "by", by)
+		b.log.Info("dead letter replayed", "key", d.Key, "id", d.ID, "by", by)
 	}
 	return replayed, err
 }
@@ -33,7 +33,7 @@ func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error)
 // Drop removes deliveries for good. Routes on LevelAll get a CloudEvent about it. by names the user, for the record.
 func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 	var reports outbox.Batch
-	dropped, err := b.Outbox.Drop(keys, by, func(dropped []outbox.Delivery) outbox.Batch {
+	dropped, err := b.outbox.Drop(keys, by, func(dropped []outbox.Delivery) outbox.Batch {
 		var c commit
 		b.addDropped(&c, dropped, by)
 		reports = b.batch(c, time.Now())
@@ -41,7 +41,7 @@ func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 	})
 	b.countCommitted(reports)
 	for _, d := range dropped {
-		b.Log.Warn("delivery dropped", "key", d.Key, "id", d.ID, "by", by)
+		b.log.Warn("delivery dropped", "key", d.Key, "id", d.ID, "by", by)
 	}
 	return dropped, err
 }

@@ -79,6 +79,8 @@ func bubble(t *testing.T, f func(t *testing.T, s *stage)) {
 // running is a bridge that runs. end stops it as SIGTERM does; crash as kill -9 does: what is not on disk is lost.
 type running struct {
 	*Bridge
+	Outbox *outbox.Outbox
+	Routes []Route // as it was started with
 	s      *stage
 	cancel context.CancelFunc
 	done   chan error
@@ -123,7 +125,7 @@ func (s *stage) start(routes ...Route) *running {
 
 func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 	s.t.Helper()
-	r := &running{s: s, done: make(chan error, 1)}
+	r := &running{s: s, Outbox: box, done: make(chan error, 1)}
 	o := s.opts
 	endpoint := "http://azure.test"
 	if s.vm != "" {
@@ -135,6 +137,7 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 	}
 	o.Client = imds.NewClient(endpoint, imds.DefaultAPIVersion, s.logger(), transport)
 	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.mortal(routes), s.logger(), "host-0", "test"
+	r.Routes = o.Routes
 	var err error
 	r.Bridge, err = New(o)
 	if err != nil {

@@ -182,7 +182,7 @@ func (b *Bridge) Alive() error {
 		{"approval loop", b.lastApproving, longestRest},
 	} {
 		if since := later(b.began, l.turned); time.Since(since) > l.limit {
-			return fmt.Errorf("the %s hangs since %s", l.name, clock.Time(since, time.Now(), b.Settings.Location()))
+			return fmt.Errorf("the %s hangs since %s", l.name, clock.Time(since, time.Now(), b.settings.Location()))
 		}
 	}
 	return nil
@@ -200,25 +200,25 @@ func (b *Bridge) Status() Status {
 	now := time.Now()
 	events, states := b.events.all()
 	sinks := b.sinks(events, now)
-	durable := b.Outbox.Durable()
-	bytes, mutes := b.Outbox.Size(), b.Mutes()
+	durable := b.outbox.Durable()
+	bytes, mutes := b.outbox.Size(), b.Mutes()
 	nameless := b.nameWarning(now)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := Status{
-		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
-		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(),
+		Version: b.options.Version, StartedAt: b.began.UTC(), Observer: b.observer,
+		IMDS: IMDSStatus{Endpoint: b.client.Endpoint(), APIVersion: b.client.APIVersion(),
 			Incarnation: cloudevent.IncarnationJSON(b.answer.Incarnation),
 			LastAnswer:  b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
-		Events: []EventStatus{}, Sinks: sinks, Warnings: b.Warnings(),
-		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings, Mutes: mutes,
+		Events: []EventStatus{}, Sinks: sinks, Warnings: b.options.Warnings(),
+		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.settings, Mutes: mutes,
 	}
 	s.IMDS.Problems = slices.Clone(b.imds.problems)
 	if b.imds.full {
 		s.IMDS.Problems = append(s.IMDS.Problems, leftOut)
 	}
-	s.Reasons = b.imds.reasons(b.Settings.Location())
+	s.Reasons = b.imds.reasons(b.settings.Location())
 	if nameless != "" {
 		s.Warnings = append(s.Warnings, nameless)
 	}
@@ -241,7 +241,7 @@ func (b *Bridge) Status() Status {
 		}
 		s.Outbox.Pending += k.Pending
 		s.Outbox.DeadLetters += k.DeadLetters
-		s.Reasons = append(s.Reasons, k.Reasons(isSoon(events, now), b.Settings.Location())...)
+		s.Reasons = append(s.Reasons, k.Reasons(isSoon(events, now), b.settings.Location())...)
 	}
 	s.Ready = len(s.Reasons) == 0
 	return s
@@ -342,5 +342,5 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 func (b *Bridge) zone() *time.Location {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.Settings.Location()
+	return b.settings.Location()
 }

@@ -152,7 +152,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		s.reboot(idA)
 		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}, Status: imdstest.Started})
 		pause(90 * time.Second)
-		b.Reload(routes, nil, b.Settings)
+		b.Reload(routes, nil, b.Status().Settings)
 		b.SettingsFailed(errors.New("line 7: no such key"))
 		pause(90 * time.Second)
 		st := b.Status()

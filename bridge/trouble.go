@@ -64,7 +64,7 @@ func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about str
 	b.mu.Unlock()
 	ce, err := cloudevent.WrapBridge(typ, data, b.self(), now)
 	if err != nil {
-		b.Log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
+		b.log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
 		return now
 	}
 	c.add(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
@@ -86,7 +86,7 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	b.mu.Lock()
 	c := b.workers[route]
 	b.mu.Unlock()
-	st := b.Outbox.Stats()[route]
+	st := b.outbox.Stats()[route]
 	if c == nil || !b.isNews(route, why) ||
 		// It was removed meanwhile, or only events about the bridge are pending: those never cause another.
 		why != nil && (!st.Gone.IsZero() || !c.State().OfGroup) {
@@ -111,7 +111,7 @@ func (b *Bridge) mostUrgent(route string) map[string]any {
 	events, states := b.events.all()
 	var next *imds.Event
 	for i, e := range events {
-		if b.Outbox.Delivery(route, states[e.ID].Latest).State == outbox.StatePending && (next == nil || sooner(e, *next)) {
+		if b.outbox.Delivery(route, states[e.ID].Latest).State == outbox.StatePending && (next == nil || sooner(e, *next)) {
 			next = &events[i]
 		}
 	}
@@ -139,7 +139,7 @@ const (
 
 // isNews reports whether it is still to be reported that a route is blocked, or accepts again if why is nil.
 func (b *Bridge) isNews(route string, why error) bool {
-	told := b.Outbox.Value(valueBlocked + route)
+	told := b.outbox.Value(valueBlocked + route)
 	if why == nil {
 		return told != nil
 	}
@@ -156,14 +156,14 @@ func reporting(name string, trouble bool) commit {
 }
 
 // reported returns whether trouble of that name is reported, and its end is not.
-func (b *Bridge) reported(name string) bool { return b.Outbox.Value(name) != nil }
+func (b *Bridge) reported(name string) bool { return b.outbox.Value(name) != nil }
 
 // deadLettered logs and counts new dead letters; the outbox calls it.
 func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 	for _, d := range dead {
-		b.Log.Error("delivery became a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason,
+		b.log.Error("delivery became a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason,
 			"err", d.Error)
-		b.Meter.Failed(d.Route, d.Reason)
+		b.meter.Failed(d.Route, d.Reason)
 	}
 }
 
@@ -172,7 +172,7 @@ func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 // VM's.
 func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 	var due []string
-	stats := b.Outbox.Stats()
+	stats := b.outbox.Stats()
 	b.mu.Lock()
 	for route, st := range stats {
 		if b.delivering && st.Unreported > 0 && now.Sub(b.lastDead[route]) >= while {
@@ -187,7 +187,7 @@ func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 
 // reportDeadOf reports the unreported dead letters of a route.
 func (b *Bridge) reportDeadOf(route string) {
-	letters := b.Outbox.Unreported(route)
+	letters := b.outbox.Unreported(route)
 	if len(letters) == 0 {
 		return // replayed or dropped meanwhile
 	}
@@ -218,10 +218,10 @@ func (b *Bridge) housekeep() {
 // tidy lets the outbox drop expired records and compact its file. It waits until the first valid answer, so that it
 // doesn't delay that.
 func (b *Bridge) tidy(now time.Time) {
-	b.Outbox.GiveUpOrphans(now)
+	b.outbox.GiveUpOrphans(now)
 	b.mu.Lock()
 	answered := !b.imds.lastAnswer.IsZero()
-	maintain := answered && (now.Sub(b.maintained) >= maintainEvery || b.Outbox.Grown())
+	maintain := answered && (now.Sub(b.maintained) >= maintainEvery || b.outbox.Grown())
 	compact := answered && now.Sub(b.compacted) >= compactEvery
 	if maintain {
 		b.maintained = now
@@ -231,10 +231,10 @@ func (b *Bridge) tidy(now time.Time) {
 	}
 	b.mu.Unlock()
 	if maintain {
-		b.Outbox.Maintain(now)
+		b.outbox.Maintain(now)
 	}
 	if compact {
-		b.Outbox.Compact()
+		b.outbox.Compact()
 	}
 }
 
@@ -243,7 +243,7 @@ func (b *Bridge) reportSilent(now time.Time) {
 	b.mu.Lock()
 	began := b.began
 	b.mu.Unlock()
-	for route, st := range b.Outbox.Stats() {
+	for route, st := range b.outbox.Stats() {
 		b.mu.Lock()
 		c := b.workers[route]
 		b.mu.Unlock()
@@ -276,7 +276,7 @@ func (b *Bridge) reportDisk(now time.Time) {
 	b.mu.Lock()
 	delivering := b.delivering // before, the outbox may be another VM's
 	b.mu.Unlock()
-	d, err := &b.disk, b.Outbox.Durable()
+	d, err := &b.disk, b.outbox.Durable()
 	switch {
 	case err != nil:
 		d.worked = time.Time{}
@@ -285,7 +285,7 @@ func (b *Bridge) reportDisk(now time.Time) {
 		}
 		if !d.told && delivering && now.Sub(d.since) >= unwritableAfter && now.Sub(d.ended) >= unwritableEvery {
 			d.told = true
-			b.reportBridge(cloudevent.OutboxUnwritable, map[string]any{"file": b.Outbox.Path(), "since": d.since.UTC(),
+			b.reportBridge(cloudevent.OutboxUnwritable, map[string]any{"file": b.outbox.Path(), "since": d.since.UTC(),
 				"pending": b.pending(now), "error": err.Error()}, "")
 		}
 	case d.since.IsZero():
@@ -294,7 +294,7 @@ func (b *Bridge) reportDisk(now time.Time) {
 	case d.worked.IsZero():
 		d.worked = now
 	case now.Sub(d.worked) >= writableAfter:
-		b.reportBridge(cloudevent.OutboxWritable, map[string]any{"file": b.Outbox.Path(),
+		b.reportBridge(cloudevent.OutboxWritable, map[string]any{"file": b.outbox.Path(),
 			"gap": gap{d.since.UTC(), d.worked.UTC()}}, "")
 		*d = diskOutage{ended: now}
 	}
@@ -302,7 +302,7 @@ func (b *Bridge) reportDisk(now time.Time) {
 
 // pending returns how many deliveries are pending.
 func (b *Bridge) pending(now time.Time) (n int) {
-	for _, st := range b.Outbox.Stats() {
+	for _, st := range b.outbox.Stats() {
 		n += st.Pending
 	}
 	return n
@@ -326,13 +326,13 @@ func (b *Bridge) reportUnavailable(now time.Time) {
 	if lastErr == "" {
 		lastErr = "no answer"
 	}
-	b.Log.Error("no valid answer from the endpoint for long: changes may go unnoticed",
-		"endpoint", b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
+	b.log.Error("no valid answer from the endpoint for long: changes may go unnoticed",
+		"endpoint", b.client.Endpoint(), "since", since.UTC(), "err", lastErr)
 	if b.reported(valueUnavailable) {
 		return // by an earlier run
 	}
 	c := reporting(valueUnavailable, true)
-	now = b.addReport(&c, cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
+	now = b.addReport(&c, cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.client.Endpoint(),
 		"since": since.UTC(), "error": lastErr}, "")
 	_ = b.commit(c, now)()
 }
@@ -345,7 +345,7 @@ func (b *Bridge) reportRecovered(before, now time.Time) {
 	}
 	b.mu.Unlock()
 	c := reporting(valueUnavailable, false)
-	now = b.addReport(&c, cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
+	now = b.addReport(&c, cloudevent.IMDSRecovered, map[string]any{"endpoint": b.client.Endpoint(),
 		"gap": gap{before.UTC(), now.UTC()}}, "")
 	_ = b.commit(c, now)()
 }
@@ -353,10 +353,10 @@ func (b *Bridge) reportRecovered(before, now time.Time) {
 // reportStarted reports the start of the bridge, with the gap since the last run.
 func (b *Bridge) reportStarted(before, now time.Time) {
 	b.mu.Lock()
-	data := map[string]any{"version": b.Version, "settingsHash": b.Settings.Hash, "apiVersion": b.Client.APIVersion()}
+	data := map[string]any{"version": b.options.Version, "settingsHash": b.settings.Hash, "apiVersion": b.client.APIVersion()}
 	b.mu.Unlock()
-	if !b.Booted.IsZero() {
-		data["bootTime"] = b.Booted.UTC()
+	if !b.options.Booted.IsZero() {
+		data["bootTime"] = b.options.Booted.UTC()
 	}
 	if !before.IsZero() {
 		data["gap"] = gap{before.UTC(), now.UTC()}

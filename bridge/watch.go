@@ -32,7 +32,7 @@ var pollBackoff = []time.Duration{1 * time.Second, 2 * time.Second, 4 * time.Sec
 func (b *Bridge) watch(ctx context.Context) {
 	w := watcher{Bridge: b}
 	slow := time.AfterFunc(slowFirst, func() {
-		b.Log.Info("no answer yet; Azure's first answer can take two minutes", "endpoint", b.Client.Endpoint())
+		b.log.Info("no answer yet; Azure's first answer can take two minutes", "endpoint", b.client.Endpoint())
 	})
 	defer slow.Stop()
 	var handled chan struct{} // the last that was closed
@@ -46,7 +46,7 @@ func (b *Bridge) watch(ctx context.Context) {
 				handled = polled
 			}
 		}
-		b.Turned()
+		b.options.Turned()
 		slow.Stop() // the first poll has ended, and has logged its error
 		select {
 		case <-time.After(wait - time.Since(began)):
@@ -94,11 +94,11 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	if w.done {
 		known = imds.Seen{Sum: w.body, Version: w.version, Incarnation: w.number, Buffer: &w.buffer}
 	}
-	p := w.Client.PollUnless(polling, etag, known)
+	p := w.client.PollUnless(polling, etag, known)
 	if ctx.Err() != nil {
 		return 0
 	}
-	w.Meter.Polled(p.Class)
+	w.meter.Polled(p.Class)
 	now := time.Now()
 	w.notePause()
 	if etag == "" {
@@ -112,19 +112,19 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 		return w.failed(p)
 	case w.empty && !wasEmpty:
 		w.etag = "" // an empty answer counts once the next one is empty too
-		return w.Interval
+		return w.options.Interval
 	case !w.waited:
 		w.waited = true
-		if w.awaitName(ctx, w.nameLimit()) > w.Interval {
+		if w.awaitName(ctx, w.nameLimit()) > w.options.Interval {
 			return 0 // the answer is too old by now: ask again
 		}
 	}
 	w.reached(now)
 	if w.awaitsName(now) && mayWait(p.Document.Events, now) {
-		return w.Interval // this answer doesn't count; the next one brings all of it again
+		return w.options.Interval // this answer doesn't count; the next one brings all of it again
 	}
 	w.answered(ctx, p, now)
-	return w.Interval
+	return w.options.Interval
 }
 
 // mayWait reports whether none of the events is a Preempt, has begun, or may begin soon.
@@ -147,9 +147,9 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 	if news {
 		hint := "trying again"
 		if w.last.IsZero() {
-			hint = imds.EndpointHint(w.Client.Endpoint())
+			hint = imds.EndpointHint(w.client.Endpoint())
 		}
-		w.Log.Warn("no valid answer from the endpoint; known events stay", "endpoint", w.Client.Endpoint(), "err", p.Err,
+		w.log.Warn("no valid answer from the endpoint; known events stay", "endpoint", w.client.Endpoint(), "err", p.Err,
 			"hint", hint)
 	}
 	if p.Class == imds.PollSettings {
@@ -165,7 +165,7 @@ func (w *watcher) reached(now time.Time) {
 	w.imds = imdsState{lastAnswer: now, lastTurn: w.imds.lastTurn, problems: w.imds.problems, full: w.imds.full}
 	w.mu.Unlock()
 	if w.failures > 0 {
-		w.Log.Info("endpoint answers again", "after", w.failures)
+		w.log.Info("endpoint answers again", "after", w.failures)
 		w.failures = 0
 	}
 }
@@ -179,7 +179,7 @@ func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 	if p.Class == imds.PollDocument {
 		next.Incarnation = p.Document.Incarnation
 	}
-	w.noteAnswer(next, !before.At.IsZero() && w.Booted.After(before.At))
+	w.noteAnswer(next, !before.At.IsZero() && w.options.Booted.After(before.At))
 	if first {
 		w.reportStarted(before.At, now)
 	}
@@ -199,7 +199,7 @@ func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 	etag := p.ETag // copied, so that the answer can be freed while handle waits for the disk
 	if !p.Seen && (p.Sum != w.body || !w.done) {
 		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" {
-			w.Log.Warn("the document changed but its incarnation did not", "incarnation", w.number)
+			w.log.Warn("the document changed but its incarnation did not", "incarnation", w.number)
 		}
 		w.report(p.Document.Problems)
 		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
@@ -218,7 +218,7 @@ func (w *watcher) report(problems []string) {
 	seen := make(map[string]bool, len(problems))
 	for _, p := range problems {
 		if !w.problems[p] {
-			w.Log.Warn("part of the document cannot be read", "problem", p)
+			w.log.Warn("part of the document cannot be read", "problem", p)
 		}
 		seen[p] = true
 	}

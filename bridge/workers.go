@@ -16,18 +16,18 @@ const pollForBacklog = 5 * time.Second
 // routeWorker is the worker of a route, with functions to end it. They may be called repeatedly.
 type routeWorker struct {
 	*delivery.Worker
-	kind     string // of its route
-	settings int    // the number of the settings with its route
-	stop     func() // lets it end because the program stops
-	leave    func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
-	done     chan struct{}
+	kind       string // of its route
+	generation int    // of the settings with its route
+	stop       func() // lets it end because the program stops
+	leave      func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
+	done       chan struct{}
 }
 
 // startWorkers starts the workers. If the outbox has a backlog, dead letters to report, or events that wait for a lead, it
 // waits first until it is known whether the outbox belongs to this VM, and which of its events are over: nothing must be
 // begun about those.
 func (b *Bridge) startWorkers(ctx context.Context) {
-	all := b.Outbox.Totals()
+	all := b.outbox.Totals()
 	if all.Pending+all.Unreported > 0 || b.events.waiting() {
 		b.awaitName(ctx, b.nameLimit())
 		b.awaitPoll(ctx)
@@ -68,7 +68,7 @@ func (b *Bridge) awaitedPoll() chan struct{} {
 // waitsForAnswer reports whether a route begins nothing yet: what is pending about an event may start something, and the
 // event may be over by now. keepAnswer starts its worker. The caller holds mu.
 func (b *Bridge) waitsForAnswer(r Route) bool {
-	return !b.current && r.Terms.Late == delivery.LateDrop && b.Outbox.Stats()[r.Name].Pending > 0
+	return !b.current && r.Terms.Late == delivery.LateDrop && b.outbox.Stats()[r.Name].Pending > 0
 }
 
 // startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It
@@ -79,7 +79,7 @@ func (b *Bridge) startWorker(r Route) {
 	}
 	var before chan struct{}
 	if was := b.workers[r.Name]; was != nil {
-		if was.settings == b.settings {
+		if was.generation == b.generation {
 			return
 		}
 		before = was.done
@@ -89,11 +89,11 @@ func (b *Bridge) startWorker(r Route) {
 	stop, leave := make(chan struct{}), make(chan struct{})
 	c := &routeWorker{
 		Worker: delivery.NewWorker(delivery.Config{
-			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Before: before,
-			Secrets: r.Secrets, Log: b.Log, Meter: b.Meter, Random: b.Random,
+			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.outbox.Queue(r.Name), Before: before,
+			Secrets: r.Secrets, Log: b.log, Meter: b.meter, Random: b.options.Random,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
 		}),
-		kind: r.Kind, settings: b.settings, done: make(chan struct{}),
+		kind: r.Kind, generation: b.generation, done: make(chan struct{}),
 		stop: sync.OnceFunc(func() { close(stop) }),
 		leave: sync.OnceFunc(func() {
 			close(leave)
@@ -109,7 +109,7 @@ func (b *Bridge) startWorker(r Route) {
 		c.Run(ctx, stop, leave)
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {
-				c.Log.Debug("cannot close sink", "err", err)
+				b.log.Debug("cannot close sink", "err", err)
 			}
 		}
 		b.forget(r.Name)

@@ -98,7 +98,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	if err != nil {
 		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, wording.Reason(err)), box.Close()))
 	}
-	defer serve(l, page.Handler(b, http.NotFoundHandler(), listen), log)()
+	defer serve(l, page.Handler(b, box, http.NotFoundHandler(), listen), log)()
 	steps := len(scenario.Steps)
 	console.line("",
 		"An emulated Azure announces, starts and ends a reboot and a freeze of %s. Minutes take seconds here.",

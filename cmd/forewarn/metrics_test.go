@@ -36,6 +36,7 @@ func (a answering) Deliver(context.Context, []delivery.Delivery) (delivery.Answe
 // A measured bridge is one that runs, with its metrics.
 type measured struct {
 	*bridge.Bridge
+	box   *outbox.Outbox
 	t     *testing.T
 	azure *imdstest.Running
 	url   string
@@ -65,7 +66,7 @@ func measure(t *testing.T, routes map[string]error) *measured {
 	}
 	server := httptest.NewServer(page.Probes(b, counters.Handler(b.Status)))
 	t.Cleanup(server.Close)
-	return &measured{b, t, azure, server.URL}
+	return &measured{b, box, t, azure, server.URL}
 }
 
 func routesOf(answers map[string]error) (routes []bridge.Route) {
@@ -175,7 +176,7 @@ func TestEverySeriesExistsFromTheStart(t *testing.T) {
 	m.wants(want)
 	m.run()
 	m.wants(map[string]float64{`forewarn_document_incarnation`: 1})
-	if err := m.Outbox.Durable(); err != nil {
+	if err := m.box.Durable(); err != nil {
 		t.Fatal(err)
 	}
 }

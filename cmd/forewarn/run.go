@@ -120,7 +120,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	manager.Bridge = b
 
 	metrics := counters.Handler(b.Status)
-	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
+	pages.handler, probed.handler = page.Handler(b, box, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
 	reloads := p.reloaderOf(b, s, log)

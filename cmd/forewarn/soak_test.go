@@ -206,7 +206,7 @@ func newSoak(t *testing.T) *soak {
 		t.Fatal(err)
 	}
 	l := newMemoryListener()
-	s.net.line(soakPage, l.dial).close = serve(l, page.Handler(s.bridge, counters.Handler(s.bridge.Status), soakPage), log)
+	s.net.line(soakPage, l.dial).close = serve(l, page.Handler(s.bridge, box, counters.Handler(s.bridge.Status), soakPage), log)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.stop = cancel
 	go func() { s.ended <- s.bridge.Run(ctx) }()

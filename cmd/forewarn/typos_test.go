@@ -230,7 +230,7 @@ func newTypist(t testing.TB) *typist {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.page = page.Handler(w.b, page.NewMetrics().Handler(w.b.Status), "127.0.0.1:8169")
+	w.page = page.Handler(w.b, box, page.NewMetrics().Handler(w.b.Status), "127.0.0.1:8169")
 	return w
 }
 

@@ -215,7 +215,7 @@ func TestPageShowsAnEventLive(t *testing.T) {
 			t.Errorf("Run = %v", err)
 		}
 	}()
-	handler := Handler(watcher, http.NotFoundHandler(), "127.0.0.1:0")
+	handler := Handler(watcher, box, http.NotFoundHandler(), "127.0.0.1:0")
 	url, away := served(t, "127.0.0.1:0", handler)
 
 	b.do(chromedp.Navigate(url))

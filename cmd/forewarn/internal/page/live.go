@@ -82,10 +82,10 @@ func parsePage() (*template.Template, error) {
 // pageChanges bounds the changes of the past that the page reads. It shows fewer events than that.
 const pageChanges = 1000
 
-// bridgeFacts returns a function that reads the facts of the page from a bridge. It reads the history again only when
+// bridgeFacts returns a function that reads the facts of the page from a bridge and its outbox. It reads the history again only when
 // something has changed, and spends at most a twentieth of the time on that. The history may be large, so it is dropped
 // when nobody looks at the page for a while.
-func bridgeFacts(b *bridge.Bridge) func() pageFacts {
+func bridgeFacts(b *bridge.Bridge, o *outbox.Outbox) func() pageFacts {
 	var mu sync.Mutex
 	var histories []bridge.EventHistory
 	var more bool
@@ -101,7 +101,7 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
 		if f.Status.Outbox.DeadLetters > 0 {
-			f.Dead, f.MoreDead = b.Outbox.Last(outbox.Selection{State: outbox.StateDead}, shownDead)
+			f.Dead, f.MoreDead = o.Last(outbox.Selection{State: outbox.StateDead}, shownDead)
 		}
 		sum := sha256.New()
 		fmt.Fprint(sum, f.Status.Outbox.Pending, f.Status.Outbox.DeadLetters)
@@ -118,7 +118,7 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 		drop.Reset(historyCache)
 		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
 			period := bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}
-			histories, more, failed = bridge.RecentHistory(b.Outbox, period, pageChanges, now)
+			histories, more, failed = bridge.RecentHistory(o, period, pageChanges, now)
 			known, read, took = state, now, time.Since(now)
 		}
 		f.Histories, f.MoreHistories, f.Err = histories, more, failed

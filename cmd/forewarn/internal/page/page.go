@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -40,8 +41,8 @@ func Probes(b Source, metrics http.Handler) *http.ServeMux {
 }
 
 // Handler serves the page, status.json and what Probes serves. listen is the address it is served on.
-func Handler(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
-	return handler(b, bridgeFacts(b), metrics, listen)
+func Handler(b *bridge.Bridge, o *outbox.Outbox, metrics http.Handler, listen string) http.Handler {
+	return handler(b, bridgeFacts(b, o), metrics, listen)
 }
 
 func handler(b Source, facts func() pageFacts, metrics http.Handler, listen string) http.Handler {

@@ -376,7 +376,7 @@ func TestPageDropsTheHistoryWhenIdle(t *testing.T) {
 		azure.Schedule(imdstest.Event{Type: "Reboot"})
 		time.Sleep(2 * time.Second)
 
-		facts := bridgeFacts(b)
+		facts := bridgeFacts(b, box)
 		seen := func() weak.Pointer[bridge.EventHistory] {
 			f := facts()
 			if f.Err != nil || len(f.Histories) == 0 {
