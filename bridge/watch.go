@@ -3,7 +3,6 @@ package bridge
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"slices"
 	"time"
@@ -66,13 +65,11 @@ type watcher struct {
 	failures int
 	problems map[string]bool // of the last document
 
-	body    [sha256.Size]byte // of the last document
-	buffer  bytes.Buffer      // of answers
-	number  string            // its incarnation
-	version string            // the api-version of the request
-	done    bool              // its changes are committed
-	clean   bool              // it was wholly understood
-	etag    string            // its ETag if done and clean, for the next poll
+	buffer bytes.Buffer // of answers
+	seen   imds.Seen    // the last document
+	done   bool         // its changes are committed
+	clean  bool         // it was wholly understood
+	etag   string       // its ETag if done and clean, for the next poll
 }
 
 // poll polls once and handles the result. It returns the time from the start of this poll to the next.
@@ -92,7 +89,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	defer cancel()
 	known := imds.Seen{Buffer: &w.buffer}
 	if w.done {
-		known = imds.Seen{Sum: w.body, Version: w.version, Incarnation: w.number, Buffer: &w.buffer}
+		known = w.seen
 	}
 	p := w.client.PollUnless(polling, etag, known)
 	if ctx.Err() != nil {
@@ -197,12 +194,13 @@ func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 // document handles the document of a valid answer.
 func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 	etag := p.ETag // copied, so that the answer can be freed while handle waits for the disk
-	if !p.Seen && (p.Sum != w.body || !w.done) {
-		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" {
-			w.log.Warn("the document changed but its incarnation did not", "incarnation", w.number)
+	if !p.Seen && (p.Sum != w.seen.Sum || !w.done) {
+		number, version := p.Document.Incarnation, p.Document.APIVersion
+		if p.Sum != w.seen.Sum && number == w.seen.Incarnation && version == w.seen.Version && number != "" {
+			w.log.Warn("the document changed but its incarnation did not", "incarnation", number)
 		}
 		w.report(p.Document.Problems)
-		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
+		w.seen = imds.Seen{Class: p.Class, Sum: p.Sum, Version: version, Incarnation: number, Buffer: &w.buffer}
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
 		w.done = w.handle(p.Document, o)
 		w.noteDoubts(p.Document)

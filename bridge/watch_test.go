@@ -200,6 +200,30 @@ func TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt(t *testing.T) {
 	}
 }
 
+// That holds too when the last valid answer was empty as well.
+func TestAnEmptyAnswerAfterFailuresIsToBeConfirmed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Empty: true})
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(10 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(2 * time.Minute)
+		s.reboot(idA)
+		before := s.polls()
+		s.azure.SetFault(imdstest.Fault{Empty: true, Times: 1})
+		for s.polls() == before {
+			pause(100 * time.Millisecond)
+		}
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if d := dataIn(t, e.accepted()[0].Event); !d.WhileAway {
+			t.Error("one empty answer counts as valid: what came while the endpoint failed is not told as found late")
+		}
+		b.end()
+	})
+}
+
 // The endpoint is healthy and empty for hours by way of empty answers: that is not trouble.
 func TestEmptyAnswersAreAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

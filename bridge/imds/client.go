@@ -123,8 +123,9 @@ type Poll struct {
 // ones in the same call.
 func (c *Client) Poll(ctx context.Context, etag string) Poll { return c.PollUnless(ctx, etag, Seen{}) }
 
-// A Seen is a document that need not be decoded again.
+// A Seen is an answer that need not be decoded again.
 type Seen struct {
+	Class       PollClass
 	Sum         [sha256.Size]byte // of the body; zero for none
 	Version     string            // the api-version of the request
 	Incarnation string
@@ -241,6 +242,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	}
 	p.Seen = p.Sum == s.Sum && version == s.Version
 	if p.Seen {
+		p.Class = s.Class
 		p.Document = Document{Incarnation: s.Incarnation, APIVersion: version}
 		return p, false
 	}
