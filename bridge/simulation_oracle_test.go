@@ -351,6 +351,7 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 		if began := o.boots[later.boot].began.clock; later.boot > c.boot && began.After(due) {
 			due = began // its time came while there was no program
 		}
+		due = o.whenBack(r.name, due)
 		_, owed := later.routes[r.name]
 		inTime := as.notBefore >= 0 && later.clock.Before(due.Add(5*time.Second))
 		waits := ahead(later) && later.event.notBeforeTime().Add(-r.lead).After(later.clock)
@@ -362,6 +363,22 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 		}
 	}
 	return false
+}
+
+// whenBack returns when a route that is away at a time, by the machine's clock, is set up again; that time itself if it isn't
+// away, or never comes back.
+func (o *oracle) whenBack(route string, at time.Time) time.Time {
+	away := false
+	for _, s := range o.setups {
+		there := hasRoute(s.routes, route)
+		switch {
+		case !s.clock.After(at):
+			away = !there
+		case away && there:
+			return s.clock
+		}
+	}
+	return at
 }
 
 // once: a sink takes a delivery again only where an answer or a settle was lost, or somebody replayed it.
