@@ -310,9 +310,9 @@ func (b *Bridge) Run(ctx context.Context) error {
 	defer cutter.Stop()
 	b.reportDead(time.Now(), 0)
 	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.outbox.Totals().Pending}, "")
-	b.awaitChains()
-	b.reportHeads(time.Now(), 0)
 	b.sendLastHeartbeats(time.Now())
+	b.endChained()
+	b.reportHeads(time.Now(), 0)
 	b.mu.Lock()
 	b.stopping = true
 	for _, c := range b.workers {

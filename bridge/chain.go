@@ -1,7 +1,7 @@
 package bridge
 
 import (
-	"slices"
+	"context"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -32,26 +32,26 @@ func (b *Bridge) reportHeads(now time.Time, every time.Duration) {
 	}
 }
 
-// awaitChains waits until the chained logs have got what is pending for them, so that the heads reported at a stop cover
-// it. That takes milliseconds; a log that can't be written is waited for a second.
-func (b *Bridge) awaitChains() {
+// endChained ends the workers of chained logs before the others, so that the heads reported at a stop cover all that the
+// logs get. That takes milliseconds; a log that hangs is waited for a second.
+func (b *Bridge) endChained() {
 	b.mu.Lock()
-	routes := b.routes
-	b.mu.Unlock()
-	behind := func() bool {
-		stats, muted := b.outbox.Stats(), map[string]int{}
-		b.mu.Lock()
-		for name, w := range b.workers {
-			muted[name] = w.State().Muted
+	var ending []*routeWorker
+	for _, r := range b.routes {
+		log, chained := r.Sink.(delivery.Chained)
+		if chained && log.Head() != "" && b.workers[r.Name] != nil {
+			ending = append(ending, b.workers[r.Name])
 		}
-		b.mu.Unlock()
-		return slices.ContainsFunc(routes, func(r Route) bool {
-			log, chained := r.Sink.(delivery.Chained)
-			return chained && log.Head() != "" && stats[r.Name].Pending > muted[r.Name]
-		})
 	}
-	for began := time.Now(); behind() && time.Since(began) < time.Second; {
-		time.Sleep(10 * time.Millisecond)
+	b.mu.Unlock()
+	patience, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for _, w := range ending {
+		w.stop()
+		select {
+		case <-w.done:
+		case <-patience.Done():
+		}
 	}
 }
 
