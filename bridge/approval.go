@@ -457,6 +457,6 @@ func (r Route) Hears(c imds.Change, self string) bool {
 	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
 		return false
 	}
-	ok, _ := r.Filter.Change(c, self)
+	ok, _ := r.Filter.MatchChange(c, self)
 	return ok
 }

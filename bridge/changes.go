@@ -70,7 +70,7 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 	known, states := b.events.all()
 	b.outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc, o)})
 	found := imds.Diff(known, doc)
-	changes := fitting(known, found)
+	changes := fitChanges(known, found)
 	full := len(changes) < len(found)
 	b.noteLeftOut(full)
 	if len(changes) == 0 {
@@ -212,7 +212,7 @@ func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Even
 		if !s.decide(r, change, fields, op) {
 			continue
 		}
-		wanted, _ := r.Filter.Change(change, s.observer.Name)
+		wanted, _ := r.Filter.MatchChange(change, s.observer.Name)
 		if !wanted {
 			continue
 		}
@@ -230,7 +230,7 @@ func (s changeContext) decide(r Route, change imds.Change, fields map[string]any
 	if slices.Contains(op.Routes, r.Name) {
 		return true
 	}
-	wanted, _, err := r.Filter.Event(change, fields, s.observer.Name)
+	wanted, _, err := r.Filter.MatchEvent(change, fields, s.observer.Name)
 	if err != nil {
 		s.log.Warn("filter failed; the event passes", "sink", r.Name, "event", change.Event.ID, "err", err)
 	}

@@ -437,7 +437,7 @@ func TestAStandstillIsMeasuredByTheClockThatWentFurthest(t *testing.T) {
 		{"the wall clock was set back", start.Round(0).Add(-time.Hour), 0},
 	} {
 		p := pauseDetector{every: time.Second, last: start}
-		if got := p.lateness(tt.after); got != tt.want {
+		if got := p.standstill(tt.after); got != tt.want {
 			t.Errorf("%s: stood still for %v, want %v", tt.claim, got, tt.want)
 		}
 	}

@@ -91,7 +91,7 @@ func whenEnv() map[string]any {
 	return cloudevent.Fields(event.New())
 }
 
-func (w *When) holds(fields map[string]any) (bool, error) {
+func (w *When) evaluate(fields map[string]any) (bool, error) {
 	v, err := expr.Run(w.program, fields)
 	if err != nil {
 		return false, err
@@ -99,48 +99,49 @@ func (w *When) holds(fields map[string]any) (bool, error) {
 	return v.(bool), nil
 }
 
-// Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent. self is the observer's name; without one, "", every vms passes. If the route doesn't want the event, key
-// names the key of the settings that refuses, such as only.types. err is the error of a When that failed; the event passes
-// then. In both cases a message too many is better than one too few.
-func (f Filter) Event(c imds.Change, fields map[string]any, self string) (ok bool, key string, err error) {
+// MatchEvent decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent. self
+// is the observer's name; without one, "", every vms passes. If the route doesn't want the event, key names the key of the
+// settings that refuses, such as only.types. err is the error of a When that failed; the event passes then. In both cases
+// a message too many is better than one too few.
+func (f Filter) MatchEvent(c imds.Change, fields map[string]any, self string) (ok bool, key string, err error) {
 	e := c.Event
 	vms := f.Only.VMs
 	if vms == "" {
 		vms = "self"
 	}
 	switch {
-	case self != "" && !matchesVMs(vms, e, self):
+	case self != "" && !matchVMs(vms, e, self):
 		return false, "only.vms", nil
-	case !allowsWord(f.Only.Types, e.Type, TypesValues):
+	case !allowsValue(f.Only.Types, e.Type, TypesValues):
 		return false, "only.types", nil
-	case !allowsWord(f.Only.Sources, e.Source, SourcesValues):
+	case !allowsValue(f.Only.Sources, e.Source, SourcesValues):
 		return false, "only.sources", nil
-	case len(f.Only.Names) > 0 && len(e.Resources) > 0 && !matchesPattern(f.Only.Names, e.Resources...):
+	case len(f.Only.Names) > 0 && len(e.Resources) > 0 && !matchPattern(f.Only.Names, e.Resources...):
 		return false, "only.names", nil
-	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !matchesPattern(f.Only.Groups, groupOf(fields)):
+	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !matchPattern(f.Only.Groups, groupOf(fields)):
 		return false, "only.groups", nil
 	}
 	if f.When != nil {
-		holds, failed := f.When.holds(fields)
+		holds, failed := f.When.evaluate(fields)
 		if failed == nil && !holds {
 			return false, "when", nil
 		}
 		err = failed
 	}
-	if len(f.Except.Changes) == 0 && f.Except.matchesEvent(e, self) {
+	if len(f.Except.Changes) == 0 && f.Except.matchEvent(e, self) {
 		return false, "except", err
 	}
 	return true, "", err
 }
 
-// Change decides whether the route wants this change of an event that it wants. If not, key names the key of the
+// MatchChange decides whether the route wants this change of an event that it wants. If not, key names the key of the
 // settings that refuses.
-func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
+func (f Filter) MatchChange(c imds.Change, self string) (ok bool, key string) {
 	x := f.Except
 	switch {
-	case len(f.Only.Changes) > 0 && !hasChange(f.Only.Changes, c):
+	case len(f.Only.Changes) > 0 && !namesChange(f.Only.Changes, c):
 		return false, "only.changes"
-	case len(x.Changes) > 0 && hasChange(x.Changes, c) && (x.ofAllEvents() || x.matchesEvent(c.Event, self)):
+	case len(x.Changes) > 0 && namesChange(x.Changes, c) && (x.ofAllEvents() || x.matchEvent(c.Event, self)):
 		return false, "except.changes"
 	}
 	return true, ""
@@ -149,20 +150,20 @@ func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
 // ofAllEvents reports whether there is no condition about the event.
 func (x Except) ofAllEvents() bool { return x.VMs == "" && len(x.Types) == 0 && len(x.Sources) == 0 }
 
-// matchesEvent reports whether there are conditions about the event, and all are known to hold.
-func (x Except) matchesEvent(e imds.Event, self string) bool {
+// matchEvent reports whether there are conditions about the event, and all are known to hold.
+func (x Except) matchEvent(e imds.Event, self string) bool {
 	return !x.ofAllEvents() &&
-		(len(x.Types) == 0 || hasWord(x.Types, e.Type)) &&
-		(len(x.Sources) == 0 || hasWord(x.Sources, e.Source)) &&
-		(x.VMs == "" || self != "" && len(e.Resources) > 0 && matchesVMs(x.VMs, e, self))
+		(len(x.Types) == 0 || containsWord(x.Types, e.Type)) &&
+		(len(x.Sources) == 0 || containsWord(x.Sources, e.Source)) &&
+		(x.VMs == "" || self != "" && len(e.Resources) > 0 && matchVMs(x.VMs, e, self))
 }
 
-// allowsWord reports whether values allow v. Missing and unknown values are allowed.
-func allowsWord(values []string, v string, known []string) bool {
-	return len(values) == 0 || !hasWord(known, v) || hasWord(values, v)
+// allowsValue reports whether values allow v. Missing and unknown values are allowed.
+func allowsValue(values []string, v string, known []string) bool {
+	return len(values) == 0 || !containsWord(known, v) || containsWord(values, v)
 }
 
-// needsFields reports whether Event looks at the fields of the CloudEvent.
+// needsFields reports whether MatchEvent looks at the fields of the CloudEvent.
 func (f Filter) needsFields() bool { return f.When != nil || len(f.Only.Groups) > 0 }
 
 // groupOf returns the resource group that the observer is in, "" if that is not known.
@@ -173,8 +174,8 @@ func groupOf(fields map[string]any) string {
 	return group
 }
 
-// matchesPattern reports whether one of the texts matches one of the patterns, whatever their case.
-func matchesPattern(patterns []string, texts ...string) bool {
+// matchPattern reports whether one of the texts matches one of the patterns, whatever their case.
+func matchPattern(patterns []string, texts ...string) bool {
 	for _, pattern := range patterns {
 		for _, text := range texts {
 			if ok, _ := path.Match(imds.Upper(pattern), imds.Upper(text)); ok {
@@ -185,28 +186,28 @@ func matchesPattern(patterns []string, texts ...string) bool {
 	return false
 }
 
-// matchesVMs reports whether the event matches the condition vms. One of which Azure names no VM matches all of them.
-func matchesVMs(vms string, e imds.Event, self string) bool {
+// matchVMs reports whether the event matches the condition vms. One of which Azure names no VM matches all of them.
+func matchVMs(vms string, e imds.Event, self string) bool {
 	return imds.SameWord(vms, "all") || len(e.Resources) == 0 ||
 		imds.SameWord(vms, "leader") && e.LedBy(self) || imds.SameWord(vms, "self") && e.Affects(self)
 }
 
-// hasChange reports whether changes names the change.
-func hasChange(changes []string, c imds.Change) bool {
+// namesChange reports whether changes names the change.
+func namesChange(changes []string, c imds.Change) bool {
 	first := c.Kind.OfAzure() && c.Previous == nil && c.Kind != imds.Vanished
-	return hasWord(changes, string(c.Kind)) || first && hasWord(changes, "first")
+	return containsWord(changes, string(c.Kind)) || first && containsWord(changes, "first")
 }
 
-func hasWord(words []string, w string) bool {
+func containsWord(words []string, w string) bool {
 	return slices.ContainsFunc(words, func(s string) bool { return imds.SameWord(s, w) })
 }
 
 // usable returns an error that names a value which can't be one of that condition.
 func (f Filter) usable() error {
 	switch {
-	case f.Only.VMs != "" && !hasWord(VMsValues, f.Only.VMs):
+	case f.Only.VMs != "" && !containsWord(VMsValues, f.Only.VMs):
 		return fmt.Errorf("only.vms is %q; expected self, leader or all", f.Only.VMs)
-	case f.Except.VMs != "" && !hasWord(OwnVMsValues, f.Except.VMs):
+	case f.Except.VMs != "" && !containsWord(OwnVMsValues, f.Except.VMs):
 		return fmt.Errorf("except.vms is %q; expected self or leader", f.Except.VMs)
 	}
 	return nil

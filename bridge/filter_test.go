@@ -117,7 +117,7 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, tt.event)}
 			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: tt.self, ResourceGroup: "rg-prod"}}))
-			passes, key, err := tt.filter.Event(c, fields, tt.self)
+			passes, key, err := tt.filter.MatchEvent(c, fields, tt.self)
 			if passes != (tt.key == "") || key != tt.key || err != nil {
 				t.Errorf("it passes: %t, refused by %q, %v, want that %q refuses", passes, key, err, tt.key)
 			}
@@ -133,13 +133,13 @@ func TestWhenThatFailsLetsTheEventPass(t *testing.T) {
 		`data.event.Impact.level > 3`, `data.event.Resources[7] == "vm-0"`, `data.event.Description > 3`, `data.event.EventType`,
 		`data.event`, `data.event.DurationInSeconds`, `int(data.event.Description) > 0`, `resources[9] == "x"`,
 	} {
-		passes, key, err := Filter{When: condition(t, src)}.Event(c, fields, "vm-0")
+		passes, key, err := Filter{When: condition(t, src)}.MatchEvent(c, fields, "vm-0")
 		if !passes || key != "" || err == nil {
 			t.Errorf("%s: it passes: %t, refused by %q, %v, want that it passes with an error", src, passes, key, err)
 		}
 	}
 	f := Filter{When: condition(t, `data.event`), Except: Except{Types: []string{"Reboot"}}}
-	passes, key, err := f.Event(c, fields, "vm-0")
+	passes, key, err := f.MatchEvent(c, fields, "vm-0")
 	if passes || key != "except" || err == nil {
 		t.Errorf("with an except that fits it passes: %t, refused by %q, %v", passes, key, err)
 	}
@@ -167,7 +167,7 @@ func TestWhenSeesEveryName(t *testing.T) {
 	fields := cloudevent.Fields(said(t, imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, entry())}, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		w := condition(t, name+` == `+name+` and (`+name+` != nil)`)
-		if ok, err := w.holds(fields); !ok || err != nil {
+		if ok, err := w.evaluate(fields); !ok || err != nil {
 			t.Errorf("%s: %v, %v", name, ok, err)
 		}
 	}
@@ -212,7 +212,7 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			for _, c := range all {
 				want := slices.ContainsFunc(tt.wants, func(w imds.Change) bool { return w.Kind == c.Kind && w.Previous == c.Previous })
-				ok, key := tt.filter.Change(c, tt.self)
+				ok, key := tt.filter.MatchChange(c, tt.self)
 				if ok != want || ok && key != "" || !ok && tt.key != "" && key != tt.key {
 					t.Errorf("%s with something before %v: %v by %q, want %v by %q", c.Kind, c.Previous != nil, ok, key, want, tt.key)
 				}

@@ -381,9 +381,9 @@ const maxOpenBytes = 16 << 20
 var leftOut = fmt.Sprintf("changes left out: %d events, or %d MiB of them, are open already",
 	imds.MaxEvents, maxOpenBytes>>20)
 
-// fitting returns the changes for which there is room beside the known events. Without a bound, documents that make
+// fitChanges returns the changes for which there is room beside the known events. Without a bound, documents that make
 // nothing vanish could open events without end.
-func fitting(known []imds.Event, changes []imds.Change) (fit []imds.Change) {
+func fitChanges(known []imds.Event, changes []imds.Change) (fit []imds.Change) {
 	n, bytes := len(known), 0
 	for _, e := range known {
 		bytes += len(e.Raw)

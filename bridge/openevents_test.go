@@ -31,7 +31,7 @@ func TestOpenEventsAreBounded(t *testing.T) {
 		{[]imds.Change{first, second, ended}, []imds.Change{first, ended}},
 		{[]imds.Change{longer, long}, []imds.Change{longer}},
 	} {
-		got := fitting(known, tt.changes)
+		got := fitChanges(known, tt.changes)
 		if !slices.EqualFunc(got, tt.want, func(a, b imds.Change) bool { return a.Kind == b.Kind && a.Event.ID == b.Event.ID }) {
 			t.Errorf("of %d changes %d are taken, want %d", len(tt.changes), len(got), len(tt.want))
 		}
@@ -63,7 +63,7 @@ func TestTheTextOfOpenEventsIsBounded(t *testing.T) {
 		{"a long one while a long one ends", []imds.Change{{Kind: imds.Vanished, Event: known[0]}, scheduled("c", half+100)}, 2},
 		{"a longer one while a long one ends", []imds.Change{{Kind: imds.Vanished, Event: known[0]}, scheduled("c", half+101)}, 1},
 	} {
-		if got := fitting(known, tt.changes); len(got) != tt.want {
+		if got := fitChanges(known, tt.changes); len(got) != tt.want {
 			t.Errorf("%s: %d are taken, want %d", tt.claim, len(got), tt.want)
 		}
 	}

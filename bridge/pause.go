@@ -7,11 +7,11 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// shortestPause is the shortest standstill that counts. On a busy machine, ticks are late by less.
+// shortestPause is the shortest standstill that counts. On a busy machine, ticks are delayed by less.
 const shortestPause = 500 * time.Millisecond
 
-// A pauseDetector notices that the machine stood still, as in a freeze: nothing in the program ran, so its tick comes
-// late. It does not depend on the endpoint or the disk, whose slowness is no pause.
+// A pauseDetector notices that the machine stood still, as in a freeze: nothing in the program ran, so its tick is
+// delayed. It does not depend on the endpoint or the disk, whose slowness is no pause.
 type pauseDetector struct {
 	every time.Duration
 
@@ -19,8 +19,8 @@ type pauseDetector struct {
 	last time.Time
 }
 
-// lateness records a tick at now, and returns by how much it was late; 0 below shortestPause. The caller holds mu.
-func (p *pauseDetector) lateness(now time.Time) time.Duration {
+// standstill records a tick at now, and returns how long nothing ran before it; 0 below shortestPause. The caller holds mu.
+func (p *pauseDetector) standstill(now time.Time) time.Duration {
 	d := elapsed(p.last, now) - p.every
 	p.last = now
 	if d < shortestPause {
@@ -34,7 +34,7 @@ func (p *pauseDetector) lateness(now time.Time) time.Duration {
 func (b *Bridge) notePause() {
 	b.pauses.mu.Lock()
 	defer b.pauses.mu.Unlock()
-	if d := b.pauses.lateness(time.Now()); d > 0 {
+	if d := b.pauses.standstill(time.Now()); d > 0 {
 		b.notePaused(d)
 	}
 }

@@ -114,7 +114,7 @@ func (a acceptance) missing(route string) ruling {
 // which was observed at observed. All times have the monotonic clock, which does not jump.
 func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered func(route string) acceptance,
 	observed, now time.Time) ruling {
-	if verdict := r.picks(e, fields, self); !verdict.approve {
+	if verdict := r.matchEvent(e, fields, self); !verdict.approve {
 		return verdict
 	}
 	from, waits, muted := observed, ruling{approve: true}, ruling{}
@@ -223,25 +223,25 @@ func PromisedRules(forecasts []Forecast) (rules []cloudevent.Rule) {
 	return rules
 }
 
-// picks decides whether the rule applies to the event at all.
-func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
+// matchEvent decides whether the rule applies to the event at all.
+func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) ruling {
 	only, except := r.Only, r.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
 	if e.Doubt != "" { // before anything is compared with it, also by when
 		return no("%s", e.Doubt)
 	}
 	switch { // first the events that the rule is not for
-	case !hasWord(only.Types, e.Type) || !hasWord(TypesValues, e.Type):
+	case !containsWord(only.Types, e.Type) || !containsWord(TypesValues, e.Type):
 		return notFor(typeWords(e.Type), "only.types: it is a %s", e.Type)
-	case len(only.Sources) > 0 && e.Source != "" && !hasWord(only.Sources, e.Source):
+	case len(only.Sources) > 0 && e.Source != "" && !containsWord(only.Sources, e.Source):
 		return notFor(sourceWords(e.Source), "only.sources: it comes from %q", e.Source)
 	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
 		return notFor("events of other VMs", "it does not name this VM")
-	case except.mayMatch(e, self) && (hasWord(SourcesValues, e.Source) || len(except.Sources) == 0):
+	case except.mayMatchEvent(e, self) && (containsWord(SourcesValues, e.Source) || len(except.Sources) == 0):
 		return notFor("this event (except)", "except")
 	}
 	if r.When != nil {
-		switch ok, err := r.When.holds(fields); {
+		switch ok, err := r.When.evaluate(fields); {
 		case err != nil:
 			return no("when fails: %v", err)
 		case !ok:
@@ -261,7 +261,7 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
 	case len(only.Sources) > 0 && e.Source == "":
 		return no("Azure does not say whether it comes from %s (only.sources)", strings.Join(only.Sources, " or "))
-	case except.mayMatch(e, self):
+	case except.mayMatchEvent(e, self):
 		return no("Azure does not say whether it comes from %s (except)", strings.Join(except.Sources, " or "))
 	}
 	return ruling{approve: true}
@@ -269,7 +269,7 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 
 // typeWords says for people what has a type: "a Redeploy".
 func typeWords(eventType string) string {
-	if hasWord(TypesValues, eventType) {
+	if containsWord(TypesValues, eventType) {
 		return "a " + eventType
 	}
 	return "an event of type " + imds.Printable(eventType, 60)
@@ -286,20 +286,20 @@ func sourceWords(source string) string {
 	return fmt.Sprintf("what comes from %q", source)
 }
 
-// mayMatch reports whether there are conditions, and none is known not to hold.
-func (m Match) mayMatch(e imds.Event, self string) bool {
+// mayMatchEvent reports whether there are conditions, and none is known not to hold.
+func (m Match) mayMatchEvent(e imds.Event, self string) bool {
 	if m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0 {
 		return false
 	}
-	return (len(m.Types) == 0 || hasWord(m.Types, e.Type)) &&
-		(len(m.Sources) == 0 || !hasWord(SourcesValues, e.Source) || hasWord(m.Sources, e.Source)) &&
+	return (len(m.Types) == 0 || containsWord(m.Types, e.Type)) &&
+		(len(m.Sources) == 0 || !containsWord(SourcesValues, e.Source) || containsWord(m.Sources, e.Source)) &&
 		(!imds.SameWord(m.VMs, "leader") || e.LedBy(self))
 }
 
 // usable returns an error that names a value which can't be one of that condition. Ignoring it would refuse every event.
 func (r Rule) usable() error {
 	for key, vms := range map[string]string{"only.vms": r.Only.VMs, "except.vms": r.Except.VMs} {
-		if vms != "" && !hasWord(OwnVMsValues, vms) {
+		if vms != "" && !containsWord(OwnVMsValues, vms) {
 			return fmt.Errorf("%s is %q; expected self or leader", key, vms)
 		}
 	}

@@ -145,7 +145,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		{"a status nobody knows", imds.Event{Status: "Advisory", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
 	} {
 		tt.event.ID, tt.event.Type, tt.event.Status = idA, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
-		got := rule.picks(tt.event, map[string]any{"duration": tt.duration}, tt.self)
+		got := rule.matchEvent(tt.event, map[string]any{"duration": tt.duration}, tt.self)
 		if got.approve || (got.notFor != "") == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
 		}
@@ -153,7 +153,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	rule.Except = Match{Sources: []string{"User"}}
 	for source, speaks := range map[string]bool{"User": false, "": true} {
 		e := imds.Event{ID: idA, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
-		got := rule.picks(e, map[string]any{"duration": -1}, "vm-0")
+		got := rule.matchEvent(e, map[string]any{"duration": -1}, "vm-0")
 		if got.approve || (got.notFor != "") == speaks {
 			t.Errorf("with User excepted, of the source %q: %+v, want that it speaks of it: %v", source, got, speaks)
 		}

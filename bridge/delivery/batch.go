@@ -26,7 +26,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 				s.join(&a, l, part, limit-len(a.batch), now)
 			}
 		}
-	case first.alone || s.health == blocked:
+	case first.isolated || s.health == blocked:
 		s.join(&a, first, 0, 1, now)
 	case s.terms.Late == LateLatest && (first.group != "" || s.inSummary(first)):
 		for _, l := range s.digestLanes(first) {
@@ -46,7 +46,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 
 // mayJoin reports whether the lane may be part of a batch of other lanes, other than a digest.
 func (s *schedule) mayJoin(l *lane) bool {
-	return !l.alone && l.partialBatch(s.terms.Late) == 0 && !(s.terms.Late == LateLatest && l.group != "")
+	return !l.isolated && l.partialBatch(s.terms.Late) == 0 && !(s.terms.Late == LateLatest && l.group != "")
 }
 
 // sort orders the items of a batch: what matters most comes first where only the latest changes are delivered, else the
@@ -80,7 +80,7 @@ func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Ti
 	a.lanes = append(a.lanes, l)
 	// Items that arrive later are not in this attempt.
 	l.busy, l.urgent, l.tried = true, false, now
-	s.place(l, now)
+	s.reschedule(l, now)
 }
 
 // inSummary reports whether the lane is delivered in one batch with all others that waited for a mute.
@@ -97,7 +97,7 @@ func (s *schedule) digestLanes(first *lane) []*lane {
 	lanes := []*lane{first}
 	summary := s.inSummary(first)
 	for _, l := range s.lanes {
-		if l == first || !s.idle(l) || l.alone || l.partialBatch(LateLatest) != 0 {
+		if l == first || !s.idle(l) || l.isolated || l.partialBatch(LateLatest) != 0 {
 			continue
 		}
 		if summary && s.inSummary(l) || !summary && l.group != "" && l.newest().wave() == first.newest().wave() {

@@ -77,7 +77,7 @@ func (s *schedule) takeOverdue(now time.Time) (late, fallback []*Item) {
 				l.items[n] = &next
 			}
 		}
-		s.place(l, now)
+		s.reschedule(l, now)
 	}
 	return late, fallback
 }

@@ -34,7 +34,7 @@ type lane struct {
 
 	// It is attempted on its own, one item at a time: it failed before the destination accepted others, so that a further
 	// failure is its own, or a batch with it was rejected.
-	alone bool
+	isolated bool
 
 	// Its slots in the heaps of the schedule.
 	inWaiting, inReady, inAges, inDeadlines int32

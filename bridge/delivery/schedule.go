@@ -101,7 +101,7 @@ func (s *schedule) put(i *Item, now time.Time) {
 	if i.Batch != 0 && !slices.Contains(s.partialBatches[i.Batch], l) {
 		s.partialBatches[i.Batch] = append(s.partialBatches[i.Batch], l)
 	}
-	s.place(l, now)
+	s.reschedule(l, now)
 }
 
 // move takes an item, and the wait after its failure, from its lane to another.
@@ -111,17 +111,17 @@ func (s *schedule) move(seq uint64, from, to *lane, now time.Time) {
 		s.failing++
 	}
 	to.failures, to.next = max(to.failures, from.failures), later(to.next, from.next)
-	to.tried, to.alone = later(to.tried, from.tried), true
+	to.tried, to.isolated = later(to.tried, from.tried), true
 	s.resetFailures(from)
-	from.next, from.alone = now, false
-	s.place(from, now)
+	from.next, from.isolated = now, false
+	s.reschedule(from, now)
 }
 
 // remove removes an item that is no longer pending.
 func (s *schedule) remove(seq uint64, now time.Time) {
 	if l := s.index[seq]; l != nil {
 		s.removeItem(l, seq)
-		s.place(l, now)
+		s.reschedule(l, now)
 	}
 }
 
@@ -155,7 +155,7 @@ func (s *schedule) setMutes(mutes []*Mute, now time.Time) {
 	s.mutes = mutes
 	for _, l := range s.lanes {
 		if l.muted > 0 || s.mutedFrom(l) < len(l.items) {
-			s.place(l, now)
+			s.reschedule(l, now)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func (s *schedule) mutedFrom(l *lane) int {
 }
 
 // place puts the lane into the heaps by its items and times. Call it whenever either changes.
-func (s *schedule) place(l *lane, now time.Time) {
+func (s *schedule) reschedule(l *lane, now time.Time) {
 	open := s.mutedFrom(l)
 	s.muted -= l.muted
 	l.muted = len(l.items) - open
@@ -204,7 +204,7 @@ func (s *schedule) place(l *lane, now time.Time) {
 	}
 	if l.arrived == 0 && l.muted > 0 && !l.busy { // backoff starts again when the mute ends
 		s.resetFailures(l)
-		l.next, l.alone = now, false
+		l.next, l.isolated = now, false
 	}
 
 	idle := s.idle(l)
@@ -237,7 +237,7 @@ func (s *schedule) noteArrival(l *lane, now time.Time) {
 // advance places the lanes whose time has come.
 func (s *schedule) advance(now time.Time) {
 	for l := s.waiting.top(); l != nil && !l.next.After(now); l = s.waiting.top() {
-		s.place(l, now)
+		s.reschedule(l, now)
 	}
 }
 
@@ -274,7 +274,7 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 	}
 	for _, l := range a.lanes {
 		l.busy = false
-		s.place(l, now)
+		s.reschedule(l, now)
 	}
 }
 
@@ -284,20 +284,20 @@ func (s *schedule) accept(a attempt, now time.Time) {
 	suspects := s.accepted()
 	for _, l := range a.lanes {
 		s.resetFailures(l)
-		l.next, l.alone = now, false
+		l.next, l.isolated = now, false
 	}
 	s.end(a, a.all(), now)
 	for _, l := range a.lanes {
 		if l.arrived > 0 && l.items[l.arrived-1].urgent(now) { // it was not in the batch
 			l.urgent = true
-			s.place(l, now)
+			s.reschedule(l, now)
 		}
 	}
 	for key := range suspects {
 		l := s.lanes[key]
 		if l != nil && l.failures > 0 {
-			l.next, l.alone = now, true
-			s.place(l, now)
+			l.next, l.isolated = now, true
+			s.reschedule(l, now)
 		}
 	}
 }
@@ -315,14 +315,14 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 func (s *schedule) takeApart(a attempt, now time.Time) {
 	for _, l := range a.lanes {
 		s.resetFailures(l)
-		l.next, l.alone = now, true
+		l.next, l.isolated = now, true
 	}
 	s.end(a, nil, now)
 }
 
 // A verdict is what the failure of an attempt tells.
 type verdict struct {
-	own     bool        // the destination works, or got nothing: it is not to blame
+	ofLane  bool        // the lane's alone: the destination works, or got nothing
 	blocked bool        // the destination refuses until somebody acts
 	wish    *RetryAfter // of the destination; nil for none
 }
@@ -332,7 +332,7 @@ type verdict struct {
 // lanes.
 func (s *schedule) planRetry(a attempt, gone []*Item, v verdict, now time.Time) (shared bool) {
 	for _, l := range a.lanes {
-		shared = s.countFailure(l, v.own) || shared
+		shared = s.countFailure(l, v.ofLane) || shared
 		l.next = earlier(now.Add(backoff(int(l.failures), s.random())), l.latest(now))
 	}
 	if v.wish != nil {
@@ -353,17 +353,17 @@ func (s *schedule) planRetry(a attempt, gone []*Item, v verdict, now time.Time) 
 }
 
 // countFailure counts a failure of the lane. It reports whether that counts for the route too: not if the lane failed
-// before the destination accepted others, or own says that the destination is not to blame.
-func (s *schedule) countFailure(l *lane, own bool) (shared bool) {
+// before the destination accepted others, or the failure is the lane's alone.
+func (s *schedule) countFailure(l *lane, ofLane bool) (shared bool) {
 	again := l.failures > 0
 	l.failures++
 	if !again {
 		s.failing++
 	}
-	if own || l.alone && again {
+	if ofLane || l.isolated && again {
 		return false
 	}
-	l.alone = false
+	l.isolated = false
 	s.suspects[l.key] = true
 	return true
 }
@@ -381,8 +381,8 @@ func (s *schedule) restart(now time.Time) {
 	s.destination = destination{suspects: map[string]bool{}}
 	for _, l := range s.lanes {
 		s.resetFailures(l)
-		l.next, l.alone = now, false
-		s.place(l, now)
+		l.next, l.isolated = now, false
+		s.reschedule(l, now)
 	}
 }
 
@@ -390,7 +390,7 @@ func (s *schedule) restart(now time.Time) {
 func (s *schedule) stop(now time.Time) {
 	s.stopping = true
 	for _, l := range s.lanes {
-		s.place(l, now)
+		s.reschedule(l, now)
 	}
 }
 

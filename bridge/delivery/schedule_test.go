@@ -89,7 +89,7 @@ func (p *plan) rejects() attempt {
 func (p *plan) waits(event string, until time.Time) {
 	l := p.lanes[event]
 	l.next = until
-	p.place(l, p.now)
+	p.reschedule(l, p.now)
 }
 
 func idsIn(a attempt) (ids []string) {

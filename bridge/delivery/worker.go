@@ -20,16 +20,16 @@ const (
 
 // A Config configures a Worker.
 type Config struct {
-	Route   string // name of the route
-	Sink    Sink
-	Terms   Terms
-	Queue   Queue
-	Before  <-chan struct{} // closed when the route's previous worker has ended; nil if there is none
-	Alone   bool            // the route's next worker begins when this one has ended, see Run
-	Secrets []string        // files with credentials; when one changes, the worker tries again at once
-	Log     *slog.Logger
-	Meter   Meter          // nil to count nothing
-	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
+	Route     string // name of the route
+	Sink      Sink
+	Terms     Terms
+	Queue     Queue
+	Before    <-chan struct{} // closed when the route's previous worker has ended; nil if there is none
+	Exclusive bool            // the route's next worker begins when this one has ended, see Run
+	Secrets   []string        // files with credentials; when one changes, the worker tries again at once
+	Log       *slog.Logger
+	Meter     Meter          // nil to count nothing
+	Random    func() float64 // in [0,1), for jitter; nil for that of math/rand
 	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
 	// something be pending that makes this worth telling. It is called with nil whenever the route accepts.
 	Trouble func(why error)
@@ -94,9 +94,9 @@ func (w *Worker) State() State {
 
 // Run delivers until stop is closed; then it finishes attempts under way, makes the first attempts that are due, and
 // returns. When leave is closed, because another worker takes over, it only finishes attempts under way: what else is
-// pending is the other's, which lets it fall back meanwhile; with Alone this one does. When ctx is done, attempts under
-// way are canceled, and Run returns as soon as they do. It never returns before Before is closed. It must be called
-// once.
+// pending is the other's, which lets it fall back meanwhile; one that is Exclusive does that itself. When ctx is done,
+// attempts under way are canceled, and Run returns as soon as they do. It never returns before Before is closed. It must
+// be called once.
 func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
 	timer := time.NewTimer(math.MaxInt64) // never, until it is set
@@ -108,13 +108,13 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 		leaving = leaving || closed(leave)
 		if leaving {
 			leave, w.standby = nil, true
-			if before != nil && !w.Alone { // nothing is under way; it may wait long, and not with all that is pending
+			if before != nil && !w.Exclusive { // nothing is under way; it may wait long, and not with all that is pending
 				w.schedule, w.Queue = nil, nil
 				<-before
 				return
 			}
 		}
-		if !leaving || w.Alone {
+		if !leaving || w.Exclusive {
 			w.update(now)
 			wake = w.attempts(ctx, now, done)
 		}
@@ -369,7 +369,7 @@ func (w *Worker) handleRejected(r result, now time.Time) {
 
 // handleFailed plans another attempt after a failure that may pass, and makes dead letters of items too old for one.
 func (w *Worker) handleFailed(r result, now time.Time) {
-	v := verdict{own: r.unsent || r.answer.Progress != nil, blocked: errors.Is(r.err, ErrBlocked)}
+	v := verdict{ofLane: r.unsent || r.answer.Progress != nil, blocked: errors.Is(r.err, ErrBlocked)}
 	v.wish, _ = errors.AsType[*RetryAfter](r.err)
 	switch {
 	case r.unsent && r.comesApart():

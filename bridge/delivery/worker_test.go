@@ -700,7 +700,7 @@ func TestLeavingWorkerLetsDeliveriesFallBackIfItIsAlone(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			m, before, leave, done := newMemory(), make(chan struct{}), make(chan struct{}), make(chan struct{})
-			w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: m, Before: before, Alone: alone,
+			w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: m, Before: before, Exclusive: alone,
 				Terms: delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}},
 				Log:   slog.New(slog.DiscardHandler)})
 			go func() {

@@ -108,7 +108,7 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	}
 	first := !g.rec.Matched
 	if first {
-		wanted, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "")
+		wanted, _, err := q.route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "")
 		if err != nil {
 			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
 		}
@@ -122,7 +122,7 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	if m.change.Kind.OfAzure() {
 		outdated = g.rec.outdated(m)
 		g.rec.update(m)
-		selected, _ = q.route.Filter.Change(m.change, "")
+		selected, _ = q.route.Filter.MatchChange(m.change, "")
 		if !outdated {
 			q.supersede(g, m, selected)
 		}
@@ -160,7 +160,7 @@ func (q *queue) isOver(g *group, m message) bool {
 
 // endSettles reports whether the end of an event settles what is pending about it for a route.
 func endSettles(route bridge.Route, e imds.Event) bool {
-	toldOfEnd, _ := route.Filter.Change(imds.Change{Kind: imds.Vanished, Event: e}, "")
+	toldOfEnd, _ := route.Filter.MatchChange(imds.Change{Kind: imds.Vanished, Event: e}, "")
 	return route.Terms.Late.OverAtEnd(toldOfEnd)
 }
 

@@ -174,13 +174,13 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 		x.matched[m.group()] = rec
 	}
 	if !rec.Matched {
-		rec.Matched, _, _ = x.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
+		rec.Matched, _, _ = x.route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
 	}
 	if !rec.Matched || rec.refused(m) {
 		return false, nil
 	}
 	if m.change.Kind.OfAzure() {
-		selected, _ := x.route.Filter.Change(m.change, "")
+		selected, _ := x.route.Filter.MatchChange(m.change, "")
 		return selected, nil
 	}
 	return x.route.Hears(m.change, ""), nil

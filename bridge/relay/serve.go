@@ -90,7 +90,7 @@ func (r *Relay) deliver(
 	log.Info("this relay serves the sink", "relay", r.Name)
 	w := delivery.NewWorker(delivery.Config{
 		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
-		Alone: true, Log: r.Log, Meter: r.Meter, Random: r.Random,
+		Exclusive: true, Log: r.Log, Meter: r.Meter, Random: r.Random,
 		Trouble: func(why error) { r.reportTrouble(q, why) },
 	})
 	r.locked(func() {

@@ -225,14 +225,14 @@ func filterResult(f bridge.Filter, s cloudevent.Sample, o imds.Observer, now tim
 	if err != nil {
 		return "", err
 	}
-	wanted, key, err := f.Event(first.Change, cloudevent.Fields(ce), o.Name)
+	wanted, key, err := f.MatchEvent(first.Change, cloudevent.Fields(ce), o.Name)
 	switch {
 	case !wanted:
 		return "no: " + key, nil
 	case err != nil:
 		return "told (when fails: " + err.Error() + ")", nil
 	}
-	if ok, key := f.Change(s.Change, o.Name); !ok {
+	if ok, key := f.MatchChange(s.Change, o.Name); !ok {
 		return "no: " + key, nil
 	}
 	return "told", nil

@@ -161,8 +161,8 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 			doc.report(doc.errorAt(e.pos, "%s.%s: is a key of the sink; expected it beside %[1]s", section.key, e.key))
 		}
 	}
-	ends, _ := r.Filter.Change(imds.Change{Kind: imds.Vanished}, "")
-	announces, _ := r.Filter.Change(imds.Change{Kind: imds.Scheduled}, "")
+	ends, _ := r.Filter.MatchChange(imds.Change{Kind: imds.Vanished}, "")
+	announces, _ := r.Filter.MatchChange(imds.Change{Kind: imds.Scheduled}, "")
 	l.Host.Name, l.Host.NoEnd, l.Host.NoStart = in.Name, !ends, !announces || r.Terms.Lead > 0
 	l.Host.Lead = r.Terms.Lead
 	opened := l.open(doc, section, kind, s)
