@@ -88,13 +88,10 @@ type Bridge struct {
 	disk             diskOutage              // only housekeep uses it
 	needs            NeedLog                 // has a lock of its own
 	lastDead         map[string]time.Time    // by route: when its dead letters were last reported
-	stamp            time.Time               // of the last CloudEvent about the bridge
+	stamps           stamps                  // of CloudEvents about the bridge
 	lastHousekeeping time.Time               // when housekeeping last ran
-	maintained       time.Time               // when the outbox was last maintained
-	compacted        time.Time               // when the outbox's file was last compacted
 	lastApproving    time.Time               // the last turn of the approval loop
 
-	muting     sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading  sync.Mutex    // one reload at a time
 	deciding   loggingMutex  // held while changes are derived from open events and committed; taken before mu
 	nextDue    time.Time     // tellDue has nothing to do before; guarded by deciding
@@ -220,7 +217,7 @@ func (b *Bridge) join() (show func()) {
 	b.reread.Store(true)
 	b.nextDue = time.Time{}
 	groups := b.events.join(file.Groups, answer.At, b.options.Booted, b.deciding.log)
-	b.outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
+	b.store(outbox.Batch{Groups: groups}, time.Now())
 	return show
 }
 
@@ -241,7 +238,7 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.mu.Unlock()
 	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.age(a.At), rebooted) })
 	if len(groups) > 0 {
-		b.outbox.Submit(outbox.Batch{Now: a.At, Groups: groups})
+		b.store(outbox.Batch{Groups: groups}, a.At)
 	}
 }
 

@@ -278,7 +278,7 @@ func TestADeliveryIsStoredBeforeItIsSent(t *testing.T) {
 			if want := d.Event.Type() != cloudevent.EventPrefix+"vanished"; !pending || open != want {
 				t.Errorf("when %s is sent, it is pending on disk: %v, and the event open: %v", d.Event.ID(), pending, open)
 			}
-			body, err := o.Body(o.List(outbox.Selection{Route: "a"})[0].Seq)
+			_, body, err := o.Show(o.List(outbox.Selection{Route: "a"})[0].Key)
 			if err != nil || !bytes.Contains(body, []byte(d.Event.ID())) {
 				t.Errorf("the disk has %s, %v; want the CloudEvent", body, err)
 			}

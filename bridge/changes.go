@@ -68,7 +68,7 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
-	b.outbox.Submit(outbox.Batch{Now: o.now, Groups: b.events.listed(doc, o)})
+	b.store(outbox.Batch{Groups: b.events.listed(doc, o)}, o.now)
 	found := imds.Diff(known, doc)
 	changes := fitChanges(known, found)
 	full := len(changes) < len(found)
@@ -272,25 +272,26 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time) (wait func() error) {
 			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
 		})
 	}
-	added, back := b.outbox.NewRoutes(configured)
-	missed := func(r Route, seq uint64) bool {
-		return slices.Contains(added, r.Name) ||
-			slices.Contains(back, r.Name) && b.outbox.Delivery(r.Name, seq).State == ""
-	}
-	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
-	for _, name := range added { // what was told of an earlier route of that name says nothing about this one
-		if b.reported(valueBlocked + name) {
-			c.Values[valueBlocked+name] = []byte(troubleBefore)
+	s := b.changeContext(observation{now: now})
+	return b.outbox.Update(now, func(tx *outbox.Tx) {
+		added, back := tx.NewRoutes(configured)
+		missed := func(r Route, seq uint64) bool {
+			return slices.Contains(added, r.Name) || slices.Contains(back, r.Name) && tx.Delivery(r.Name, seq).State == ""
 		}
-	}
-	b.offer(&c, routes, added, missed, now)
-	return b.commit(c, now)
+		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
+		for _, name := range added { // what was told of an earlier route of that name says nothing about this one
+			if tx.Value(valueBlocked+name) != nil {
+				c.Values[valueBlocked+name] = []byte(troubleBefore)
+			}
+		}
+		b.offer(&c, s, routes, added, missed)
+		b.apply(tx, c)
+	})
 }
 
 // offer adds to the commit the latest change of every open event, for those of the routes that missed it. What an
 // earlier route with the name of an added one got does not count for that.
-func (b *Bridge) offer(c *commit, routes []Route, added []string, missed func(Route, uint64) bool, now time.Time) {
-	s := b.changeContext(observation{now: now})
+func (b *Bridge) offer(c *commit, s changeContext, routes []Route, added []string, missed func(Route, uint64) bool) {
 	events, states := b.events.all()
 	isAdded := func(route string) bool { return slices.Contains(added, route) }
 	for _, e := range events {

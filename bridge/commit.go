@@ -31,7 +31,7 @@ const (
 
 // A commit is one change of the bridge's state. It becomes one batch of the outbox.
 type commit struct {
-	outbox.Batch                       // without Now and Groups
+	outbox.Batch                       // without Groups
 	open         map[string]*openEvent // by EventId; nil for an event that is over
 }
 
@@ -66,18 +66,18 @@ func (c *commit) add(ce event.Event, a outbox.Addition) {
 // commit hands the change to the outbox, which applies it at once. wait returns when it is on disk; its error means
 // that it is only in memory. The caller holds deciding if the commit changes open events, and releases it before wait.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
-	batch := b.batch(c, now)
-	b.countCommitted(batch)
-	return b.outbox.Submit(batch)
+	wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+	b.countCommitted(c)
+	return wait
 }
 
-// batch completes a commit for the outbox.
-func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
+// apply makes a commit within a change of the outbox.
+func (b *Bridge) apply(tx *outbox.Tx, c commit) {
 	for i := range c.Add {
 		a := &c.Add[i]
 		again := a.Seq != 0
 		if !again {
-			a.Seq = b.outbox.Reserve(now)
+			a.Seq = tx.Reserve()
 		}
 		op := c.open[a.Group]
 		if op != nil && a.Change == string(imds.Approved) && !again {
@@ -89,25 +89,25 @@ func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 		if op != nil && !again {
 			op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
 		}
-		for _, d := range b.outbox.Pending(a.Group) {
+		for _, d := range tx.Pending(a.Group) {
 			waits := op != nil && slices.Contains(op.Waiting, d.Route)
 			comes := waits || slices.Contains(a.To, d.Route)
 			isNews := !again || comes && d.Seq < a.Seq // what is offered again is news only to those that get it
 			if isNews && overtaken(d, *a, comes, waits) {
-				c.Supersede = append(c.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq})
+				tx.Supersede(d)
 			}
 		}
 	}
-	c.Now, c.Groups = now, b.events.set(c.open)
 	if len(c.open) > 0 || c.Routes != nil {
 		b.nextDue = time.Time{}
 	}
-	return c.Batch
+	c.Groups = b.events.set(c.open)
+	tx.Apply(c.Batch)
 }
 
-// countCommitted counts the CloudEvents that a batch adds.
-func (b *Bridge) countCommitted(batch outbox.Batch) {
-	for _, a := range batch.Add {
+// countCommitted counts the CloudEvents that a commit added.
+func (b *Bridge) countCommitted(c commit) {
+	for _, a := range c.Add {
 		if a.Body != nil {
 			b.meter.Committed(a.Type)
 		}
@@ -116,7 +116,12 @@ func (b *Bridge) countCommitted(batch outbox.Batch) {
 
 // keepValue stores a small value in the outbox.
 func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
-	return b.outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
+	return b.store(outbox.Batch{Values: map[string][]byte{name: v}}, time.Now())
+}
+
+// store stores a batch as it is.
+func (b *Bridge) store(batch outbox.Batch, now time.Time) (wait func() error) {
+	return b.outbox.Update(now, func(tx *outbox.Tx) { tx.Apply(batch) })
 }
 
 // overtaken reports whether a newer change of its event makes a pending delivery obsolete. comes means that its route

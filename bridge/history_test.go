@@ -138,8 +138,9 @@ func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 			var ids []string
 			add := func(ce event.Event) {
 				t.Helper()
-				a := outbox.Addition{Message: delivery.Message{Seq: o.Reserve(time.Now()), ID: ce.ID(), Type: ce.Type()}, Body: marshalEvent(ce)}
-				if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}); err != nil {
+				a := outbox.Addition{Message: delivery.Message{ID: ce.ID(), Type: ce.Type()}, Body: marshalEvent(ce)}
+				wait := o.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Add: []outbox.Addition{a}}) })
+				if err := wait(); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -9,6 +9,7 @@ import (
 
 	"forewarn/bridge/clock"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 )
 
 // Timeouts for the identity of this VM.
@@ -183,7 +184,8 @@ func (b *Bridge) logUnconfirmed() {
 // one.
 func (b *Bridge) learn(o imds.Observer) {
 	b.deciding.Lock()
-	fresh, err := b.outbox.Own(o.VMID)
+	var fresh bool
+	b.outbox.Update(time.Now(), func(tx *outbox.Tx) { fresh = tx.Own(o.VMID) })
 	if fresh { // the state was another VM's
 		b.events.clear()
 		b.reread.Store(true)
@@ -198,9 +200,6 @@ func (b *Bridge) learn(o imds.Observer) {
 	now := b.observer
 	b.mu.Unlock()
 	b.deciding.Unlock()
-	if err != nil {
-		b.log.Debug("cannot write the owner of the outbox", "err", err)
-	}
 	if now != before || fresh {
 		b.log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
 		wait := b.keepValue(valueObserver, imds.CompactJSON(now))

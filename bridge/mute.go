@@ -35,33 +35,39 @@ func (b *Bridge) Unmute(ids []string, every bool, by string) (ended []delivery.M
 
 // endMutes ends the mutes whose time is over, or whose sink is gone.
 func (b *Bridge) endMutes() {
-	_ = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { // never fails
-		b.mu.Lock()
-		routes := b.routes
-		b.mu.Unlock()
-		return mutes.Due(all, func(sink string) bool {
-			return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
-		}, time.Now(), 0), nil // not earlier: one may have begun just now
+	b.mu.Lock()
+	routes := b.routes
+	b.mu.Unlock()
+	gone := func(sink string) bool {
+		return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
+	}
+	_ = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
+		return mutes.Due(all, gone, time.Now(), 0), nil // not earlier: one may have begun just now
 	})
 }
 
 // changeMutes stores the changed mutes and the CloudEvents about them in one batch. It returns when they are on disk,
 // or cannot be written: then they hold until the next start.
 func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute, error)) error {
-	b.muting.Lock()
-	changed, err := changes(b.outbox.Mutes())
-	if err != nil || len(changed) == 0 {
-		b.muting.Unlock()
+	report := b.reporter()
+	var c commit
+	var err error
+	wait := b.outbox.Update(time.Now(), func(tx *outbox.Tx) {
+		c.Mutes, err = changes(tx.Mutes())
+		if err != nil {
+			return
+		}
+		for _, m := range c.Mutes {
+			typ, data := mutes.Data(m)
+			report.add(&c, typ, data, m.Sink)
+		}
+		b.apply(tx, c)
+	})
+	if err != nil {
 		return err
 	}
-	c := commit{Batch: outbox.Batch{Mutes: changed}}
-	for _, m := range changed {
-		typ, data := mutes.Data(m)
-		b.addReport(&c, typ, data, m.Sink)
-	}
-	wait := b.commit(c, time.Now())
-	b.muting.Unlock()
-	for _, m := range changed {
+	b.countCommitted(c)
+	for _, m := range c.Mutes {
 		mutes.Log(b.log, m)
 	}
 	_ = wait() // the outbox logs its errors

@@ -49,6 +49,6 @@ func (b *Bridge) notePaused(d time.Duration) {
 		return longer
 	})
 	if len(groups) > 0 {
-		b.outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
+		b.store(outbox.Batch{Groups: groups}, time.Now())
 	}
 }

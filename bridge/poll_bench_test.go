@@ -114,14 +114,14 @@ func BenchmarkMessageAboutTheBridge(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			all := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "down"}}}
+			all := outbox.Batch{Routes: []outbox.Route{{Name: "down"}}}
 			for range pending {
 				all.Add = append(all.Add, outbox.Addition{
-					Message: delivery.Message{Seq: box.Reserve(all.Now), ID: "id", Type: cloudevent.SinkBlocked},
+					Message: delivery.Message{ID: "id", Type: cloudevent.SinkBlocked},
 					Body:    []byte("{}"), To: []string{"down"},
 				})
 			}
-			if err := box.Apply(all); err != nil {
+			if err := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(all) })(); err != nil {
 				b.Fatal(err)
 			}
 			b.ResetTimer()

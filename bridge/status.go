@@ -201,7 +201,7 @@ func (b *Bridge) Status() Status {
 	events, states := b.events.all()
 	sinks := b.sinks(events, now)
 	durable := b.outbox.Durable()
-	bytes, mutes := b.outbox.Size(), b.Mutes()
+	bytes, mutes := b.outbox.Totals().FileBytes, b.Mutes()
 	nameless := b.nameWarning(now)
 
 	b.mu.Lock()

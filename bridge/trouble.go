@@ -2,6 +2,8 @@ package bridge
 
 import (
 	"cmp"
+	"log/slog"
+	"sync"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -20,8 +22,6 @@ const (
 	noAnswerFor    = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
 	noFirstFor     = 10 * time.Minute // the same before the very first one
 	housekeepEvery = time.Second
-	maintainEvery  = 10 * time.Minute
-	compactEvery   = 24 * time.Hour
 )
 
 // describeAll describes deliveries of a sink that were given up or dropped together: how many there are, and the first
@@ -49,22 +49,55 @@ func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
 
 // addReport adds such a CloudEvent to a commit, and returns its time.
 func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about string) time.Time {
+	return b.reporter().add(c, typ, data, about)
+}
+
+// A reporter makes CloudEvents about the bridge. It takes no lock of the bridge, so that it can be used within a change of
+// the outbox.
+type reporter struct {
+	routes []Route
+	self   imds.Observer
+	next   func() time.Time // see stamps
+	log    *slog.Logger
+}
+
+func (b *Bridge) reporter() reporter {
+	self := b.self()
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	return reporter{b.routes, self, b.stamps.next, b.log}
+}
+
+// stamps are the times of CloudEvents about the bridge. No two are equal.
+type stamps struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+// next returns the present time, or a later one.
+func (s *stamps) next() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if !now.After(s.last) {
+		now = s.last.Add(1)
+	}
+	s.last = now
+	return now
+}
+
+// add adds a CloudEvent to a commit, for the routes that get this type, except the route concerned. It returns its time.
+func (r reporter) add(c *commit, typ string, data map[string]any, about string) time.Time {
 	var to []string
-	for _, r := range b.routes {
-		if r.Name != about && r.Terms.Bridge.Hears(typ) {
-			to = append(to, r.Name)
+	for _, route := range r.routes {
+		if route.Name != about && route.Terms.Bridge.Hears(typ) {
+			to = append(to, route.Name)
 		}
 	}
-	now := time.Now()
-	if !now.After(b.stamp) {
-		now = b.stamp.Add(1) // no two have the same time
-	}
-	b.stamp = now
-	b.mu.Unlock()
-	ce, err := cloudevent.WrapBridge(typ, data, b.self(), now)
+	now := r.next()
+	ce, err := cloudevent.WrapBridge(typ, data, r.self, now)
 	if err != nil {
-		b.log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
+		r.log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
 		return now
 	}
 	c.add(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
@@ -187,16 +220,21 @@ func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 
 // reportDeadOf reports the unreported dead letters of a route.
 func (b *Bridge) reportDeadOf(route string) {
-	letters := b.outbox.Unreported(route)
-	if len(letters) == 0 {
-		return // replayed or dropped meanwhile
-	}
+	report := b.reporter()
 	var c commit
-	for _, d := range letters {
-		c.Reported = append(c.Reported, outbox.Ref{Route: route, Seq: d.Seq})
-	}
-	now := b.addReport(&c, cloudevent.DeliveryDeadLettered, describeAll(route, letters), route)
-	_ = b.commit(c, now)() // the outbox logs its errors
+	wait := b.outbox.Update(time.Now(), func(tx *outbox.Tx) {
+		letters := tx.Unreported(route)
+		if len(letters) == 0 {
+			return // replayed or dropped meanwhile
+		}
+		for _, d := range letters {
+			tx.SetReported(d)
+		}
+		report.add(&c, cloudevent.DeliveryDeadLettered, describeAll(route, letters), route)
+		b.apply(tx, c)
+	})
+	b.countCommitted(c)
+	_ = wait() // the outbox logs its errors
 }
 
 // housekeep does the periodic work.
@@ -215,26 +253,13 @@ func (b *Bridge) housekeep() {
 	b.tidy(now)
 }
 
-// tidy lets the outbox drop expired records and compact its file. It waits until the first valid answer, so that it
-// doesn't delay that.
+// tidy lets the outbox drop what is too old. It waits until the first valid answer, so that it doesn't delay that.
 func (b *Bridge) tidy(now time.Time) {
-	b.outbox.GiveUpOrphans(now)
 	b.mu.Lock()
 	answered := !b.imds.lastAnswer.IsZero()
-	maintain := answered && (now.Sub(b.maintained) >= maintainEvery || b.outbox.Grown())
-	compact := answered && now.Sub(b.compacted) >= compactEvery
-	if maintain {
-		b.maintained = now
-	}
-	if compact {
-		b.compacted = now
-	}
 	b.mu.Unlock()
-	if maintain {
+	if answered {
 		b.outbox.Maintain(now)
-	}
-	if compact {
-		b.outbox.Compact()
 	}
 }
 

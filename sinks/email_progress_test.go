@@ -64,21 +64,21 @@ func openMailRoute(t *testing.T, dir string, dial Dialer, log *slog.Logger) mail
 // add makes deliveries pending.
 func (r mailRoute) add(t *testing.T, all []delivery.Delivery) {
 	t.Helper()
-	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "mail"}}}
+	batch := outbox.Batch{Routes: []outbox.Route{{Name: "mail"}}}
 	for _, d := range all {
 		body, err := d.Event.MarshalJSON()
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := outbox.Addition{Body: body, NotBefore: d.NotBefore}
-		a.Seq, a.ID, a.Type = r.box.Reserve(batch.Now), d.Event.ID(), d.Event.Type()
+		a.ID, a.Type = d.Event.ID(), d.Event.Type()
 		if isAzure([]delivery.Delivery{d}) {
 			a.Group, a.Change, a.AzureType = d.Event.Subject(), "started", "Reboot"
 		}
 		a.To = []string{"mail"}
 		batch.Add = append(batch.Add, a)
 	}
-	if err := r.box.Apply(batch); err != nil {
+	if err := r.box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(batch) })(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -341,7 +341,9 @@ func TestAMailIsAboutTheEventsThatAreLeft(t *testing.T) {
 				for _, d := range all[tt.left:] {
 					keys = append(keys, r.box.Pending(d.Event.Subject())[0].Key)
 				}
-				if _, err := r.box.Drop(keys, "root", nil); err != nil {
+				var err error
+				r.box.Update(time.Now(), func(tx *outbox.Tx) { _, err = tx.Drop(keys, "root") })
+				if err != nil {
 					t.Error(err)
 				}
 			})

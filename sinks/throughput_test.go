@@ -102,7 +102,7 @@ func backlog(b *testing.B, deliver func(box *outbox.Outbox, bodies map[uint64][]
 	}
 	defer box.Close()
 	bodies := map[uint64][]byte{}
-	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "a"}}}
+	batch := outbox.Batch{Routes: []outbox.Route{{Name: "a"}}}
 	for n := range benchBacklog {
 		ce := event.New()
 		ce.SetID(fmt.Sprintf("%08d-0000-4000-8000-000000000000-scheduled", n))
@@ -112,16 +112,18 @@ func backlog(b *testing.B, deliver func(box *outbox.Outbox, bodies map[uint64][]
 			b.Fatal(err)
 		}
 		a := outbox.Addition{To: []string{"a"}}
-		a.Seq, a.ID, a.Type, a.Group, a.Change = box.Reserve(batch.Now), ce.ID(), ce.Type(), ce.ID()[:36], "scheduled"
+		a.ID, a.Type, a.Group, a.Change = ce.ID(), ce.Type(), ce.ID()[:36], "scheduled"
 		if a.Body, err = json.Marshal(ce); err != nil {
 			b.Fatal(err)
 		}
 		batch.Add = append(batch.Add, a)
-		bodies[a.Seq] = a.Body
 	}
 	began := time.Now()
-	if err := box.Apply(batch); err != nil {
+	if err := box.Update(began, func(tx *outbox.Tx) { tx.Apply(batch) })(); err != nil {
 		b.Fatal(err)
+	}
+	for _, a := range batch.Add {
+		bodies[a.Seq] = a.Body
 	}
 	deliver(box, bodies)
 	took := time.Since(began)

@@ -14,11 +14,11 @@ import (
 // wave is one batch of n deliveries at the routes, of n/len(routes) CloudEvents of about 1 KiB.
 func wave(o *outbox.Outbox, n int, routes ...string) outbox.Batch {
 	now := time.Now()
-	b := outbox.Batch{Now: now, Groups: map[string]*outbox.Group{}, Marks: map[string]outbox.Mark{}}
+	b := outbox.Batch{Groups: map[string]*outbox.Group{}, Marks: map[string]outbox.Mark{}}
 	filler := bytes.Repeat([]byte("x"), 900)
 	for i := range n / len(routes) {
 		group := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
-		a := outbox.Addition{NotBefore: now.Add(time.Hour), Message: delivery.Message{Seq: o.Reserve(now),
+		a := outbox.Addition{NotBefore: now.Add(time.Hour), Message: delivery.Message{Seq: reserve(o, now),
 			ID: group + "-scheduled", Type: "dev.forewarn.scheduledevent.scheduled", Group: group, Change: "scheduled",
 			AzureType: "Reboot"}}
 		a.Body = fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{"x":%q}}`, a.ID,
@@ -46,7 +46,7 @@ func BenchmarkCommit(b *testing.B) {
 					o := open(b, b.TempDir(), outbox.Options{})
 					batch := wave(o, n, benchRoutes[:routes]...)
 					began := time.Now()
-					if err := o.Apply(batch); err != nil {
+					if err := apply(o, time.Now(), batch); err != nil {
 						b.Fatal(err)
 					}
 					committed += time.Since(began)
@@ -81,7 +81,7 @@ func BenchmarkMemory(b *testing.B) {
 		dir := b.TempDir()
 		o := open(b, dir, outbox.Options{})
 		peak := watch(func() {
-			if err := o.Apply(wave(o, 50_000, benchRoutes...)); err != nil {
+			if err := apply(o, time.Now(), wave(o, 50_000, benchRoutes...)); err != nil {
 				b.Fatal(err)
 			}
 		})

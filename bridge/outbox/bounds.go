@@ -31,33 +31,33 @@ func (b Bounds) orDefaults() Bounds {
 
 // enforceBounds makes dead letters of deliveries above the bounds: the oldest of the route with the most. While the
 // disk fails, deliveries that are only in memory have a smaller bound.
-func (c *change) enforceBounds(b Bounds, failing bool) {
-	for c.pending.n > b.Pending || c.pending.bytes > b.PendingBytes {
-		most := slices.MaxFunc(slices.Collect(maps.Values(c.routes)), func(a, b *route) int {
+func (tx *Tx) enforceBounds(b Bounds, failing bool) {
+	for tx.pending.n > b.Pending || tx.pending.bytes > b.PendingBytes {
+		most := slices.MaxFunc(slices.Collect(maps.Values(tx.routes)), func(a, b *route) int {
 			return cmp.Or(len(a.pending)-len(b.pending), strings.Compare(b.name, a.name))
 		})
-		c.giveUp(most.pending[0], delivery.ReasonOverflow, "", false)
+		tx.giveUp(most.pending[0], delivery.ReasonOverflow, "", false)
 	}
 	if failing {
-		list := c.unstored(false)
+		list := tx.unstored(false)
 		for _, e := range list[:max(0, len(list)-b.InMemory)] {
-			c.giveUp(e, delivery.ReasonOverflow, "", false)
+			tx.giveUp(e, delivery.ReasonOverflow, "", false)
 		}
 	}
 	var letters []*entry
-	for c.dead.n > b.Dead || c.dead.bytes > b.DeadBytes {
+	for tx.dead.n > b.Dead || tx.dead.bytes > b.DeadBytes {
 		if letters == nil {
-			letters = c.letters()
+			letters = tx.letters()
 		}
-		c.remove(letters[0])
+		tx.remove(letters[0])
 		letters = letters[1:]
-		c.deadDropped++
+		tx.deadDropped++
 	}
 	if failing {
-		letters = c.unstored(true)
+		letters = tx.unstored(true)
 		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
-			c.remove(d)
-			c.deadDropped++
+			tx.remove(d)
+			tx.deadDropped++
 		}
 	}
 }

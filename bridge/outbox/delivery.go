@@ -56,7 +56,7 @@ func newEntry(m *message, r *route, i delivery.Item) *entry {
 // record returns the delivery as commands print it.
 func (e *entry) record() Delivery {
 	d := e.Delivery
-	d.Key = e.key()
+	d.Key, d.Unreported = e.key(), false
 	if d.State == StatePending {
 		d.Mute = e.mute()
 	}

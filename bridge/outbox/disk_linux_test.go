@@ -173,7 +173,7 @@ func TestReadOnlyDiskIsRead(t *testing.T) {
 		if ce, _, err := q.Read(items[0]); err != nil || ce.ID() != items[0].ID {
 			t.Errorf("Read = %v, %v", ce.ID(), err)
 		}
-		_, _ = o.Drop([]string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x", nil)
+		_, _ = drop(o, []string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x")
 		_, _ = add(o, "NEW", "scheduled", "a")
 		after := append(before[1:], "NEW-scheduled")
 		time.Sleep(time.Minute)

@@ -120,8 +120,8 @@ func TestFileIsUsedAgainAfterFailedCompact(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "A", "scheduled", "hook")
 		d.set(func() { d.failCompact, d.opens = errFull, 0 })
-		if err := <-o.Compact(); !errors.Is(err, errFull) {
-			t.Errorf("Compact = %v, want %v", err, errFull)
+		if err := <-o.Maintain(time.Now()); !errors.Is(err, errFull) {
+			t.Errorf("Maintain = %v, want %v", err, errFull)
 		}
 		mustAdd(t, o, "B", "scheduled", "hook")
 		if d.opens == 0 {
@@ -131,23 +131,25 @@ func TestFileIsUsedAgainAfterFailedCompact(t *testing.T) {
 	})
 }
 
-// Grown is true once the history has grown by a sixteenth of its bound. Maintain resets it.
-func TestGrown(t *testing.T) {
-	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 160}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		for i := range 10 {
-			mustAdd(t, o, fmt.Sprint("G", i), "scheduled", "hook")
+// History on disk is bounded every ten minutes, and sooner once it has grown by a sixteenth of its bound.
+func TestHistoryIsBoundedSoonerWhenItGrows(t *testing.T) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 160}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		maintained := func(when string, more, kept int) {
+			t.Helper()
+			for range more {
+				mustAdd(t, o, "", "test")
+			}
+			time.Sleep(time.Second)
+			if err := <-o.Maintain(time.Now()); err != nil || d.count("events") != kept {
+				t.Errorf("%s it keeps %d CloudEvents, want %d: %v", when, d.count("events"), kept, err)
+			}
 		}
-		if o.Grown() {
-			t.Error("after ten CloudEvents of 160 it says so")
-		}
-		mustAdd(t, o, "H", "scheduled", "hook")
-		if !o.Grown() {
-			t.Error("after eleven it doesn't")
-		}
-		<-o.Maintain(time.Now())
-		if o.Grown() {
-			t.Error("after Maintain it still does")
-		}
+		maintained("at first", 160, 160)
+		maintained("with ten more", 10, 170)
+		maintained("with eleven more", 1, 160)
+		maintained("with two more", 2, 162)
+		time.Sleep(10 * time.Minute)
+		maintained("ten minutes later", 0, 160)
 	})
 }
 
@@ -157,7 +159,7 @@ func TestLargerCountOfAMarkIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		used := func(o *outbox.Outbox, times int) {
 			t.Helper()
-			_ = o.Apply(outbox.Batch{Now: time.Now(), Marks: map[string]outbox.Mark{
+			_ = apply(o, time.Now(), outbox.Batch{Marks: map[string]outbox.Mark{
 				"A-scheduled": {Times: times, Group: "A", At: time.Now()}}})
 			if got := o.Mark("A", "A-scheduled").Times; got != times {
 				t.Errorf("used %d times, it is marked %d times", times, got)
@@ -194,7 +196,7 @@ func TestReaderIsWokenOnceAChangeIsOnDisk(t *testing.T) {
 		q := o.Queue("hook")
 		hang := make(chan struct{})
 		d.set(func() { d.hang = hang })
-		wait := o.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "scheduled", "hook")}})
+		wait := submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "A", "scheduled", "hook")}})
 		<-q.Changed()
 		got, _ := changes(q)
 		want(t, "before the disk has it a reader hears", got)
@@ -221,14 +223,14 @@ func TestTheStateOfTheOwnerIsKept(t *testing.T) {
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
 		a := mustAdd(t, o, "A", "scheduled")
 		for _, routes := range [][]outbox.Route{{{Name: "a"}, {Name: "b"}, {Name: "c"}}, {{Name: "a"}, {Name: "c"}}} {
-			batch := outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("1")}, Routes: routes}
-			if err := o.Apply(batch); err != nil {
+			batch := outbox.Batch{Values: map[string][]byte{"x": []byte("1")}, Routes: routes}
+			if err := apply(o, time.Now(), batch); err != nil {
 				t.Fatal(err)
 			}
 		}
 		o.Close()
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		added, back := o.NewRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}, {Name: "c"}, {Name: "d"}})
+		added, back := newRoutes(o, []outbox.Route{{Name: "a"}, {Name: "b"}, {Name: "c"}, {Name: "d"}})
 		if !slices.Equal(added, []string{"d"}) || !slices.Equal(back, []string{"b"}) {
 			t.Errorf("the routes %v are new, and %v return, want d and b", added, back)
 		}
@@ -243,7 +245,7 @@ func TestTheStateOfTheOwnerIsKept(t *testing.T) {
 	})
 }
 
-// Maintain and Compact return an error at once if the outbox is read-only or closed.
+// Maintain returns an error at once if the outbox is read-only or closed.
 func TestReadOnlyOrClosedOutboxIsNotMaintained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -255,15 +257,13 @@ func TestReadOnlyOrClosedOutboxIsNotMaintained(t *testing.T) {
 			t.Fatal(err)
 		}
 		for claim, o := range map[string]*outbox.Outbox{"closed": o, "read-only": readOnly} {
-			for _, done := range []<-chan error{o.Compact(), o.Maintain(time.Now())} {
-				select {
-				case err := <-done:
-					if err == nil {
-						t.Errorf("%s: got no error", claim)
-					}
-				default:
-					t.Errorf("%s: nothing is said", claim)
+			select {
+			case err := <-o.Maintain(time.Now()):
+				if err == nil {
+					t.Errorf("%s: got no error", claim)
 				}
+			default:
+				t.Errorf("%s: nothing is said", claim)
 			}
 		}
 		readOnly.Close()
@@ -279,7 +279,7 @@ func TestBacklogOfAnUnknownRouteIsGivenUp(t *testing.T) {
 		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "routes", o.Routes(), "a", "typo")
+		want(t, "routes", routeNames(o), "a", "typo")
 		if gone := o.Stats()["typo"].Gone; !gone.Equal(time.Now()) {
 			t.Errorf("it is gone since %v, want now", gone)
 		}
@@ -288,18 +288,18 @@ func TestBacklogOfAnUnknownRouteIsGivenUp(t *testing.T) {
 			pending, dead []string
 		}{{24 * time.Hour, []string{"A-scheduled"}, nil}, {time.Second, nil, []string{"A-scheduled"}}} {
 			time.Sleep(tt.after)
-			o.GiveUpOrphans(time.Now())
+			o.Maintain(time.Now())
 			want(t, "pending", pending(o, "typo"), tt.pending...)
 			want(t, "dead", deadLetters(o, "typo"), tt.dead...)
 		}
 		if d := o.List(outbox.Selection{Route: "typo"}); d[0].Reason != delivery.ReasonRemoved {
 			t.Errorf("the reason is %s, want %s", d[0].Reason, delivery.ReasonRemoved)
 		}
-		want(t, "routes", o.Routes(), "a", "typo")
-		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "root", nil); err != nil {
+		want(t, "routes", routeNames(o), "a", "typo")
+		if _, err := drop(o, []string{o.List(outbox.Selection{})[0].Key}, "root"); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "once nothing of it is left, routes", o.Routes(), "a")
+		want(t, "once nothing of it is left, routes", routeNames(o), "a")
 	})
 }
 
@@ -339,21 +339,18 @@ func TestDroppedHistoryIsCounted(t *testing.T) {
 
 // History that is exactly KeepHistory old is kept; what is older by a microsecond is not.
 func TestHistoryIsKeptForItsWholeTime(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		a := mustAdd(t, o, "A", "vanished")
-		end := time.UnixMicro(int64(a.Seq)).Add(outbox.KeepHistory)
-		for _, tt := range []struct {
-			at   time.Time
-			kept int
-		}{{end, 1}, {end.Add(time.Microsecond), 0}} {
-			if err := <-o.Maintain(tt.at); err != nil {
+	for after, kept := range map[time.Duration]int{0: 1, time.Microsecond: 0} {
+		inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			a := mustAdd(t, o, "A", "vanished")
+			end := time.UnixMicro(int64(a.Seq)).Add(outbox.KeepHistory)
+			if err := <-o.Maintain(end.Add(after)); err != nil {
 				t.Fatal(err)
 			}
-			if n := d.count("events"); n != tt.kept {
-				t.Errorf("%v after its time ends %d CloudEvents are kept, want %d", tt.at.Sub(end), n, tt.kept)
+			if n := d.count("events"); n != kept {
+				t.Errorf("%v after its time ends %d CloudEvents are kept, want %d", after, n, kept)
 			}
-		}
-	})
+		})
+	}
 }
 
 // While the clock of the VM is wrong and says 1970, no history is old.
@@ -381,8 +378,7 @@ func TestHistoryInFlightIsBoundedWhenTheDiskHangs(t *testing.T) {
 		for i := range 200 {
 			b.Add = append(b.Add, addition(o, "", fmt.Sprint("E", i)))
 		}
-		b.Now = time.Now()
-		if err := o.Apply(b); err == nil {
+		if err := apply(o, time.Now(), b); err == nil {
 			t.Error("it is said to be on disk")
 		}
 		if n := len(bodies(o)); n != 200 {
@@ -453,7 +449,7 @@ func TestOpenEventsOutliveADamagedFile(t *testing.T) {
 		over := mustAdd(t, o, "OVER", "vanished", "a")
 		q := o.Queue("a")
 		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{"OVER": nil}}); err != nil {
+		if err := apply(o, time.Now(), outbox.Batch{Groups: map[string]*outbox.Group{"OVER": nil}}); err != nil {
 			t.Fatal(err)
 		}
 		s.breaks.Store(true)

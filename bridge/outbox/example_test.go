@@ -10,7 +10,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A CloudEvent is pending for its recipients from the batch that adds it until each has reported it, across restarts.
+// A CloudEvent is pending for its recipients from the change that adds it until each has reported it, across restarts.
 func ExampleOutbox() {
 	dir, err := os.MkdirTemp("", "outbox")
 	if err != nil {
@@ -22,16 +22,17 @@ func ExampleOutbox() {
 		log.Fatal(err)
 	}
 	now := time.Now()
-	err = box.Apply(outbox.Batch{
-		Now:    now,
-		Routes: []outbox.Route{{Name: "mail"}, {Name: "hook"}},
-		Add: []outbox.Addition{{
-			Message: delivery.Message{Seq: box.Reserve(now), ID: "one", Type: "com.example.created"},
-			Body:    []byte(`{"specversion":"1.0","id":"one","source":"/example","type":"com.example.created"}`),
-			To:      []string{"mail", "hook"},
-		}},
+	onDisk := box.Update(now, func(tx *outbox.Tx) {
+		tx.Apply(outbox.Batch{
+			Routes: []outbox.Route{{Name: "mail"}, {Name: "hook"}},
+			Add: []outbox.Addition{{
+				Message: delivery.Message{Seq: tx.Reserve(), ID: "one", Type: "com.example.created"},
+				Body:    []byte(`{"specversion":"1.0","id":"one","source":"/example","type":"com.example.created"}`),
+				To:      []string{"mail", "hook"},
+			}},
+		})
 	})
-	if err != nil {
+	if err := onDisk(); err != nil {
 		log.Fatal(err)
 	}
 	if err := box.Close(); err != nil {

@@ -88,7 +88,7 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		mustAdd(t, o, "A", "scheduled", "a")
 		first := mustAdd(t, o, "B", "scheduled", "a")
 		mustAdd(t, o, "C", "scheduled", "a")
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("old"), "z": []byte("old"),
+		if err := apply(o, time.Now(), outbox.Batch{Values: map[string][]byte{"x": []byte("old"), "z": []byte("old"),
 			"y": []byte("old")}}); err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		q := o.Queue("a")
 		second, _ := add(o, "A", "started", "a")
 		_, _ = add(o, "C", "vanished")
-		_ = o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("new"), "z": nil},
+		_ = apply(o, time.Now(), outbox.Batch{Values: map[string][]byte{"x": []byte("new"), "z": nil},
 			Marks: map[string]outbox.Mark{"B-scheduled": {Times: 2, Group: "B", At: time.Now()}}})
 		comes(t, dir, filepath.Join(older, "outbox.db"))
 		time.Sleep(6 * time.Second)
@@ -177,8 +177,8 @@ func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 		ahead := time.Now().Add(48 * time.Hour)
 		o := open(t, older, outbox.Options{})
 		a := addition(o, "A", "scheduled", "a")
-		a.Seq = o.Reserve(ahead)
-		if err := o.Apply(outbox.Batch{Now: ahead, Add: []outbox.Addition{a}}); err != nil {
+		a.Seq = reserve(o, ahead)
+		if err := apply(o, ahead, outbox.Batch{Add: []outbox.Addition{a}}); err != nil {
 			t.Fatal(err)
 		}
 		q := o.Queue("a")
@@ -191,12 +191,12 @@ func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 		comes(t, dir, filepath.Join(older, "outbox.db"))
 		time.Sleep(6 * time.Second)
 		joins(o)
-		if seq := o.Reserve(time.Now()); seq <= a.Seq {
+		if seq := reserve(o, time.Now()); seq <= a.Seq {
 			t.Errorf("the next sequence number is %d, and the file has %d", seq, a.Seq)
 		}
 		o.Close()
 		o = open(t, dir, outbox.Options{})
-		if seq := o.Reserve(time.Now()); seq <= a.Seq {
+		if seq := reserve(o, time.Now()); seq <= a.Seq {
 			t.Errorf("after a restart the next sequence number is %d, and the file has %d", seq, a.Seq)
 		}
 		o.Close()
@@ -210,7 +210,7 @@ func TestForeignFileReadLateIsSetAside(t *testing.T) {
 		used(t, theirs)
 		dir := notADirectory(t)
 		o := open(t, dir, outbox.Options{})
-		if fresh, _ := o.Own("vmid-1"); fresh {
+		if fresh, _ := own(o, "vmid-1"); fresh {
 			t.Error("it was another's before")
 		}
 		_, _ = add(o, "A", "scheduled", "a")
@@ -234,12 +234,12 @@ func TestForeignFileReadLateIsSetAside(t *testing.T) {
 // What was being written when the outbox turned out to be another VM's is not in the history either.
 func TestCloneForgetsWhatIsBeingWritten(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		o.Own("vmid-0")
+		own(o, "vmid-0")
 		hang := make(chan struct{})
 		d.set(func() { d.hang = hang })
-		_ = o.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "scheduled", "a")}})
+		_ = submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "A", "scheduled", "a")}})
 		synctest.Wait()
-		o.Own("vmid-1")
+		own(o, "vmid-1")
 		if list := bodies(o); len(list) != 0 {
 			t.Errorf("the history has %v", list)
 		}
@@ -261,13 +261,13 @@ func TestCloneStartsEmpty(t *testing.T) {
 		log := &lines{}
 		o := open(t, dir, outbox.Options{Log: log.logger()})
 		for _, same := range []string{"VMID-0", ""} {
-			if fresh, err := o.Own(same); fresh || err != nil {
+			if fresh, err := own(o, same); fresh || err != nil {
 				t.Errorf("Own(%q) = %v, %v", same, fresh, err)
 			}
 		}
 		q := o.Queue("a")
 		items := q.Changes().Pending
-		if fresh, err := o.Own("vmid-1"); !fresh || err != nil {
+		if fresh, err := own(o, "vmid-1"); !fresh || err != nil {
 			t.Errorf("another VM: %v, %v; want fresh", fresh, err)
 		}
 		want(t, "pending", pending(o, "a"))
@@ -281,7 +281,7 @@ func TestCloneStartsEmpty(t *testing.T) {
 		if n := o.Stats()["a"].Delivered; n != 0 {
 			t.Errorf("%d count as delivered", n)
 		}
-		if added, back := o.NewRoutes([]outbox.Route{{Name: "a"}}); len(added)+len(back) != 0 {
+		if added, back := newRoutes(o, []outbox.Route{{Name: "a"}}); len(added)+len(back) != 0 {
 			t.Errorf("the routes are forgotten: %v, %v", added, back)
 		}
 		if len(o.Groups()) != 0 || o.Mark("G00", "G00-scheduled").Times != 0 || len(o.List(outbox.Selection{})) != 0 {
@@ -300,7 +300,7 @@ func TestCloneStartsEmpty(t *testing.T) {
 		if o.Owner() != "vmid-1" || len(bodies(o)) != 1 {
 			t.Errorf("it belongs to %q and holds %v", o.Owner(), bodies(o))
 		}
-		if added, _ := o.NewRoutes([]outbox.Route{{Name: "a"}}); len(added) != 0 {
+		if added, _ := newRoutes(o, []outbox.Route{{Name: "a"}}); len(added) != 0 {
 			t.Error("the routes were not written")
 		}
 		o.Close()
@@ -412,11 +412,8 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 		if n := len(bodies(o)); n > 10+2*10+40 || forgot[outbox.ForgotHistory] == 0 {
 			t.Errorf("%d CloudEvents are in memory, %d records of history were forgotten", n, forgot[outbox.ForgotHistory])
 		}
-		if _, err := o.Body(open1.Seq); err != nil {
-			t.Errorf("the newest change of what is open: %v", err)
-		}
-		if _, err := o.Body(first.Seq); !errors.Is(err, delivery.ErrLost) {
-			t.Errorf("the oldest that was forgotten: %v, want that it is nowhere", err)
+		if kept := bodies(o); !kept[open1.Seq] || kept[first.Seq] {
+			t.Errorf("of what is open the newest change is kept: %v; the oldest change is kept: %v", kept[open1.Seq], kept[first.Seq])
 		}
 		for _, key := range o.List(outbox.Selection{}) {
 			if _, _, err := o.Show(key.Key); err != nil {
@@ -452,7 +449,7 @@ func TestWhatComesAndGoesWithoutAFileLeavesNothing(t *testing.T) {
 			for i := range 1000 {
 				beat := addition(o, "", fmt.Sprint("heartbeat-", i), "a")
 				beat.Transient = true
-				_ = o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{beat}})
+				_ = apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{beat}})
 				q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
 			}
 			d.set(func() { c.works = true })
@@ -465,7 +462,7 @@ func TestWhatComesAndGoesWithoutAFileLeavesNothing(t *testing.T) {
 			if n > most+1 || o.Durable() != nil { // 1: the sequence number
 				t.Errorf("%s: %d records were kept to be written; durable: %v", claim, n, o.Durable())
 			}
-			if err := o.Apply(outbox.Batch{Now: time.Now()}); err != nil {
+			if err := apply(o, time.Now(), outbox.Batch{}); err != nil {
 				t.Error(err)
 			}
 			o.Close()
@@ -504,13 +501,13 @@ func TestFinishedGroupsTakeNoMemory(t *testing.T) {
 	q := o.Queue("a")
 	heap := func(from int) uint64 {
 		const n = 2000
-		b := outbox.Batch{Now: time.Now()}
+		b := outbox.Batch{}
 		for i := range n {
 			a := addition(o, fmt.Sprint("GROUP", from*n+i), "test", "a")
 			a.Transient = true
 			b.Add = append(b.Add, a)
 		}
-		if err := o.Apply(b); err != nil {
+		if err := apply(o, time.Now(), b); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
@@ -554,7 +551,7 @@ func TestHangingDiskDelaysOneChange(t *testing.T) {
 		hang := make(chan struct{})
 		d.set(func() { d.hang = hang })
 		began := time.Now()
-		wait := o.Submit(outbox.Batch{Now: began, Add: []outbox.Addition{addition(o, "B", "scheduled", "a")}})
+		wait := submit(o, began, outbox.Batch{Add: []outbox.Addition{addition(o, "B", "scheduled", "a")}})
 		synctest.Wait()
 		if got, _ := changes(q); len(got) != 0 {
 			t.Errorf("%v leave before they are on disk", got)
@@ -562,12 +559,12 @@ func TestHangingDiskDelaysOneChange(t *testing.T) {
 		o.Groups()
 		o.Stats()
 		o.Totals()
-		o.Size()
+
 		o.Delivery("a", 1)
 		o.Mark("x", "x")
 		o.List(outbox.Selection{})
 		o.Queue("other").Changes()
-		if _, err := o.Own("vmid-0"); err != nil || !time.Now().Equal(began) {
+		if _, err := own(o, "vmid-0"); err != nil || !time.Now().Equal(began) {
 			t.Errorf("Own = %v after %v", err, time.Since(began))
 		}
 		if err := wait(); err == nil || time.Since(began) != 5*time.Second {
@@ -600,7 +597,7 @@ func TestReaderHearsOfWhatItGotFromMemory(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		q, first, second := o.Queue("a"), make(chan struct{}), make(chan struct{})
 		d.set(func() { d.hang = first })
-		o.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("y")}})
+		submit(o, time.Now(), outbox.Batch{Values: map[string][]byte{"x": []byte("y")}})
 		time.Sleep(6 * time.Second)
 		_, _ = add(o, "A", "scheduled", "a")
 		items := q.Changes().Pending
@@ -709,7 +706,7 @@ func TestOneChangeIsOneTransaction(t *testing.T) {
 		step("10,000 events", func() error {
 			b := wave(o, 20_000, "a", "b")
 			b.Values = map[string][]byte{"x": []byte("y")}
-			return o.Apply(b)
+			return apply(o, time.Now(), b)
 		})
 		q := o.Queue("a")
 		items := q.Changes().Pending
@@ -722,10 +719,10 @@ func TestOneChangeIsOneTransaction(t *testing.T) {
 		for _, l := range o.List(outbox.Selection{State: outbox.StateDead}) {
 			keys = append(keys, l.Key)
 		}
-		step("500 are replayed", func() error { _, err := o.Replay(keys, "", "root"); return err })
-		step("500 are dropped", func() error { _, err := o.Drop(keys, "x", nil); return err })
+		step("500 are replayed", func() error { _, err := replay(o, keys, "", "root"); return err })
+		step("500 are dropped", func() error { _, err := drop(o, keys, "x"); return err })
 		step("a route goes", func() error { _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "b"}}...); return err })
-		step("its backlog is given up", func() error { o.GiveUpOrphans(time.Now().Add(25 * time.Hour)); return nil })
+		step("its backlog is given up", func() error { o.Maintain(time.Now().Add(25 * time.Hour)); return nil })
 		if n := len(deadLetters(o, "a")); n != 9500 {
 			t.Errorf("%d dead letters, want 9,500", n)
 		}
@@ -737,11 +734,11 @@ func TestOneChangeIsOneTransaction(t *testing.T) {
 func TestASlowDiskGivesNothingUp(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{InMemory: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		d.set(func() { d.takes = 8 * time.Second })
-		batch := outbox.Batch{Now: time.Now()}
+		batch := outbox.Batch{}
 		for i := range 20 {
 			batch.Add = append(batch.Add, addition(o, fmt.Sprint("E", i), "scheduled", "a"))
 		}
-		if err := o.Apply(batch); err == nil {
+		if err := apply(o, time.Now(), batch); err == nil {
 			t.Error("the disk counts as quick")
 		}
 		_, _ = add(o, "LATER", "scheduled", "a")
@@ -791,7 +788,7 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 		release()
 		time.Sleep(time.Minute)
 		joins(o)
-		if added, back := o.NewRoutes([]outbox.Route{{Name: "b"}, {Name: "c"}}); len(back) > 0 || !slices.Equal(added, []string{"c"}) {
+		if added, back := newRoutes(o, []outbox.Route{{Name: "b"}, {Name: "c"}}); len(back) > 0 || !slices.Equal(added, []string{"c"}) {
 			t.Errorf("to the file the routes %v are new, and %v return", added, back)
 		}
 		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err != nil {
@@ -802,7 +799,7 @@ func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
 			t.Error("it counts as in the settings")
 		}
 		time.Sleep(25 * time.Hour)
-		o.GiveUpOrphans(time.Now())
+		o.Maintain(time.Now())
 		want(t, "pending after a day", pending(o, "a"))
 		want(t, "dead after a day", deadLetters(o, "a"), "A-scheduled")
 		want(t, "pending for the other", pending(o, "b"), "A-scheduled")
@@ -819,15 +816,15 @@ func TestAReadThatHangsIsWaitedForOnce(t *testing.T) {
 		d.set(func() { d.misses, d.hang = hang, hang })
 		began := time.Now()
 		for range 100 {
-			if _, err := o.Body(old.Seq); err == nil || errors.Is(err, delivery.ErrLost) {
-				t.Fatalf("Body = %v, want that the disk is slow", err)
+			if _, err := bodyOf(o, "a", old.Seq); err == nil || errors.Is(err, delivery.ErrLost) {
+				t.Fatalf("Show = %v, want that the disk is slow", err)
 			}
 		}
 		if waited := time.Since(began); waited > 5*time.Second {
 			t.Errorf("100 reads took %v, want 5s", waited)
 		}
 		fresh, _ := add(o, "NEW", "scheduled", "a")
-		if _, err := o.Body(fresh.Seq); err != nil {
+		if _, err := bodyOf(o, "a", fresh.Seq); err != nil {
 			t.Errorf("what is in memory: %v", err)
 		}
 		d.mu.Lock()
@@ -838,7 +835,7 @@ func TestAReadThatHangsIsWaitedForOnce(t *testing.T) {
 		d.set(func() { d.misses, d.hang = nil, nil })
 		close(hang)
 		time.Sleep(time.Second)
-		if _, err := o.Body(old.Seq); err != nil {
+		if _, err := bodyOf(o, "a", old.Seq); err != nil {
 			t.Errorf("once the disk is back: %v", err)
 		}
 	})

@@ -63,7 +63,7 @@ func used(t testing.TB, dir string) []string {
 	if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.Own("vmid-0"); err != nil {
+	if _, err := own(o, "vmid-0"); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 18 {
@@ -273,9 +273,6 @@ func TestUnreadableRecordIsDamage(t *testing.T) {
 	if ce, _, err := q.Read(items[1]); err != nil || ce.ID() != "B-scheduled" {
 		t.Errorf("Read = %v, %v", ce.ID(), err)
 	}
-	if _, err := o.Body(1); !errors.Is(err, delivery.ErrLost) {
-		t.Errorf("Body of what never was = %v, want ErrLost", err)
-	}
 }
 
 // A file of another format, be it older or newer, is set aside with one line that says so. The outbox begins anew.
@@ -380,7 +377,7 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 		return nil
 	})
 	o = open(t, dir, outbox.Options{Log: log.logger()})
-	before := o.Size()
+	before := o.Totals().FileBytes
 	stop, read := make(chan struct{}), make(chan error)
 	go func() {
 		defer close(read)
@@ -390,20 +387,20 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 				return
 			default:
 			}
-			if _, err := o.Body(kept.Seq); err != nil {
+			if _, err := bodyOf(o, "a", kept.Seq); err != nil {
 				read <- err
 				return
 			}
 		}
 	}()
-	if err := errors.Join(<-o.Maintain(time.Now()), <-o.Compact()); err != nil { // they are older than any history
+	if err := <-o.Maintain(time.Now()); err != nil { // they are older than any history
 		t.Fatal(err)
 	}
 	close(stop)
 	if err := <-read; err != nil {
 		t.Errorf("a reader met %v", err)
 	}
-	if after := o.Size(); before < 16<<20 || after > before/4 {
+	if after := o.Totals().FileBytes; before < 16<<20 || after > before/4 {
 		t.Errorf("the file had %d bytes and has %d now", before, after)
 	}
 	if log := log.String(); strings.Contains(log, "cannot") {
@@ -424,13 +421,13 @@ func TestALargeCloudEventIsNoDamage(t *testing.T) {
 	o := open(t, dir, outbox.Options{})
 	large := addition(o, "A", "scheduled", "a")
 	large.Body = body(strings.Repeat("long ", 20_000))
-	if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{large}}); err != nil {
+	if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{large}}); err != nil {
 		t.Fatal(err)
 	}
 	o.Close()
 	o = open(t, dir, outbox.Options{})
 	want(t, "pending", pending(o, "a"), "A-scheduled")
-	if got, err := o.Body(large.Seq); err != nil || !bytes.Equal(got, large.Body) {
+	if got, err := bodyOf(o, "a", large.Seq); err != nil || !bytes.Equal(got, large.Body) {
 		t.Errorf("%d of %d bytes are read: %v", len(got), len(large.Body), err)
 	}
 	want(t, "set aside", asides(t, dir, "damaged"))
@@ -451,7 +448,7 @@ func TestFileIsNotCompactedForItsSizeAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	o = open(t, dir, outbox.Options{})
-	if err := <-o.Compact(); err != nil {
+	if err := <-o.Maintain(time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.Stat(o.Path())
@@ -504,7 +501,7 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				q := o.Queue("b")
 				q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
 				data, err := os.ReadFile(path)
-				if err := errors.Join(err, o.Apply(outbox.Batch{Now: time.Now(), Groups: groups}),
+				if err := errors.Join(err, apply(o, time.Now(), outbox.Batch{Groups: groups}),
 					os.WriteFile(path+".backup", data, 0o600)); err != nil {
 					t.Fatal(err)
 				}
@@ -530,7 +527,7 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				o = open(t, dir, outbox.Options{})
 				want(t, "after a restart pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
 				for _, d := range o.List(outbox.Selection{State: outbox.StatePending}) {
-					if _, err := o.Body(d.Seq); err != nil {
+					if _, err := bodyOf(o, d.Route, d.Seq); err != nil {
 						t.Errorf("after a restart: %v", err)
 					}
 				}

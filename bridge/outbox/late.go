@@ -22,13 +22,14 @@ func (o *Outbox) Late() <-chan struct{} { return o.arrived }
 // is called, or before something new of the same group. If the file is another VM's, it is set aside. If there is no late
 // file, Join does nothing.
 func (o *Outbox) Join() (file Stored, show func()) {
-	o.submit(time.Now(), func(c *change) {
+	o.Update(time.Now(), func(tx *Tx) {
 		late := o.late
 		o.late = nil
 		if late != nil {
-			file = o.merge(c, late)
+			file = o.merge(tx, late)
 		}
 	})
+	wake(o.kick)
 	return file, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -40,29 +41,29 @@ func (o *Outbox) Join() (file Stored, show func()) {
 
 // show shows readers what is hidden of a group.
 func (m *memory) show(group string) {
-	for _, ref := range m.hidden[group] {
-		m.route(ref.Route).reader.touch(ref.Seq)
+	for _, e := range m.hidden[group] {
+		e.route.reader.touch(e.Seq)
 	}
 	delete(m.hidden, group)
 }
 
 // merge adds the records of a late file to memory: records in memory, and those still to be written, are newer.
-func (o *Outbox) merge(c *change, late *memory) Stored {
+func (o *Outbox) merge(tx *Tx, late *memory) Stored {
 	err := checkOwner(late.owner, o.owner)
 	if err != nil { // the owner was set since the file was read
 		o.unusable = err
 		return Stored{}
 	}
-	c.forgetRoutes()
-	newer := change{memory: c.memory, writes: records{}}
+	tx.forgetRoutes()
+	newer := Tx{memory: tx.memory, writes: records{}}
 	newer.saveAll()
-	maps.Copy(newer.writes, c.writes)
+	maps.Copy(newer.writes, tx.writes)
 	for _, t := range tables {
-		t.join(c, late, newer.writes)
+		t.join(tx, late, newer.writes)
 	}
 	o.given = o.last
-	c.hideBacklog(late, newer.writes)
-	c.assignMutes()
+	tx.hideBacklog(late, newer.writes)
+	tx.assignMutes()
 	file := Stored{Values: late.values, Groups: late.openGroups()}
 	maps.DeleteFunc(file.Groups, func(id string, _ Group) bool {
 		mine, known := newer.writes[place{bucketGroups, id}]
@@ -73,10 +74,9 @@ func (o *Outbox) merge(c *change, late *memory) Stored {
 
 // hideBacklog hides what a late file has pending, and supersedes what of it is out of date, because a newer change of its
 // group was committed before the file came. A route that delivers every change still gets that, but for reminders.
-func (c *change) hideBacklog(late *memory, newer records) {
+func (tx *Tx) hideBacklog(late *memory, newer records) {
 	pendingTable.each(late, func(key string, d *Delivery) {
-		ref := Ref{d.Route, d.Seq}
-		e := c.entry(ref)
+		e := tx.pendingEntry(d.Route, d.Seq)
 		_, decided := newer[place{bucketPending, key}]
 		if e == nil || decided {
 			return
@@ -84,17 +84,17 @@ func (c *change) hideBacklog(late *memory, newer records) {
 		_, overtaken := newer[place{bucketGroups, e.Group}]
 		latest := e.route.late == delivery.LateLatest || e.route.late == delivery.LateDrop
 		if overtaken && !e.Replayed && (latest || e.Reminds()) {
-			c.supersede(e, "")
+			tx.supersede(e, "")
 			return
 		}
-		c.hidden[e.Group] = append(c.hidden[e.Group], ref)
+		tx.hidden[e.Group] = append(tx.hidden[e.Group], e)
 	})
 }
 
 // forgetRoutes forgets which routes are in the settings.
-func (c *change) forgetRoutes() {
-	for name, r := range c.routes {
+func (tx *Tx) forgetRoutes() {
+	for name, r := range tx.routes {
 		r.configured, r.removed = false, time.Time{}
-		delete(c.writes, place{bucketRoutes, name})
+		delete(tx.writes, place{bucketRoutes, name})
 	}
 }

@@ -27,7 +27,7 @@ func TestDefaultBoundsInBytes(t *testing.T) {
 		big := addition(o, "A", "scheduled", routes...)
 		big.Body = bytes.Replace(big.Body, []byte("{}"), []byte(`"`+strings.Repeat("x", 4<<20-len(big.Body))+`"`), 1)
 		big.Body = append(big.Body, bytes.Repeat([]byte(" "), 4<<20-len(big.Body))...)
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{big}}); err != nil {
+		if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{big}}); err != nil {
 			t.Fatal(err)
 		}
 		for more, wantDead := range []int{0, 1, 16, 16} {
@@ -35,7 +35,7 @@ func TestDefaultBoundsInBytes(t *testing.T) {
 				n := []int{0, 1, 15, 1}[more]
 				another := addition(o, fmt.Sprint("B", more), "scheduled", routes[:n]...)
 				another.Body = big.Body
-				if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{another}}); err != nil {
+				if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{another}}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -61,7 +61,7 @@ func TestTheLongestDeadLettersGoFirst(t *testing.T) {
 		}
 		b.Report(delivery.Report{Now: time.Now(), Dead: b.Changes().Pending, Reason: delivery.ReasonExpired})
 		want(t, "dead", deadLetters(o, ""), "OLD-scheduled", "B-scheduled")
-		if list := o.Unreported("b"); len(list) != 1 {
+		if list := unreportedOf(o, "b"); len(list) != 1 {
 			t.Errorf("to be reported of b are %v", list)
 		}
 	})
@@ -86,7 +86,7 @@ func TestDeadLettersOnDiskAreKeptWhileTheDiskFails(t *testing.T) {
 		for _, dead := range o.List(outbox.Selection{State: outbox.StateDead})[2:] {
 			keys = append(keys, dead.Key)
 		}
-		if _, err := o.Drop(keys, "somebody", nil); err != nil {
+		if _, err := drop(o, keys, "somebody"); err != nil {
 			t.Fatal(err)
 		}
 		d.set(func() { d.fail = errFull })
@@ -108,12 +108,12 @@ func TestReplayNeedsARouteAndADeadLetter(t *testing.T) {
 			t.Fatal(err)
 		}
 		dead := o.List(outbox.Selection{State: outbox.StateDead})[0].Key
-		if _, err := o.Replay([]string{dead}, "b", "root"); err == nil || !strings.Contains(err.Error(), "no sink b") {
+		if _, err := replay(o, []string{dead}, "b", "root"); err == nil || !strings.Contains(err.Error(), "no sink b") {
 			t.Errorf("Replay to a route that is gone = %v", err)
 		}
 		alive := mustAdd(t, o, "B", "scheduled", "a")
 		for key, unknown := range map[string]bool{fmt.Sprintf("a/%016d", alive.Seq): false, "a/0000000000000001": true} {
-			if _, err := o.Replay([]string{key}, "", "root"); err == nil || errors.Is(err, outbox.ErrUnknownKey) != unknown {
+			if _, err := replay(o, []string{key}, "", "root"); err == nil || errors.Is(err, outbox.ErrUnknownKey) != unknown {
 				t.Errorf("Replay(%s) = %v", key, err)
 			}
 		}
@@ -134,17 +134,17 @@ func TestADeadLetterOfARemovedRouteIsReplayedToAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(25 * time.Hour)
-		o.GiveUpOrphans(time.Now())
+		o.Maintain(time.Now())
 		var keys []string
 		for _, d := range o.List(outbox.Selection{State: outbox.StateDead}) {
 			keys = append(keys, d.Key)
 		}
-		got, err := o.Replay(keys, "", "root")
+		got, err := replay(o, keys, "", "root")
 		if err == nil || got != nil || !strings.Contains(err.Error(), "no sink gone; name another with --to") {
 			t.Errorf("Replay = %v, %v; want an error that names the sink and the remedy", got, err)
 		}
 		want(t, "dead", deadLetters(o, ""), "A-scheduled", "A-scheduled")
-		if got, err := o.Replay(keys[1:], "a", "root"); err != nil || len(got) != 1 || got[0].Route != "a" {
+		if got, err := replay(o, keys[1:], "a", "root"); err != nil || len(got) != 1 || got[0].Route != "a" {
 			t.Errorf("Replay to a = %v, %v", got, err)
 		}
 		want(t, "pending for the removed one", pending(o, "gone"))
@@ -159,7 +159,7 @@ func TestFileIsPrivateAndASmallOneIsNotCompacted(t *testing.T) {
 	values := map[string][]byte{"": []byte("nameless"), "big": make([]byte, 8<<20), "kept": []byte("x"),
 		strings.Repeat("long", 10_000): []byte("unusable")}
 	for _, v := range []map[string][]byte{values, {"big": nil}} {
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Values: v}); err != nil {
+		if err := apply(o, time.Now(), outbox.Batch{Values: v}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -170,7 +170,7 @@ func TestFileIsPrivateAndASmallOneIsNotCompacted(t *testing.T) {
 	if mode := before.Mode().Perm(); mode != 0o600 && filepath.Separator == '/' {
 		t.Errorf("the file's mode is %o", mode)
 	}
-	if err := <-o.Compact(); err != nil {
+	if err := <-o.Maintain(time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := os.Stat(o.Path()); err != nil || !os.SameFile(before, after) {
@@ -248,12 +248,12 @@ func TestDefaultBounds(t *testing.T) {
 			}
 			if tt.fails {
 				d.set(func() { d.fail = errFull })
-				_ = o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": nil}})
+				_ = apply(o, time.Now(), outbox.Batch{Values: map[string][]byte{"x": nil}})
 			}
-			_ = o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}})
+			_ = apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{a}})
 			if tt.dies {
 				_, _, _ = setRoutes(o, time.Now(), outbox.Route{Name: "other"})
-				o.GiveUpOrphans(time.Now().Add(25 * time.Hour))
+				o.Maintain(time.Now().Add(25 * time.Hour))
 			}
 			total := o.Totals()
 			if total.Pending != tt.pending || total.Dead != tt.dead || lost != tt.routes-tt.pending-tt.dead {

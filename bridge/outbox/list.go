@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"forewarn/bridge/delivery"
 )
@@ -75,7 +74,7 @@ func (o *Outbox) Show(key string) (Delivery, json.RawMessage, error) {
 	if e == nil {
 		return Delivery{}, nil, fmt.Errorf("%s: %w", key, ErrUnknownKey)
 	}
-	body, err := o.Body(e.Seq)
+	body, err := o.cloudEvent(e.Seq)
 	return e.record(), body, err
 }
 
@@ -92,22 +91,18 @@ func (m *memory) find(key string) *entry {
 // Replay makes dead letters pending again, for their own route or for the route named to. If a key is not that of a
 // dead letter, or a route is not in the settings, nothing is changed. The deliveries and the history record by, the name
 // of the user.
-func (o *Outbox) Replay(keys []string, to, by string) (replayed []Delivery, err error) {
-	var wrong error
-	err = o.submit(time.Now(), func(c *change) {
-		var letters []*entry
-		letters, wrong = c.findAll(keys)
-		if wrong == nil {
-			wrong = c.mayReplay(letters, to)
-		}
-		if wrong != nil {
-			return
-		}
-		for _, d := range letters {
-			replayed = append(replayed, c.replay(d, cmp.Or(to, d.Route), by))
-		}
-	})()
-	return replayed, cmp.Or(wrong, err)
+func (tx *Tx) Replay(keys []string, to, by string) (replayed []Delivery, err error) {
+	letters, err := tx.findAll(keys)
+	if err == nil {
+		err = tx.mayReplay(letters, to)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range letters {
+		replayed = append(replayed, tx.replay(d, cmp.Or(to, d.Route), by))
+	}
+	return replayed, nil
 }
 
 // mayReplay returns an error unless all deliveries are dead letters, and their routes are in the settings.
@@ -126,57 +121,35 @@ func (m *memory) mayReplay(letters []*entry, to string) error {
 }
 
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
-func (c *change) replay(d *entry, to, by string) Delivery {
-	i := delivery.Item{NotBefore: d.NotBefore, PendingSince: c.now.UTC(), Replayed: true, ReplayedBy: by}
+func (tx *Tx) replay(d *entry, to, by string) Delivery {
+	i := delivery.Item{NotBefore: d.NotBefore, PendingSince: tx.now.UTC(), Replayed: true, ReplayedBy: by}
 	if to == d.Route { // another route starts from the beginning
 		i.Progress, i.Batch, i.FallbackFor, i.FellBack = d.Progress, d.Batch, d.FallbackFor, d.FellBack
 	}
-	r := c.route(to)
-	c.addPending(d.message, r, i)
-	c.remove(d)
+	r := tx.route(to)
+	tx.addPending(d.message, r, i)
+	tx.remove(d)
 	return r.pending.find(d.Seq).record()
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
-// records by, the name of the user. also returns a batch that is applied in the same change, at its Now; nil for none. It
-// is called without a lock, and again if one of the deliveries changes meanwhile.
-func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Batch) ([]Delivery, error) {
-	if o.readOnly {
-		return nil, ErrReadOnly
+// records by, the name of the user.
+func (tx *Tx) Drop(keys []string, by string) ([]Delivery, error) {
+	all, err := tx.findAll(keys)
+	if err != nil {
+		return nil, err
 	}
-	for {
-		o.mu.Lock()
-		all, err := o.findAll(keys)
-		dropped := deliveries(all)
-		o.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
-		with := Batch{Now: time.Now()}
-		if also != nil {
-			with = also(dropped)
-		}
-		stale := false
-		err = o.submit(with.Now, func(c *change) {
-			stale = slices.ContainsFunc(all, func(e *entry) bool { return e.stale })
-			if stale {
-				return
-			}
-			for _, e := range all {
-				c.drop(e, by)
-			}
-			c.apply(with)
-		})()
-		if !stale {
-			return dropped, err
-		}
+	dropped := deliveries(all)
+	for _, e := range all {
+		tx.drop(e, by)
 	}
+	return dropped, nil
 }
 
 // drop removes a delivery, pending or dead.
-func (c *change) drop(e *entry, by string) {
-	c.record(e.message, &e.Item, Result{Route: e.Route, State: StateDropped, Answer: "by " + by, Attempts: e.Attempts})
-	c.remove(e)
+func (tx *Tx) drop(e *entry, by string) {
+	tx.record(e.message, &e.Item, Result{Route: e.Route, State: StateDropped, Answer: "by " + by, Attempts: e.Attempts})
+	tx.remove(e)
 }
 
 // findAll returns the deliveries with the keys, each once. It fails if a key is unknown.

@@ -116,18 +116,18 @@ func (o *Outbox) loadLatest(m *memory) error {
 func (o *Outbox) rewrite() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	c := change{memory: &o.memory, writes: o.waiting}
+	c := Tx{memory: &o.memory, writes: o.waiting}
 	c.saveAll()
 }
 
 // saveAll writes the whole state of memory.
-func (c *change) saveAll() {
+func (tx *Tx) saveAll() {
 	for _, t := range tables {
-		t.save(c)
+		t.save(tx)
 	}
-	for seq, g := range c.latest {
+	for seq, g := range tx.latest {
 		if g.cloudEvent != nil {
-			c.write(bucketEvents, seqKey(seq), g.cloudEvent)
+			tx.write(bucketEvents, seqKey(seq), g.cloudEvent)
 		}
 	}
 }

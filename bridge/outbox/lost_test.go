@@ -29,7 +29,7 @@ func TestALostCloudEventIsReplacedByTheLatestChange(t *testing.T) {
 		{"a route that acts didn't want it", delivery.LateDrop, scheduled, "b", nil, nil, []string{scheduled}},
 		{"a reminder of a change that was accepted", delivery.LateLatest, reminder, "a", accept, []string{started}, nil},
 		{"the same of a route that acts", delivery.LateDrop, reminder, "a", accept, nil, []string{reminder}},
-		{"the latest change was dropped", delivery.LateSend, reminder, "a", drop, nil, []string{reminder}},
+		{"the latest change was dropped", delivery.LateSend, reminder, "a", dropLatest, nil, []string{reminder}},
 		{"the latest change is a dead letter", delivery.LateSend, reminder, "a", reject, nil, []string{started, reminder}},
 		{"the event is over", delivery.LateSend, scheduled, "a", over, []string{started}, []string{scheduled}},
 		{"the latest change itself is never lost", delivery.LateSend, started, "a", nil, []string{scheduled, started}, nil},
@@ -44,8 +44,8 @@ func TestALostCloudEventIsReplacedByTheLatestChange(t *testing.T) {
 			}
 			latest := mustAdd(t, o, "A", "started", tt.to)
 			if tt.lost == reminder {
-				batch := outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "reminder", "a")}}
-				if err := o.Apply(batch); err != nil {
+				batch := outbox.Batch{Add: []outbox.Addition{addition(o, "A", "reminder", "a")}}
+				if err := apply(o, time.Now(), batch); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -86,16 +86,16 @@ func reject(o *outbox.Outbox, latest outbox.Addition) {
 	q.Report(delivery.Report{Now: time.Now(), Dead: only(q, latest), Reason: delivery.ReasonRejected, Durable: true})
 }
 
-func drop(o *outbox.Outbox, latest outbox.Addition) {
+func dropLatest(o *outbox.Outbox, latest outbox.Addition) {
 	for _, d := range o.List(outbox.Selection{Route: "a"}) {
 		if d.Seq == latest.Seq {
-			_, _ = o.Drop([]string{d.Key}, "root", nil)
+			_, _ = drop(o, []string{d.Key}, "root")
 		}
 	}
 }
 
 func over(o *outbox.Outbox, _ outbox.Addition) {
-	_ = o.Apply(outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{"A": nil}})
+	_ = apply(o, time.Now(), outbox.Batch{Groups: map[string]*outbox.Group{"A": nil}})
 }
 
 // only returns the queue's pending item of a message.
@@ -119,7 +119,7 @@ func TestWhatReplacesALostCloudEventIsForTheSame(t *testing.T) {
 		mustAdd(t, o, "A", "scheduled", "a")
 		q := o.Queue("a")
 		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Error: "no"})
-		if _, err := o.Replay([]string{o.List(outbox.Selection{State: outbox.StateDead})[0].Key}, "", "root"); err != nil {
+		if _, err := replay(o, []string{o.List(outbox.Selection{State: outbox.StateDead})[0].Key}, "", "root"); err != nil {
 			t.Fatal(err)
 		}
 		mustAdd(t, o, "A", "started")

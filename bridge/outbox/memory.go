@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,8 +26,8 @@ type memory struct {
 	routes   map[string]*route
 	settings []Route // the last Batch.Routes; nil: none yet
 
-	hidden  map[string][]Ref // by group: what is pending that Join has added and readers are not shown yet
-	recent  []*entry         // includes all deliveries that are not on disk
+	hidden  map[string][]*entry // by group: what is pending that Join has added and readers are not shown yet
+	recent  []*entry            // includes all deliveries that are not on disk
 	pending tally
 	dead    tally
 }
@@ -93,7 +94,7 @@ type receipt struct {
 func newMemory() memory {
 	return memory{
 		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
-		latest: map[uint64]*group{}, routes: map[string]*route{}, hidden: map[string][]Ref{},
+		latest: map[uint64]*group{}, routes: map[string]*route{}, hidden: map[string][]*entry{},
 	}
 }
 
@@ -202,12 +203,22 @@ func (m *memory) setLatest(g *group, to *message) {
 	}
 }
 
-// entry returns the pending delivery, nil if it isn't pending.
-func (m *memory) entry(ref Ref) *entry {
-	if r := m.routes[ref.Route]; r != nil {
-		return r.pending.find(ref.Seq)
+// pendingEntry returns a pending delivery, nil if it isn't pending.
+func (m *memory) pendingEntry(route string, seq uint64) *entry {
+	r := m.routes[route]
+	if r == nil {
+		return nil
 	}
-	return nil
+	return r.pending.find(seq)
+}
+
+// pendingOf returns the pending deliveries about a group, of all routes, in order.
+func (m *memory) pendingOf(group string) []Delivery {
+	g := m.groups[group]
+	if g == nil {
+		return nil
+	}
+	return deliveries(slices.SortedFunc(maps.Keys(g.pending), bySeq))
 }
 
 // delivery returns the pending delivery or, if there is none, the dead letter; nil if there is neither.
@@ -359,24 +370,26 @@ func (g *group) receiptIndex(route string) int {
 	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
-// deliveryState returns the state of a delivery, if message knows its CloudEvent; "" for none.
-func (m *memory) deliveryState(name string, seq uint64) string {
-	r := m.routes[name]
+// delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if message knows its
+// CloudEvent. Any other has no state.
+func (m *memory) delivery(route string, seq uint64) Delivery {
+	r := m.routes[route]
 	if r != nil {
 		e := r.delivery(seq)
 		if e != nil {
-			return e.State
+			return e.record()
 		}
 	}
+	d := Delivery{Route: route}
 	msg := m.message(seq)
 	if msg != nil {
 		for _, s := range msg.settled {
-			if s.Route == name {
-				return s.State
+			if s.Route == route {
+				d.State = s.State
 			}
 		}
 	}
-	return ""
+	return d
 }
 
 // setResult records the result of a settled delivery.

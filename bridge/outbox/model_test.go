@@ -98,7 +98,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		r := ref{d.Route, d.Seq}
 		if d.State == outbox.StateDead {
 			m.dead[r] = d.Reason
-			if slices.ContainsFunc(o.Unreported(d.Route), func(u outbox.Delivery) bool { return u.Key == d.Key }) {
+			if slices.ContainsFunc(unreportedOf(o, d.Route), func(u outbox.Delivery) bool { return u.Key == d.Key }) {
 				m.dead[r] += unreported
 			}
 			continue
@@ -181,7 +181,7 @@ func agree(t *testing.T, o *outbox.Outbox) {
 		}
 	}
 	for route := range stats {
-		want.Unreported += len(o.Unreported(route))
+		want.Unreported += len(unreportedOf(o, route))
 	}
 	slices.Sort(ofGroups)
 	slices.Sort(ofGroupsGot)
@@ -317,13 +317,13 @@ func (p *player) step() {
 	case 0, 1, 2, 3: // a change of a group
 		p.change(now)
 	case 4: // two groups change in one batch, one of them is over
-		b := outbox.Batch{Now: now, Values: map[string][]byte{"x": fmt.Append(nil, p.next(9))},
+		b := outbox.Batch{Values: map[string][]byte{"x": fmt.Append(nil, p.next(9))},
 			Groups: map[string]*outbox.Group{p.group(): nil}}
 		p.m.values["x"] = string(b.Values["x"])
 		for id := range b.Groups {
 			p.endGroup(id)
 		}
-		p.check(p.o.Apply(b))
+		p.check(apply(p.o, time.Now(), b))
 	case 5, 6:
 		p.accept(now)
 	case 7: // an attempt fails
@@ -377,7 +377,7 @@ func (p *player) step() {
 			m.Ended = now
 		}
 		p.m.mutes[m.ID] = m.Ended.IsZero()
-		p.check(p.o.Apply(outbox.Batch{Now: now, Mutes: []delivery.Mute{m}}))
+		p.check(apply(p.o, now, outbox.Batch{Mutes: []delivery.Mute{m}}))
 	case 13: // the disk fails or works
 		p.disk.set(func() {
 			switch p.next(4) {
@@ -431,7 +431,7 @@ func (p *player) setRoutes(routes []outbox.Route, now time.Time) {
 
 func (p *player) change(now time.Time) {
 	group := p.group()
-	a := outbox.Addition{Message: delivery.Message{Seq: p.o.Reserve(now), ID: fmt.Sprint(group, "-", len(p.states)),
+	a := outbox.Addition{Message: delivery.Message{Seq: reserve(p.o, now), ID: fmt.Sprint(group, "-", len(p.states)),
 		Type: "t", Group: group}}
 	a.Body = body(a.ID)
 	for _, name := range modelRoutes {
@@ -444,8 +444,7 @@ func (p *player) change(now time.Time) {
 	p.last[a.Seq] = a
 	p.m.groups[group] = a.Seq
 	p.m.marks[a.ID] = 1
-	p.check(p.o.Apply(outbox.Batch{
-		Now: now, Add: []outbox.Addition{a}, Groups: map[string]*outbox.Group{group: groupWith(a)},
+	p.check(apply(p.o, now, outbox.Batch{Add: []outbox.Addition{a}, Groups: map[string]*outbox.Group{group: groupWith(a)},
 		Marks: map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: now}},
 	}))
 }
@@ -522,7 +521,7 @@ func (p *player) byHand() {
 		}
 	}
 	if p.next(2) == 0 {
-		_, err := p.o.Drop(keys, "somebody", nil)
+		_, err := drop(p.o, keys, "somebody")
 		p.check(err)
 		for _, key := range keys {
 			r := parse(key)
@@ -537,7 +536,7 @@ func (p *player) byHand() {
 		gone, known := p.m.routes[parse(key).route]
 		return gone || !known
 	})
-	replayed, err := p.o.Replay(keys, "", "root")
+	replayed, err := replay(p.o, keys, "", "root")
 	p.check(err)
 	if len(replayed) != len(keys) {
 		p.t.Errorf("%d of %d were replayed", len(replayed), len(keys))
@@ -564,22 +563,21 @@ func parse(key string) ref {
 }
 
 func (p *player) rearrange(now time.Time) {
-	b := outbox.Batch{Now: now}
-	for _, d := range p.o.Pending(p.group()) {
-		r := ref{d.Route, d.Seq}
-		if p.next(4) == 0 {
-			b.Supersede = append(b.Supersede, outbox.Ref{Route: d.Route, Seq: d.Seq})
-			p.settle(r, outbox.StateSuperseded)
+	p.check(p.o.Update(now, func(tx *outbox.Tx) {
+		for _, d := range tx.Pending(p.group()) {
+			if p.next(4) == 0 {
+				tx.Supersede(d)
+				p.settle(ref{d.Route, d.Seq}, outbox.StateSuperseded)
+			}
 		}
-	}
-	for _, d := range p.o.Unreported(p.route()) {
-		if p.next(3) == 0 {
-			r := ref{d.Route, d.Seq}
-			b.Reported = append(b.Reported, outbox.Ref{Route: r.route, Seq: r.seq})
-			p.m.dead[r] = strings.TrimSuffix(p.m.dead[r], unreported)
+		for _, d := range tx.Unreported(p.route()) {
+			if p.next(3) == 0 {
+				tx.SetReported(d)
+				r := ref{d.Route, d.Seq}
+				p.m.dead[r] = strings.TrimSuffix(p.m.dead[r], unreported)
+			}
 		}
-	}
-	p.check(p.o.Apply(b))
+	})())
 }
 
 // play follows the script to its end, and then looks at every crash that could have happened.

@@ -30,29 +30,29 @@ func (m *memory) setMute(to delivery.Mute) {
 }
 
 // setMutes applies Batch.Mutes.
-func (c *change) setMutes(list []delivery.Mute) {
+func (tx *Tx) setMutes(list []delivery.Mute) {
 	if len(list) == 0 {
 		return
 	}
 	for _, m := range list {
 		if !m.Active() && m.LastSeq == 0 {
-			m.LastSeq = c.last
+			m.LastSeq = tx.last
 		}
-		muteTable.set(c, m.ID, m)
-		c.newMutes[m.ID] = true
+		muteTable.set(tx, m.ID, m)
+		tx.newMutes[m.ID] = true
 	}
-	c.dropMutes()
-	c.assignMutes()
+	tx.dropMutes()
+	tx.assignMutes()
 }
 
 // dropMutes keeps the mutes that ended last. When they began doesn't matter: deliveries may have waited for a long one.
-func (c *change) dropMutes() {
-	ended := slices.DeleteFunc(slices.Clone(c.mutes), (*delivery.Mute).Active)
+func (tx *Tx) dropMutes() {
+	ended := slices.DeleteFunc(slices.Clone(tx.mutes), (*delivery.Mute).Active)
 	sort.SliceStable(ended, func(i, j int) bool { return ended[i].Ended.After(ended[j].Ended) })
 	for _, m := range ended[min(keepMutes, len(ended)):] {
-		c.mutes = slices.DeleteFunc(c.mutes, func(other *delivery.Mute) bool { return other == m })
-		delete(c.newMutes, m.ID)
-		c.write(bucketMutes, m.ID, nil)
+		tx.mutes = slices.DeleteFunc(tx.mutes, func(other *delivery.Mute) bool { return other == m })
+		delete(tx.newMutes, m.ID)
+		tx.write(bucketMutes, m.ID, nil)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // mute adds a mute, or changes one.
 func mute(t *testing.T, o *outbox.Outbox, m delivery.Mute) {
 	t.Helper()
-	if err := o.Apply(outbox.Batch{Now: time.Now(), Mutes: []delivery.Mute{m}}); err != nil {
+	if err := apply(o, time.Now(), outbox.Batch{Mutes: []delivery.Mute{m}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -214,7 +214,7 @@ func TestMutesOfAFileReadLateAreLoaded(t *testing.T) {
 		qa, qb := readerOf(o, "a"), readerOf(o, "b")
 		_, _ = add(o, "B", "scheduled", "a")
 		ended.Ended = time.Now()
-		_ = o.Apply(outbox.Batch{Now: time.Now(), Mutes: []delivery.Mute{ended}})
+		_ = apply(o, time.Now(), outbox.Batch{Mutes: []delivery.Mute{ended}})
 		want(t, "before the file comes a hears", qa.heard(), "B-scheduled")
 		comes(t, dir, filepath.Join(older, "outbox.db"))
 		time.Sleep(6 * time.Second)
@@ -243,7 +243,7 @@ func TestMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
 			return delivery.Mute{ID: id, By: "alice", Since: time.Now(), Until: time.Now().Add(time.Hour)}
 		}
 		o := open(t, dir, outbox.Options{})
-		if _, err := o.Own("vmid-0"); err != nil {
+		if _, err := own(o, "vmid-0"); err != nil {
 			t.Fatal(err)
 		}
 		mute(t, o, at("old"))
@@ -253,7 +253,7 @@ func TestMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
 		o = open(t, dir, outbox.Options{})
 		mute(t, o, at("new"))
 		mute(t, o, at("extended"))
-		if fresh, err := o.Own("vmid-1"); !fresh || err != nil {
+		if fresh, err := own(o, "vmid-1"); !fresh || err != nil {
 			t.Fatalf("Own = %v, %v", fresh, err)
 		}
 		want(t, "mutes", ids(o), "extended", "new")
@@ -262,7 +262,7 @@ func TestMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
 		o.Close()
 
 		o = open(t, dir, outbox.Options{})
-		if fresh, err := o.Own("vmid-1"); fresh || err != nil {
+		if fresh, err := own(o, "vmid-1"); fresh || err != nil {
 			t.Fatalf("Own = %v, %v", fresh, err)
 		}
 		want(t, "mutes after a restart", ids(o), "extended", "new")

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,17 +53,19 @@ type Outbox struct {
 	readOnly bool // opened by OpenReadOnly
 	bounds   Bounds
 
-	storage  Storage      // opened, written and compacted only by the writer, because that may hang
-	loaded   bool         // a file was taken in, or made; only the writer uses it
-	patience *time.Timer  // expires when the disk gives no sign of life for too long; only the writer uses it
-	hanging  atomic.Int32 // reads of the storage that take too long
+	storage   Storage      // opened, written and compacted only by the writer, because that may hang
+	loaded    bool         // a file was taken in, or made; only the writer uses it
+	compacted time.Time    // when Maintain last shrank the file; only the writer uses it
+	patience  *time.Timer  // expires when the disk gives no sign of life for too long; only the writer uses it
+	hanging   atomic.Int32 // reads of the storage that take too long
 
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
 	journal
-	followers map[chan json.RawMessage]bool
-	callbacks Callbacks
-	late      *memory // what a file holds that waits for Join
+	followers  map[chan json.RawMessage]bool
+	callbacks  Callbacks
+	maintained time.Time // when Maintain last dropped history
+	late       *memory   // what a file holds that waits for Join
 
 	state     state
 	why       error         // why not everything is on disk, or soon is; nil while it is
@@ -147,15 +148,6 @@ func (c Callbacks) forgot(what string, count int) {
 	}
 }
 
-// Reserve returns the next sequence number: the time in microseconds, made unique. It always increases, even after a
-// restart with the clock set back.
-func (o *Outbox) Reserve(now time.Time) uint64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.last = max(o.last+1, uint64(max(0, now.UnixMicro())))
-	return o.last
-}
-
 // Value returns the owner's value of that name; nil if there is none.
 func (o *Outbox) Value(name string) []byte {
 	o.mu.Lock()
@@ -174,33 +166,14 @@ func (o *Outbox) Groups() map[string]Group {
 func (o *Outbox) Mark(group, id string) Mark {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if g := o.groups[group]; g != nil {
-		if at := g.markIndex(id, group); at >= 0 {
+	g := o.groups[group]
+	if g != nil {
+		at := g.markIndex(id, group)
+		if at >= 0 {
 			return g.marks[at].unpack(group)
 		}
 	}
 	return Mark{}
-}
-
-// Own makes the VM the owner of the outbox. An outbox of another VM, whose disk was cloned, is set aside and never
-// sent; fresh is true then. Own doesn't wait for the disk; the error is that of Durable.
-func (o *Outbox) Own(vmID string) (fresh bool, err error) {
-	o.submit(time.Now(), func(c *change) {
-		if vmID == "" || strings.EqualFold(c.owner, vmID) {
-			return
-		}
-		foreign := checkOwner(c.owner, vmID)
-		fresh = foreign != nil
-		if fresh {
-			c.reset()
-			clear(o.waiting)
-			o.inFlight = nil
-			o.stored, o.unusable = o.number, foreign
-		}
-		c.owner = vmID
-		c.write(bucketMeta, metaOwner, []byte(vmID))
-	})
-	return fresh, o.Durable()
 }
 
 // Owner returns the vmId of the owner; "" for none.
@@ -219,9 +192,6 @@ func (o *Outbox) Durable() error {
 
 // Path returns the path of the file.
 func (o *Outbox) Path() string { return o.path }
-
-// Size returns the size of the file in bytes when it was last opened or written.
-func (o *Outbox) Size() int64 { return o.storage.Size() }
 
 // Close writes waiting changes and closes the file. It fails if they can't be written and pending deliveries are lost.
 func (o *Outbox) Close() error {

@@ -2,9 +2,11 @@ package outbox_test
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -47,6 +49,66 @@ func open(t testing.TB, dir string, options outbox.Options) *outbox.Outbox {
 	return o
 }
 
+// submit makes a batch a change of its own.
+func submit(o *outbox.Outbox, now time.Time, b outbox.Batch) (wait func() error) {
+	return o.Update(now, func(tx *outbox.Tx) { tx.Apply(b) })
+}
+
+// apply makes a batch a change of its own, and waits for the disk.
+func apply(o *outbox.Outbox, now time.Time, b outbox.Batch) error { return submit(o, now, b)() }
+
+func reserve(o *outbox.Outbox, now time.Time) (seq uint64) {
+	o.Update(now, func(tx *outbox.Tx) { seq = tx.Reserve() })
+	return seq
+}
+
+func own(o *outbox.Outbox, vmID string) (fresh bool, err error) {
+	o.Update(time.Now(), func(tx *outbox.Tx) { fresh = tx.Own(vmID) })
+	return fresh, o.Durable()
+}
+
+func newRoutes(o *outbox.Outbox, routes []outbox.Route) (added, back []string) {
+	o.Update(time.Now(), func(tx *outbox.Tx) { added, back = tx.NewRoutes(routes) })
+	return added, back
+}
+
+func unreportedOf(o *outbox.Outbox, route string) (list []outbox.Delivery) {
+	o.Update(time.Now(), func(tx *outbox.Tx) { list = tx.Unreported(route) })
+	return list
+}
+
+func replay(o *outbox.Outbox, keys []string, to, by string) (replayed []outbox.Delivery, err error) {
+	wait := o.Update(time.Now(), func(tx *outbox.Tx) { replayed, err = tx.Replay(keys, to, by) })
+	return replayed, cmp.Or(err, wait())
+}
+
+func drop(o *outbox.Outbox, keys []string, by string) (dropped []outbox.Delivery, err error) {
+	wait := o.Update(time.Now(), func(tx *outbox.Tx) { dropped, err = tx.Drop(keys, by) })
+	return dropped, cmp.Or(err, wait())
+}
+
+func supersede(o *outbox.Outbox, list ...outbox.Delivery) error {
+	return o.Update(time.Now(), func(tx *outbox.Tx) {
+		for _, d := range list {
+			tx.Supersede(d)
+		}
+	})()
+}
+
+// refTo names a delivery.
+func refTo(route string, seq uint64) outbox.Delivery {
+	return outbox.Delivery{Route: route, Item: delivery.Item{Message: &delivery.Message{Seq: seq}}}
+}
+
+// routeNames returns the names of all routes that the outbox knows or has deliveries of.
+func routeNames(o *outbox.Outbox) []string { return slices.Sorted(maps.Keys(o.Stats())) }
+
+// bodyOf returns the CloudEvent of a delivery.
+func bodyOf(o *outbox.Outbox, route string, seq uint64) ([]byte, error) {
+	_, body, err := o.Show(fmt.Sprintf("%s/%016d", route, seq))
+	return body, err
+}
+
 // body returns a CloudEvent in the JSON format.
 func body(id string) []byte {
 	return fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{}}`, id)
@@ -55,7 +117,7 @@ func body(id string) []byte {
 // addition is one CloudEvent about the group for the routes.
 func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addition {
 	id := strings.TrimPrefix(group+"-"+change, "-")
-	a := outbox.Addition{Body: body(id), Message: delivery.Message{Seq: o.Reserve(time.Now()), ID: id, Type: "t",
+	a := outbox.Addition{Body: body(id), Message: delivery.Message{Seq: reserve(o, time.Now()), ID: id, Type: "t",
 		Group: group, Change: change}}
 	a.To = append(a.To, to...)
 	return a
@@ -70,7 +132,7 @@ func groupOf(id string) string {
 // add commits a change of the group, whose newest it becomes.
 func add(o *outbox.Outbox, group, change string, to ...string) (outbox.Addition, error) {
 	a := addition(o, group, change, to...)
-	b := outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}
+	b := outbox.Batch{Add: []outbox.Addition{a}}
 	if group != "" {
 		b.Groups = map[string]*outbox.Group{group: groupWith(a)}
 		b.Marks = map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: time.Now()}}
@@ -78,7 +140,7 @@ func add(o *outbox.Outbox, group, change string, to ...string) (outbox.Addition,
 			b.Groups[group] = nil
 		}
 	}
-	return a, o.Apply(b)
+	return a, apply(o, time.Now(), b)
 }
 
 // groupWith returns an open group with that latest change.
@@ -89,11 +151,11 @@ func groupWith(a outbox.Addition) *outbox.Group {
 // end ends groups. What is pending about them stays, but only the file has it.
 func end(t testing.TB, o *outbox.Outbox, groups ...string) {
 	t.Helper()
-	b := outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{}}
+	b := outbox.Batch{Groups: map[string]*outbox.Group{}}
 	for _, group := range groups {
 		b.Groups[group] = nil
 	}
-	if err := o.Apply(b); err != nil {
+	if err := apply(o, time.Now(), b); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -110,8 +172,8 @@ func mustAdd(t testing.TB, o *outbox.Outbox, group, change string, to ...string)
 
 // setRoutes says which routes there are from now on, as Batch.Routes does.
 func setRoutes(o *outbox.Outbox, now time.Time, routes ...outbox.Route) (added, back []string, err error) {
-	added, back = o.NewRoutes(routes)
-	return added, back, o.Apply(outbox.Batch{Now: now, Routes: append([]outbox.Route{}, routes...)})
+	added, back = newRoutes(o, routes)
+	return added, back, apply(o, now, outbox.Batch{Routes: append([]outbox.Route{}, routes...)})
 }
 
 // ids returns the ids of deliveries.
@@ -160,16 +222,14 @@ func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 			len(back) != 0 {
 			t.Fatal(added, back, err)
 		}
-		if fresh, err := o.Own("vmid-0"); fresh || err != nil {
+		if fresh, err := own(o, "vmid-0"); fresh || err != nil {
 			t.Fatal(fresh, err)
 		}
 		first := mustAdd(t, o, "A", "scheduled", "a", "b")
 		second := mustAdd(t, o, "A", "started", "a", "b")
 		replaced := addition(o, "B", "vanished", "a")
 		replaced.Replaced = true
-		if err := o.Apply(outbox.Batch{
-			Now: now, Values: map[string][]byte{"observer": []byte("vm-0")}, Add: []outbox.Addition{replaced},
-		}); err != nil {
+		if err := apply(o, now, outbox.Batch{Values: map[string][]byte{"observer": []byte("vm-0")}, Add: []outbox.Addition{replaced}}); err != nil {
 			t.Fatal(err)
 		}
 		qa, qb := o.Queue("a"), o.Queue("b")
@@ -224,11 +284,11 @@ func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 			!i.Next.Equal(now.Add(time.Second)) {
 			t.Errorf("the item is %+v", i)
 		}
-		if added, back := o.NewRoutes([]outbox.Route{{Name: "a"}, {Name: "c"}}); !slices.Equal(added, []string{"c"}) ||
+		if added, back := newRoutes(o, []outbox.Route{{Name: "a"}, {Name: "c"}}); !slices.Equal(added, []string{"c"}) ||
 			back != nil {
 			t.Errorf("new routes are %v, back are %v", added, back)
 		}
-		if got := o.Reserve(now.Add(-time.Hour)); got <= second.Seq {
+		if got := reserve(o, now.Add(-time.Hour)); got <= second.Seq {
 			t.Errorf("the sequence number went back to %d", got)
 		}
 	})
@@ -254,7 +314,7 @@ func TestOnlyOneProcessOpensAnOutbox(t *testing.T) {
 			t.Fatal(err)
 		}
 		want(t, "pending", pending(r, "a"), "A-scheduled")
-		if err := r.Apply(outbox.Batch{}); err == nil {
+		if err := apply(r, time.Now(), outbox.Batch{}); err == nil {
 			t.Error("it can be changed")
 		}
 		defer r.Close()

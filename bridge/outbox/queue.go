@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -62,7 +61,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 	defer o.mu.Unlock()
 	c.Mutes = o.route(q.name).activeMutes()
 	for seq := range q.dirty {
-		switch e := o.entry(Ref{q.name, seq}); {
+		switch e := o.pendingEntry(q.name, seq); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
 		case o.why == nil && e.change > o.stored && !e.shown:
@@ -83,7 +82,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	o := q.outbox
 	o.mu.Lock()
-	pending := o.entry(Ref{q.name, i.Seq}) != nil
+	pending := o.pendingEntry(q.name, i.Seq) != nil
 	if g := o.groups[i.Group]; g.receiptIndex(q.name) >= 0 {
 		receipt = g.receipts[g.receiptIndex(q.name)].value
 	}
@@ -91,7 +90,7 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	if !pending {
 		return ce, receipt, delivery.ErrSettled
 	}
-	body, err := o.Body(i.Seq)
+	body, err := o.cloudEvent(i.Seq)
 	if err != nil {
 		return ce, nil, err
 	}
@@ -118,9 +117,9 @@ func (o *Outbox) body(seq uint64) []byte {
 	return nil
 }
 
-// Body returns the JSON of the CloudEvent with that sequence number, which must not be changed. The error wraps
-// delivery.ErrLost if it can never be read again.
-func (o *Outbox) Body(seq uint64) ([]byte, error) {
+// cloudEvent returns the JSON of the CloudEvent with that sequence number. The error wraps delivery.ErrLost if it can
+// never be read again.
+func (o *Outbox) cloudEvent(seq uint64) ([]byte, error) {
 	o.mu.Lock()
 	body := o.body(seq)
 	foreign := seq <= o.foreign
@@ -171,21 +170,7 @@ func (o *Outbox) readBody(seq uint64) ([]byte, error) {
 func (o *Outbox) Pending(group string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if g := o.groups[group]; g != nil {
-		return deliveries(slices.SortedFunc(maps.Keys(g.pending), bySeq))
-	}
-	return nil
-}
-
-// Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
-// never reported.
-func (o *Outbox) Unreported(route string) []Delivery {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if r := o.routes[route]; r != nil {
-		return deliveries(slices.SortedFunc(maps.Keys(r.unreported), bySeq))
-	}
-	return nil
+	return o.pendingOf(group)
 }
 
 // Delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if its CloudEvent is the
@@ -193,14 +178,7 @@ func (o *Outbox) Unreported(route string) []Delivery {
 func (o *Outbox) Delivery(route string, seq uint64) Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r := o.routes[route]
-	if r != nil {
-		e := r.delivery(seq)
-		if e != nil {
-			return e.record()
-		}
-	}
-	return Delivery{Route: route, State: o.deliveryState(route, seq)}
+	return o.delivery(route, seq)
 }
 
 // maxUnsynced bounds the reported deliveries of a route that are not on disk.
@@ -211,7 +189,7 @@ func (q *queue) Report(r delivery.Report) {
 	if r.Now.IsZero() {
 		r.Now = time.Now()
 	}
-	n := o.change(r.Now, func(c *change) { c.report(c.route(q.name), r) })
+	n := o.change(r.Now, func(tx *Tx) { tx.report(tx.route(q.name), r) })
 	q.unsynced += len(r.Accepted) + len(r.Superseded)
 	if !r.Durable && q.unsynced < maxUnsynced {
 		o.syncSoon()
@@ -222,7 +200,7 @@ func (q *queue) Report(r delivery.Report) {
 }
 
 // report applies the results for deliveries of the route.
-func (c *change) report(r *route, rep delivery.Report) {
+func (tx *Tx) report(r *route, rep delivery.Report) {
 	each := func(items []*delivery.Item, f func(e *entry)) {
 		for _, i := range items {
 			if e := r.pending.find(i.Seq); e != nil {
@@ -230,71 +208,71 @@ func (c *change) report(r *route, rep delivery.Report) {
 			}
 		}
 	}
-	each(rep.Failed, func(e *entry) { c.recordFailure(e, rep) })
+	each(rep.Failed, func(e *entry) { tx.recordFailure(e, rep) })
 	each(rep.FellBack, func(e *entry) {
 		if !e.FellBack {
-			c.fallBack(e, cmp.Or(e.Error, rep.Error))
+			tx.fallBack(e, cmp.Or(e.Error, rep.Error))
 			next := e.copy()
 			next.FellBack = true
-			c.replace(e, next)
+			tx.replace(e, next)
 		}
 	})
-	each(rep.Superseded, func(e *entry) { c.supersede(e, "") })
+	each(rep.Superseded, func(e *entry) { tx.supersede(e, "") })
 	for _, i := range rep.Accepted {
-		c.settleAccepted(r, i, rep)
+		tx.settleAccepted(r, i, rep)
 	}
 	counted := slices.Concat(rep.Failed, rep.Untried)
 	each(rep.Dead, func(e *entry) {
-		if rep.Reason == delivery.ReasonLost && c.replaceLost(e) {
+		if rep.Reason == delivery.ReasonLost && tx.replaceLost(e) {
 			return
 		}
 		ofAttempt := rep.Reason == delivery.ReasonRejected || rep.Reason == delivery.ReasonExpired
 		same := func(i *delivery.Item) bool { return i.Seq == e.Seq }
-		c.giveUp(e, rep.Reason, rep.Error, ofAttempt && !slices.ContainsFunc(counted, same))
+		tx.giveUp(e, rep.Reason, rep.Error, ofAttempt && !slices.ContainsFunc(counted, same))
 	})
 	for _, i := range slices.Concat(rep.Accepted, rep.Failed, rep.Dead) {
-		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > c.foreign {
-			c.keepReceipt(i.Group, r.name, slices.Clone(rep.Answer.Receipt))
+		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > tx.foreign {
+			tx.keepReceipt(i.Group, r.name, slices.Clone(rep.Answer.Receipt))
 		}
 	}
 }
 
 // keepReceipt keeps a receipt until 30 days after its group is over, or from now on if that is over.
-func (c *change) keepReceipt(group, route string, receipt []byte) {
-	receiptTable.set(c, group+"/"+route, receipt)
-	g := c.group(group)
+func (tx *Tx) keepReceipt(group, route string, receipt []byte) {
+	receiptTable.set(tx, group+"/"+route, receipt)
+	g := tx.group(group)
 	if g.latest == nil {
-		g.extendEnd(c.now)
-		c.write(bucketEnded, group, g.ended)
+		g.extendEnd(tx.now)
+		tx.write(bucketEnded, group, g.ended)
 	}
 }
 
 // replaceLost makes the latest change of a group pending instead of a delivery whose CloudEvent is lost, and reports whether
 // it did. It doesn't if the group is over, if the route's delivery of that change is a dead letter or was dropped, or if
 // the route acts: that begins nothing it was not given before.
-func (c *change) replaceLost(e *entry) bool {
-	g := c.groups[e.Group]
+func (tx *Tx) replaceLost(e *entry) bool {
+	g := tx.groups[e.Group]
 	if g == nil || g.latest == nil || g.latest == e.message {
 		return false
 	}
-	state := c.deliveryState(e.Route, g.latest.Seq)
+	state := tx.delivery(e.Route, g.latest.Seq).State
 	switch {
 	case state == StatePending:
 	case state == StateDead, state == StateDropped, e.route.late == delivery.LateDrop:
 		return false
 	default:
-		c.addPending(g.latest, e.route, delivery.Item{
-			NotBefore: e.NotBefore, PendingSince: c.now.UTC(), FallbackFor: e.FallbackFor,
+		tx.addPending(g.latest, e.route, delivery.Item{
+			NotBefore: e.NotBefore, PendingSince: tx.now.UTC(), FallbackFor: e.FallbackFor,
 			Replayed: e.Replayed, ReplayedBy: e.ReplayedBy,
 		})
 	}
-	c.lost = append(c.lost, e.record())
-	c.supersede(e, "its CloudEvent is lost; the latest change of its event is delivered instead")
+	tx.lost = append(tx.lost, e.record())
+	tx.supersede(e, "its CloudEvent is lost; the latest change of its event is delivered instead")
 	return true
 }
 
 // recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.
-func (c *change) recordFailure(e *entry, rep delivery.Report) {
+func (tx *Tx) recordFailure(e *entry, rep delivery.Report) {
 	next := e.copy()
 	next.LastAttempt = rep.Now.UTC()
 	next.Attempts++
@@ -304,26 +282,26 @@ func (c *change) recordFailure(e *entry, rep delivery.Report) {
 	if rep.Answer.Progress != nil {
 		next.Progress = slices.Clone(rep.Answer.Progress)
 	}
-	c.replace(e, next)
+	tx.replace(e, next)
 }
 
 // settleAccepted settles an accepted delivery, even if it is no longer pending.
-func (c *change) settleAccepted(r *route, i *delivery.Item, rep delivery.Report) {
-	if i.Seq <= c.foreign {
+func (tx *Tx) settleAccepted(r *route, i *delivery.Item, rep delivery.Report) {
+	if i.Seq <= tx.foreign {
 		return // another VM's
 	}
 	r.delivered++
 	r.accepted = rep.Now
-	m, e, letter := c.message(i.Seq), r.pending.find(i.Seq), r.dead.find(i.Seq)
+	m, e, letter := tx.message(i.Seq), r.pending.find(i.Seq), r.dead.find(i.Seq)
 	if m == nil {
 		m = &message{Message: *i.Message}
 	}
-	c.record(m, i, Result{Route: r.name, State: StateAccepted, Answer: rep.Answer.Status, AnswerID: rep.Answer.ID,
+	tx.record(m, i, Result{Route: r.name, State: StateAccepted, Answer: rep.Answer.Status, AnswerID: rep.Answer.ID,
 		Attempts: i.Attempts + 1})
 	if letter != nil { // it was delivered after all
-		c.remove(letter)
+		tx.remove(letter)
 	}
 	if e != nil {
-		c.remove(e)
+		tx.remove(e)
 	}
 }

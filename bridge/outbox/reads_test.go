@@ -91,7 +91,7 @@ func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
-		o.Own("vm-0")
+		own(o, "vm-0")
 		mustAdd(t, o, "A", "scheduled", "a")
 		mustAdd(t, o, "B", "scheduled", "a")
 		mute(t, o, delivery.Mute{ID: "m", Sink: "z", Since: time.Now(), Until: time.Now().Add(time.Hour)})
@@ -127,7 +127,7 @@ func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 					want(t, fmt.Sprint("read ", n, " finds damage: pending"), pending(o, "a"), "C-scheduled")
 					want(t, fmt.Sprint("read ", n, " finds damage: aside"), left.aside, "damaged")
 				}
-				if _, err := o.Body(late.Seq); err != nil {
+				if _, err := bodyOf(o, "a", late.Seq); err != nil {
 					t.Errorf("read %d: %v: what was added meanwhile: %v", n, cause, err)
 				}
 				o.Close()
@@ -143,13 +143,9 @@ func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 // file is set aside and everything in memory is written to a new one. CloudEvents of what is over are only in the old one.
 func TestFailedReadLaterLosesNothing(t *testing.T) {
 	for claim, read := range map[string]func(o *outbox.Outbox, seq uint64) error{
-		"Body":     func(o *outbox.Outbox, seq uint64) error { _, err := o.Body(seq); return err },
 		"Walk":     func(o *outbox.Outbox, _ uint64) error { return o.Walk(0, func(outbox.Record) error { return nil }) },
 		"Maintain": func(o *outbox.Outbox, _ uint64) error { return <-o.Maintain(time.Now()) },
-		"Show": func(o *outbox.Outbox, seq uint64) error {
-			_, _, err := o.Show(fmt.Sprintf("a/%016d", seq))
-			return err
-		},
+		"Show":     func(o *outbox.Outbox, seq uint64) error { _, err := bodyOf(o, "a", seq); return err },
 		"Read": func(o *outbox.Outbox, seq uint64) error {
 			_, _, err := o.Queue("a").Read(&delivery.Item{Message: &delivery.Message{Seq: seq}})
 			return err
@@ -229,18 +225,15 @@ func TestOnlyPendingDeliveriesChange(t *testing.T) {
 		q.Report(delivery.Report{Now: time.Now(), Failed: q.Changes().Pending, Error: "down", Next: time.Now().Add(time.Hour),
 			Durable: true})
 		before := shown(t, o)
-		ref := outbox.Ref{Route: "c", Seq: a.Seq}
-		other := outbox.Ref{Route: "a", Seq: a.Seq + 1}
 		again := a
 		again.Body, again.To = nil, []string{"a"}
-		for _, b := range []outbox.Batch{{Supersede: []outbox.Ref{ref, other}}, {Add: []outbox.Addition{again}}} {
-			b.Now = time.Now()
-			if err := o.Apply(b); err != nil {
-				t.Fatal(err)
-			}
-			if got := shown(t, o); got != before {
-				t.Errorf("after %+v it shows\n%s\nwant\n%s", b, got, before)
-			}
+		err := errors.Join(supersede(o, refTo("c", a.Seq), refTo("a", a.Seq+1)),
+			apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{again}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := shown(t, o); got != before {
+			t.Errorf("it shows\n%s\nwant\n%s", got, before)
 		}
 		if n := d.count("settled"); n != 0 {
 			t.Errorf("%d outcomes are on disk, want none", n)
@@ -254,7 +247,7 @@ func TestAcceptedDeliveryIsRecordedEvenIfSuperseded(t *testing.T) {
 		a := mustAdd(t, o, "A", "vanished", "a")
 		q := o.Queue("a")
 		items := q.Changes().Pending
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Supersede: []outbox.Ref{{Route: "a", Seq: a.Seq}}}); err != nil {
+		if err := supersede(o, refTo("a", a.Seq)); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: items, Durable: true})
@@ -279,7 +272,7 @@ func TestChangesAfterCloseAreNotOnDisk(t *testing.T) {
 		if _, err := add(o, "A", "scheduled", "a"); err == nil || !strings.Contains(err.Error(), "closed") {
 			t.Errorf("Apply = %v, want that it is closed", err)
 		}
-		o.GiveUpOrphans(time.Now())
+		o.Maintain(time.Now())
 		time.Sleep(time.Minute)
 		if n := d.transactions() - before; n != 0 {
 			t.Errorf("%d transactions were written, want none", n)

@@ -11,6 +11,9 @@ const KeepHistory = 90 * 24 * time.Hour
 const (
 	keepDead  = 90 * 24 * time.Hour
 	keepEnded = 30 * 24 * time.Hour // marks and receipts of groups that have ended
+
+	maintainEvery = 10 * time.Minute
+	compactEvery  = 24 * time.Hour
 )
 
 // addJob makes the writer run do between two writes, because do reads or writes the disk. It returns at once; the
@@ -35,65 +38,82 @@ func (o *Outbox) addJob(do func() error) <-chan error {
 	return done
 }
 
-// Maintain drops expired records. Call it regularly, about every ten minutes. It returns at once; done returns the
-// error after the disk was read.
+// Maintain drops what is too old. About every ten minutes, or if the history has grown a lot, it also drops history on
+// disk, and once a day it shrinks the file if most of it is free. Call it about once a second. It returns at once; done
+// returns the error of what it does on disk.
 func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
-	o.GiveUpOrphans(now)
+	o.mu.Lock()
+	grown := o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
+	due := grown || now.Sub(o.maintained) >= maintainEvery
+	if due {
+		o.maintained = now
+	}
+	o.mu.Unlock()
 	aged := 0
-	o.change(now, func(c *change) {
-		for _, d := range c.letters() {
-			if now.Sub(d.DeadSince) > keepDead {
-				c.remove(d)
-				aged++
-			}
+	o.Update(now, func(tx *Tx) {
+		if due {
+			aged = tx.dropOldLetters()
+			tx.dropEnded(o.bounds.History / 4) // a group has a few marks
 		}
-		c.dropEnded(o.bounds.History / 4) // a group has a few marks
 	})
 	if aged > 0 {
 		o.log.Warn("dead letters dropped because of their age", "dropped", aged)
 		o.currentCallbacks().forgot(ForgotDeadLetter, aged)
 	}
-	return o.addJob(func() error { return o.dropHistory(now) })
+	if !due {
+		nothing := make(chan error, 1)
+		nothing <- nil
+		return nothing
+	}
+	return o.addJob(func() error { return o.maintainFile(now) })
 }
 
-// Compact shrinks the file if most of it is free. Nothing else is written meanwhile. It returns at once; done returns
-// the error.
-func (o *Outbox) Compact() (done <-chan error) {
-	return o.addJob(o.storage.Compact)
+// maintainFile drops history, and shrinks the file.
+func (o *Outbox) maintainFile(now time.Time) error {
+	err := o.dropHistory(now)
+	if err != nil || now.Sub(o.compacted) < compactEvery {
+		return err
+	}
+	o.compacted = now
+	return o.storage.Compact()
+}
+
+// dropOldLetters drops dead letters because of their age, and returns their number.
+func (tx *Tx) dropOldLetters() (dropped int) {
+	for _, d := range tx.letters() {
+		if tx.now.Sub(d.DeadSince) > keepDead {
+			tx.remove(d)
+			dropped++
+		}
+	}
+	return dropped
 }
 
 // dropEnded deletes the marks and receipts of groups that ended long ago and, if more than most have ended, of the
 // oldest ones.
-func (c *change) dropEnded(most int) {
+func (tx *Tx) dropEnded(most int) {
 	var ids []string
-	for id, g := range c.groups {
+	for id, g := range tx.groups {
 		if !g.ended.IsZero() {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, func(a, b string) int { return c.groups[a].ended.Compare(c.groups[b].ended) })
+	slices.SortFunc(ids, func(a, b string) int { return tx.groups[a].ended.Compare(tx.groups[b].ended) })
 	for n, id := range ids {
-		g := c.groups[id]
-		if c.now.Sub(g.ended) <= keepEnded && len(ids)-n <= most {
+		g := tx.groups[id]
+		if tx.now.Sub(g.ended) <= keepEnded && len(ids)-n <= most {
 			break
 		}
-		c.write(bucketEnded, id, nil)
+		tx.write(bucketEnded, id, nil)
 		for _, m := range g.marks {
-			c.write(bucketMarks, id+m.rest, nil)
+			tx.write(bucketMarks, id+m.rest, nil)
 		}
 		for _, r := range g.receipts {
-			c.write(bucketReceipts, id+"/"+r.route, nil)
+			tx.write(bucketReceipts, id+"/"+r.route, nil)
 		}
 		g.ended, g.marks, g.receipts = time.Time{}, nil, nil
-		c.dropIfEmpty(id)
+		tx.dropIfEmpty(id)
 	}
-}
-
-// Grown reports whether the history has grown by more than a sixteenth of its bounds since Maintain last bounded it.
-func (o *Outbox) Grown() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
 }
 
 // dropHistory drops history on disk that is too old or over its bounds.
@@ -127,10 +147,10 @@ func (o *Outbox) dropHistory(now time.Time) error {
 		}
 	}
 	dropped := 0 // because of the bounds, not of age
-	o.change(now, func(c *change) {
+	o.change(now, func(tx *Tx) {
 		for _, p := range old {
-			if c.message(p.seq()) == nil {
-				c.write(p.bucket, p.key, nil)
+			if tx.message(p.seq()) == nil {
+				tx.write(p.bucket, p.key, nil)
 				if p.key >= oldest {
 					dropped++
 				}

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -22,11 +21,9 @@ const keepOrphans = 24 * time.Hour
 
 // NewRoutes returns the names of the routes that are new to the outbox, and of those that return. It changes nothing;
 // Batch.Routes sets the routes. Removed routes keep their backlog for 24 hours.
-func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+func (tx *Tx) NewRoutes(routes []Route) (added, back []string) {
 	for _, r := range routes {
-		switch was := o.routes[r.Name]; {
+		switch was := tx.routes[r.Name]; {
 		case was == nil || !was.configured:
 			added = append(added, r.Name)
 		case !was.removed.IsZero():
@@ -36,56 +33,47 @@ func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
 	return added, back
 }
 
-func (c *change) setRoutes(routes []Route) {
-	c.settings = routes
+func (tx *Tx) setRoutes(routes []Route) {
+	tx.settings = routes
 	configured := map[string]bool{}
 	for _, s := range routes {
-		r := c.route(s.Name)
+		r := tx.route(s.Name)
 		configured[s.Name] = true
 		r.fallback, r.late = s.Fallback, s.Late
 		if r.people != s.People {
 			r.people = s.People
-			c.assignMutesOf(r)
+			tx.assignMutesOf(r)
 		}
-		c.settleOver(r)
+		tx.settleOver(r)
 		if !r.configured || !r.removed.IsZero() {
 			r.configured, r.removed = true, time.Time{}
-			c.write(bucketRoutes, r.name, storedRoute{r.removed})
+			tx.write(bucketRoutes, r.name, storedRoute{r.removed})
 		}
 	}
-	for name, r := range c.routes {
+	for name, r := range tx.routes {
 		if configured[name] || !r.removed.IsZero() || !r.configured && len(r.pending) == 0 {
 			continue
 		}
-		r.fallback, r.configured, r.removed = "", true, c.now.UTC()
-		c.write(bucketRoutes, r.name, storedRoute{r.removed})
+		r.fallback, r.configured, r.removed = "", true, tx.now.UTC()
+		tx.write(bucketRoutes, r.name, storedRoute{r.removed})
 	}
 }
 
-// GiveUpOrphans makes dead letters of the backlog of routes that were removed 24 hours ago. It is cheap if there are
-// none; Maintain does it too.
-func (o *Outbox) GiveUpOrphans(now time.Time) {
-	o.change(now, func(c *change) { c.dropOrphans() })
-	o.syncSoon()
-}
-
-// Routes returns the names of all routes that the outbox knows or has deliveries of, sorted.
-func (o *Outbox) Routes() []string { return slices.Sorted(maps.Keys(o.Stats())) }
-
-func (c *change) dropOrphans() {
-	for name, r := range c.routes {
-		if r.removed.IsZero() || c.now.Sub(r.removed) <= keepOrphans {
+// dropOrphans makes dead letters of the backlog of routes that were removed 24 hours ago.
+func (tx *Tx) dropOrphans() {
+	for name, r := range tx.routes {
+		if r.removed.IsZero() || tx.now.Sub(r.removed) <= keepOrphans {
 			continue
 		}
 		for _, e := range slices.Clone(r.pending) {
-			c.giveUp(e, delivery.ReasonRemoved, "", false)
+			tx.giveUp(e, delivery.ReasonRemoved, "", false)
 		}
 		if r.configured {
 			r.configured = false
-			c.write(bucketRoutes, name, nil)
+			tx.write(bucketRoutes, name, nil)
 		}
 		if len(r.dead) == 0 && r.reader == nil {
-			delete(c.routes, name)
+			delete(tx.routes, name)
 		}
 	}
 }
@@ -136,13 +124,17 @@ type Totals struct {
 	Dead     int
 	// Unreported counts the dead letters that the owner is still to report.
 	Unreported int
+	FileBytes  int64 // size of the file when it was last opened or written
 }
 
 // Totals returns the counts over all routes.
 func (o *Outbox) Totals() Totals {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := Totals{Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: len(o.unstored(false)), Dead: o.dead.n}
+	all := Totals{
+		Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: len(o.unstored(false)), Dead: o.dead.n,
+		FileBytes: o.storage.Size(),
+	}
 	for _, r := range o.routes {
 		all.Unreported += len(r.unreported)
 	}

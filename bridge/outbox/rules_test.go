@@ -68,7 +68,7 @@ func TestBoundsDropTheOldestOfTheLargestQueue(t *testing.T) {
 	})
 	// One change of more than fits keeps what fits.
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 100}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		if err := o.Apply(wave(o, 1000, "a", "b")); err != nil {
+		if err := apply(o, time.Now(), wave(o, 1000, "a", "b")); err != nil {
 			t.Fatal(err)
 		}
 		if s := o.Stats(); s["a"].Pending != 50 || s["b"].Pending != 50 || o.Totals().Dead != 900 {
@@ -193,7 +193,7 @@ func TestReceiptOfALateReplayIsNotKeptForEver(t *testing.T) {
 		if err := <-o.Maintain(time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := o.Replay([]string{o.List(outbox.Selection{})[0].Key}, "", "root"); err != nil {
+		if _, err := replay(o, []string{o.List(outbox.Selection{})[0].Key}, "", "root"); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Answer: delivery.Answer{Receipt: []byte("r")}})
@@ -256,7 +256,7 @@ func TestChangeWithoutRecipientsIsCompleteAfterARestart(t *testing.T) {
 		a := mustAdd(t, o, "A", "scheduled")
 		late := a
 		late.Body, late.To = nil, []string{"new"}
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{late}}); err != nil {
+		if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{late}}); err != nil {
 			t.Fatal(err)
 		}
 		for _, when := range []string{"at once", "after a restart"} {
@@ -309,7 +309,7 @@ func TestSequenceNumberAlwaysIncreases(t *testing.T) {
 		}
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		for range 3 {
-			next := o.Reserve(time.Now().Add(-365 * 24 * time.Hour))
+			next := reserve(o, time.Now().Add(-365*24*time.Hour))
 			if next <= last {
 				t.Errorf("after %d comes %d", last, next)
 			}
@@ -326,7 +326,7 @@ func TestAcceptedDeliveryIsNoDeadLetter(t *testing.T) {
 		q := o.Queue("a")
 		items := q.Changes().Pending
 		q.Report(delivery.Report{Now: time.Now(), Dead: items[:1], Reason: delivery.ReasonLate})
-		if _, err := o.Drop([]string{o.List(outbox.Selection{Group: "B"})[0].Key}, "x", nil); err != nil {
+		if _, err := drop(o, []string{o.List(outbox.Selection{Group: "B"})[0].Key}, "x"); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Failed: items, Error: "down"}) // changes nothing
@@ -367,14 +367,14 @@ func TestDeliveryHasOneDeadLetter(t *testing.T) {
 			}
 			again := a
 			again.Body = nil
-			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{again}}); err != nil {
+			if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{again}}); err != nil {
 				t.Fatal(err)
 			}
 			if got := o.Delivery("a", a.Seq).State; got != outbox.StatePending {
 				t.Errorf("it is %q", got)
 			}
 		}
-		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "x", nil); err != nil || o.Totals().Dead != 0 {
+		if _, err := drop(o, []string{o.List(outbox.Selection{})[0].Key}, "x"); err != nil || o.Totals().Dead != 0 {
 			t.Errorf("Drop = %v, and %d are dead", err, o.Totals().Dead)
 		}
 		mustAdd(t, o, "A", "vanished")
@@ -395,7 +395,7 @@ func TestReaderGetsPendingDeliveriesOnceAndInOrder(t *testing.T) {
 
 		hang := make(chan struct{})
 		d.set(func() { d.hang = hang })
-		wait := o.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "vanished", "a")}})
+		wait := submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "A", "vanished", "a")}})
 		synctest.Wait()
 		second := o.Queue("a") // another reader begins while the disk works
 		got, _ = changes(second)
@@ -423,7 +423,7 @@ func TestOwnerChangesPendingDeliveries(t *testing.T) {
 		a := addition(o, "A", "scheduled", "a", "b")
 		h := addition(o, "", "heartbeat", "a")
 		h.Transient = true
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a, h}}); err != nil {
+		if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{a, h}}); err != nil {
 			t.Fatal(err)
 		}
 		qa, qb := o.Queue("a"), o.Queue("b")
@@ -433,7 +433,7 @@ func TestOwnerChangesPendingDeliveries(t *testing.T) {
 		}
 		qb.Changes()
 		time.Sleep(time.Second)
-		err := o.Apply(outbox.Batch{Now: time.Now(), Supersede: []outbox.Ref{{Route: "a", Seq: h.Seq}, {Route: "no", Seq: 1}}})
+		err := supersede(o, refTo("a", h.Seq), refTo("no", 1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +443,7 @@ func TestOwnerChangesPendingDeliveries(t *testing.T) {
 		if bodies(o)[h.Seq] {
 			t.Error("the heartbeat is still there")
 		}
-		o.Submit(outbox.Batch{Now: time.Now(), Supersede: []outbox.Ref{{Route: "b", Seq: a.Seq}}})
+		_ = supersede(o, refTo("b", a.Seq))
 		if _, gone := changes(qb); !slices.Equal(gone, []uint64{a.Seq}) {
 			t.Errorf("gone are %v", gone)
 		}
@@ -459,7 +459,7 @@ func TestTransientMessagesLeaveNoHistory(t *testing.T) {
 		}
 		h := addition(o, "", "heartbeat", "a", "b")
 		h.Transient = true
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{h}}); err != nil {
+		if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{h}}); err != nil {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"a", "b"} {
@@ -482,7 +482,7 @@ func TestATransientMessageReplacesTheOneBefore(t *testing.T) {
 		beat := func(routes ...string) uint64 {
 			h := addition(o, "", "heartbeat", routes...)
 			h.Transient = true
-			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{h}}); err != nil {
+			if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{h}}); err != nil {
 				t.Fatal(err)
 			}
 			return h.Seq
@@ -576,12 +576,12 @@ func TestRemovedRoutesKeepTheirBacklogForADay(t *testing.T) {
 		added, back = set("a")
 		check("b goes", added, back, "", "")
 		time.Sleep(23 * time.Hour)
-		o.GiveUpOrphans(time.Now())
+		o.Maintain(time.Now())
 		want(t, "pending for b after 23 hours", pending(o, "b"), "A-scheduled")
 		added, back = set("a", "b")
 		check("b returns", added, back, "", "b")
 		time.Sleep(25 * time.Hour)
-		o.GiveUpOrphans(time.Now())
+		o.Maintain(time.Now())
 		want(t, "pending for b, which is there", pending(o, "b"), "A-scheduled")
 		set("a")
 		time.Sleep(25 * time.Hour)
@@ -592,8 +592,8 @@ func TestRemovedRoutesKeepTheirBacklogForADay(t *testing.T) {
 		if dead := o.List(outbox.Selection{Route: "b"}); len(dead) != 1 || dead[0].Reason != delivery.ReasonRemoved {
 			t.Errorf("dead are %v", dead)
 		}
-		want(t, "the routes", o.Routes(), "a", "b")
-		if _, err := o.Replay([]string{o.List(outbox.Selection{Route: "b"})[0].Key}, "b", "root"); err == nil {
+		want(t, "the routes", routeNames(o), "a", "b")
+		if _, err := replay(o, []string{o.List(outbox.Selection{Route: "b"})[0].Key}, "b", "root"); err == nil {
 			t.Error("it was replayed to a route that isn't there")
 		}
 		if added, _ := set("a", "b"); !slices.Equal(added, []string{"b"}) {
@@ -620,14 +620,14 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 		list := o.List(outbox.Selection{})
 		alive, dead := list[0].Key, []string{list[1].Key, list[2].Key}
 		for _, keys := range [][]string{{dead[0], "a/1"}, {dead[0], "odd"}, {dead[0], alive}} {
-			if got, err := o.Replay(keys, "", "root"); err == nil || got != nil {
+			if got, err := replay(o, keys, "", "root"); err == nil || got != nil {
 				t.Errorf("Replay(%v) = %v, %v", keys, got, err)
 			}
 		}
-		if _, err := o.Drop([]string{alive, "a/1"}, "x", nil); !errors.Is(err, outbox.ErrUnknownKey) {
+		if _, err := drop(o, []string{alive, "a/1"}, "x"); !errors.Is(err, outbox.ErrUnknownKey) {
 			t.Errorf("Drop = %v, want ErrUnknownKey", err)
 		}
-		if _, err := o.Replay(dead, "nobody", "root"); err == nil || !strings.Contains(err.Error(), "no sink nobody") {
+		if _, err := replay(o, dead, "nobody", "root"); err == nil || !strings.Contains(err.Error(), "no sink nobody") {
 			t.Errorf("Replay to nobody = %v", err)
 		}
 		if got := o.List(outbox.Selection{}); len(got) != 3 || got[0].State != outbox.StatePending ||
@@ -635,7 +635,7 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 			t.Errorf("something was done: %v", got)
 		}
 		time.Sleep(time.Hour)
-		got, err := o.Replay([]string{dead[0], dead[0]}, "", "root")
+		got, err := replay(o, []string{dead[0], dead[0]}, "", "root")
 		if err != nil || len(got) != 1 || got[0].Attempts != 0 || got[0].Error != "" || !got[0].PendingSince.Equal(time.Now()) ||
 			string(got[0].Progress) != "p" || got[0].Batch != 3 {
 			t.Errorf("Replay = %+v, %v", got, err)
@@ -643,12 +643,12 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 		if i := q.Changes().Pending; len(i) != 1 || i[0].ID != "A-scheduled" || i[0].Attempts != 0 {
 			t.Errorf("the reader hears %+v", i)
 		}
-		got, err = o.Replay(dead[1:], "b", "root")
+		got, err = replay(o, dead[1:], "b", "root")
 		if err != nil || len(got) != 1 || got[0].Route != "b" || got[0].Progress != nil || got[0].Batch != 0 {
 			t.Errorf("Replay to b = %+v, %v", got, err)
 		}
 		want(t, "dead", deadLetters(o, ""))
-		if got, err := o.Drop([]string{alive, alive}, "somebody", nil); err != nil || len(got) != 1 {
+		if got, err := drop(o, []string{alive, alive}, "somebody"); err != nil || len(got) != 1 {
 			t.Errorf("Drop = %v, %v", got, err)
 		}
 		var dropped []string
@@ -684,7 +684,7 @@ func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {
 			return nil
 		},
 		outbox.StateDropped: func(o *outbox.Outbox, _ delivery.Queue, _ []*delivery.Item) error {
-			_, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "somebody", nil)
+			_, err := drop(o, []string{o.List(outbox.Selection{})[0].Key}, "somebody")
 			return err
 		},
 	}
@@ -723,7 +723,7 @@ func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {
 		mustAdd(t, o, "A", "scheduled", "a")
 		q := o.Queue("a")
 		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
-		if _, err := o.Replay([]string{o.List(outbox.Selection{})[0].Key}, "", "alice"); err != nil {
+		if _, err := replay(o, []string{o.List(outbox.Selection{})[0].Key}, "", "alice"); err != nil {
 			t.Fatal(err)
 		}
 		check(outbox.StatePending)
@@ -754,15 +754,19 @@ func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 	q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 	check := func(what string, unreported ...string) {
 		t.Helper()
-		want(t, what, ids(o.Unreported("a")), unreported...)
+		want(t, what, ids(unreportedOf(o, "a")), unreported...)
 		if n, of := o.Totals().Unreported, o.Stats()["a"].Unreported; n != len(unreported) || of != n {
 			t.Errorf("%s: %d and of the route %d, want %d", what, n, of, len(unreported))
 		}
 	}
 	check("new", "A-scheduled", "B-scheduled", "C-scheduled")
-	first := outbox.Ref{Route: "a", Seq: o.Unreported("a")[0].Seq}
-	nobody := outbox.Ref{Route: "b", Seq: 1}
-	if err := o.Apply(outbox.Batch{Now: time.Now(), Reported: []outbox.Ref{first, first, nobody}}); err != nil {
+	first := unreportedOf(o, "a")[0]
+	err := o.Update(time.Now(), func(tx *outbox.Tx) {
+		for _, d := range []outbox.Delivery{first, first, refTo("b", 1)} {
+			tx.SetReported(d)
+		}
+	})()
+	if err != nil {
 		t.Fatal(err)
 	}
 	check("one is reported", "B-scheduled", "C-scheduled")
@@ -774,49 +778,14 @@ func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 		o = open(t, dir, outbox.Options{})
 		check("after a restart", "B-scheduled", "C-scheduled")
 	}
-	if _, err := o.Replay([]string{o.Unreported("a")[0].Key}, "", "root"); err != nil {
+	if _, err := replay(o, []string{unreportedOf(o, "a")[0].Key}, "", "root"); err != nil {
 		t.Fatal(err)
 	}
 	check("one is replayed", "C-scheduled")
-	if _, err := o.Drop([]string{o.Unreported("a")[0].Key}, "x", nil); err != nil {
+	if _, err := drop(o, []string{unreportedOf(o, "a")[0].Key}, "x"); err != nil {
 		t.Fatal(err)
 	}
 	check("one is dropped")
-}
-
-// What goes with a drop is about the deliveries as they are dropped: it is asked for again if one fails or is delivered
-// meanwhile, and left out if nothing is dropped.
-func TestWhatGoesWithADropIsAboutWhatIsDropped(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		mustAdd(t, o, "A", "scheduled", "a")
-		q := o.Queue("a")
-		items := q.Changes().Pending
-		reports := []delivery.Report{{Failed: items, Error: "no"}, {Accepted: items}}
-		var seen []int // attempts
-		report := func(dropped []outbox.Delivery) outbox.Batch {
-			if len(reports) > 0 {
-				q.Report(reports[0])
-				reports = reports[1:]
-			}
-			seen = append(seen, dropped[0].Attempts)
-			return outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "", "dropped", "b")}}
-		}
-		key := o.List(outbox.Selection{})[0].Key
-		if _, err := o.Drop([]string{key}, "x", report); !errors.Is(err, outbox.ErrUnknownKey) {
-			t.Errorf("Drop of what is delivered meanwhile = %v, want ErrUnknownKey", err)
-		}
-		want(t, "pending for b", pending(o, "b"))
-
-		mustAdd(t, o, "B", "scheduled", "a")
-		items = q.Changes().Pending
-		reports, seen = []delivery.Report{{Failed: items, Error: "no"}}, nil
-		got, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "x", report)
-		if err != nil || len(got) != 1 || got[0].Attempts != 1 || !slices.Equal(seen, []int{0, 1}) {
-			t.Errorf("Drop = %+v, %v; its report saw %v attempts", got, err, seen)
-		}
-		want(t, "pending for a", pending(o, "a"))
-		want(t, "pending for b", pending(o, "b"), "dropped")
-	})
 }
 
 // A selection picks by route, state and the beginning of the group. Show returns the CloudEvent too.
@@ -876,7 +845,7 @@ func TestFollow(t *testing.T) {
 			t.Errorf("it sees %s", got)
 		}
 		stop()
-		if err := o.Apply(wave(o, 1200, "a")); err != nil {
+		if err := apply(o, time.Now(), wave(o, 1200, "a")); err != nil {
 			t.Fatal(err)
 		}
 		n := 0
@@ -910,7 +879,7 @@ func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 		}
 		again := a
 		again.Body, again.To = nil, []string{"new"}
-		if err := o.Apply(outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "a"}, {Name: "new"}},
+		if err := apply(o, time.Now(), outbox.Batch{Routes: []outbox.Route{{Name: "a"}, {Name: "new"}},
 			Add: []outbox.Addition{again}}); err != nil {
 			t.Fatal(err)
 		}
@@ -1021,11 +990,11 @@ func TestWalkOfALongHistory(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	const n = 1200
-	batch := outbox.Batch{Now: time.Now()}
+	batch := outbox.Batch{}
 	for i := range n {
 		batch.Add = append(batch.Add, addition(o, "", fmt.Sprintf("E%04d", i), "a", "b"))
 	}
-	if err := o.Apply(batch); err != nil {
+	if err := apply(o, time.Now(), batch); err != nil {
 		t.Fatal(err)
 	}
 	q := o.Queue("a")
@@ -1077,7 +1046,7 @@ func TestFileWithoutAnOwnerIsTakenOver(t *testing.T) {
 		late := &lateStorage{Storage: diskOf(d.batches)}
 		late.away.Store(true)
 		o = open(t, t.TempDir(), outbox.Options{Storage: late})
-		if _, err := o.Own("vm-0"); err == nil {
+		if _, err := own(o, "vm-0"); err == nil {
 			t.Error("the disk is there")
 		}
 		late.away.Store(false)
@@ -1099,13 +1068,13 @@ func TestForeignFileIsSetAsideIfTheOwnerIsSetWhileReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
-		o.Own("vm-0")
+		own(o, "vm-0")
 		mustAdd(t, o, "A", "scheduled", "a")
 		o.Close()
 		late := &lateStorage{Storage: diskOf(d.batches)}
 		late.away.Store(true)
 		o = open(t, t.TempDir(), outbox.Options{Storage: late})
-		late.read = func() { o.Own("vm-1") }
+		late.read = func() { own(o, "vm-1") }
 		late.away.Store(false)
 		time.Sleep(10 * time.Second)
 		joins(o)

@@ -25,8 +25,8 @@ type table[R any] struct {
 var tables = []interface {
 	name() string
 	load(m *memory, key string, value []byte) error
-	save(c *change)
-	join(c *change, late *memory, newer records)
+	save(c *Tx)
+	join(c *Tx, late *memory, newer records)
 }{
 	&metaTable, &valueTable, &groupTable, &endedTable, &markTable, &receiptTable, &routeTable, &muteTable, &pendingTable,
 	&deadTable, &settledTable,
@@ -47,30 +47,30 @@ func (t *table[R]) load(m *memory, key string, value []byte) error {
 }
 
 // save writes every record of memory.
-func (t *table[R]) save(c *change) {
-	t.each(c.memory, func(key string, r R) { c.write(t.bucket, key, r) })
+func (t *table[R]) save(tx *Tx) {
+	t.each(tx.memory, func(key string, r R) { tx.write(t.bucket, key, r) })
 }
 
 // set puts a record into memory and writes it.
-func (t *table[R]) set(c *change, key string, r R) {
-	_ = t.put(c.memory, key, r) // only a file holds what it can't take
-	c.write(t.bucket, key, r)
+func (t *table[R]) set(tx *Tx, key string, r R) {
+	_ = t.put(tx.memory, key, r) // only a file holds what it can't take
+	tx.write(t.bucket, key, r)
 }
 
 // join adds the records of a late file to memory. Those that newer has are in memory, or were deleted from it.
-func (t *table[R]) join(c *change, late *memory, newer records) {
+func (t *table[R]) join(tx *Tx, late *memory, newer records) {
 	t.each(late, func(key string, r R) {
 		_, known := newer[place{t.bucket, key}]
 		if !known || t.larger {
-			_ = t.put(c.memory, key, r) // it has been in memory
+			_ = t.put(tx.memory, key, r) // it has been in memory
 		}
 	})
 	if !t.larger {
 		return
 	}
-	t.each(c.memory, func(key string, r R) {
-		if c.writes[place{t.bucket, key}] != nil {
-			c.write(t.bucket, key, r)
+	t.each(tx.memory, func(key string, r R) {
+		if tx.writes[place{t.bucket, key}] != nil {
+			tx.write(t.bucket, key, r)
 		}
 	})
 }

@@ -87,28 +87,21 @@ type journal struct {
 	grown          tally   // by how much the history has grown since Maintain last bounded it
 }
 
-// submit makes one change of state. wait returns when the change is on disk, or with an error when the disk fails.
-func (o *Outbox) submit(now time.Time, f func(*change)) (wait func() error) {
-	if o.readOnly {
-		return func() error { return ErrReadOnly }
-	}
-	n := o.change(now, f)
-	wake(o.kick)
-	return func() error { return o.sync(n) }
-}
-
 // change makes one change of state and returns its number, 0 if there is nothing to make durable.
-func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
+func (o *Outbox) change(now time.Time, f func(*Tx)) (n uint64) {
 	o.mu.Lock()
-	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting, messages: map[uint64]*message{}}
-	f(c)
-	c.enforceBounds(o.bounds, o.state == failing)
-	for _, body := range c.added {
+	tx := &Tx{
+		memory: &o.memory, outbox: o, now: now, number: o.number + 1, writes: o.waiting, messages: map[uint64]*message{},
+	}
+	f(tx)
+	tx.dropOrphans()
+	tx.enforceBounds(o.bounds, o.state == failing)
+	for _, body := range tx.added {
 		o.publish(body)
 	}
 	forgotten := 0
-	if c.wrote {
-		n, o.number = c.number, c.number
+	if tx.wrote {
+		n, o.number = tx.number, tx.number
 		if o.why != nil {
 			o.wakeReaders()
 			o.boundHistory()
@@ -117,22 +110,29 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	}
 	kept, callbacks := o.dead.n, o.callbacks
 	o.mu.Unlock()
-	for _, d := range c.lost {
+	for _, d := range tx.lost {
 		o.log.Error("a pending CloudEvent is lost; the latest change of its event is delivered instead", "sink", d.Route,
 			"id", d.ID)
 	}
-	if c.deadDropped > 0 {
-		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", c.deadDropped, "kept", kept)
-		callbacks.forgot(ForgotDeadLetter, c.deadDropped)
+	if tx.deadDropped > 0 {
+		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", tx.deadDropped, "kept", kept)
+		callbacks.forgot(ForgotDeadLetter, tx.deadDropped)
 	}
 	if forgotten > 0 {
 		o.log.Warn("history dropped: the outbox cannot be written", "records", forgotten)
 		callbacks.forgot(ForgotHistory, forgotten)
 	}
-	if len(c.newDead) > 0 && callbacks.Dead != nil {
-		callbacks.Dead(c.newDead)
+	if len(tx.newDead) > 0 && callbacks.Dead != nil {
+		callbacks.Dead(tx.newDead)
 	}
 	return n
+}
+
+// forget drops what waits to be written, and has the file set aside, because it is another VM's. The caller holds mu.
+func (o *Outbox) forget(foreign error) {
+	clear(o.waiting)
+	o.inFlight = nil
+	o.stored, o.unusable = o.number, foreign
 }
 
 // boundHistory drops the oldest waiting history above a bound, except what is still asked for. It does so only when much
@@ -171,7 +171,9 @@ func (o *Outbox) wakeReaders() {
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	wake(o.kick)
+	if o.stored < n {
+		wake(o.kick)
+	}
 	for o.stored < n && o.why == nil && o.state != closed {
 		o.tried.Wait()
 	}
@@ -334,7 +336,7 @@ func (o *Outbox) ended(err error, operation uint64) {
 		o.log.Info("outbox written again; nothing is lost", "file", o.path)
 	}
 	if err != nil {
-		o.change(time.Now(), func(*change) {}) // the bounds are lower now
+		o.change(time.Now(), func(*Tx) {}) // the bounds are lower now
 	}
 }
 

@@ -30,7 +30,7 @@ func TestListsForPeopleAreShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	batch := outbox.Batch{Now: time.Now()}
+	var batch outbox.Batch
 	for i := range n {
 		e, err := imds.UnmarshalEvent(fmt.Appendf(nil,
 			`{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
@@ -47,10 +47,10 @@ func TestListsForPeopleAreShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := outbox.Addition{Body: body, To: []string{"ops"}}
-		a.Seq, a.ID, a.Type, a.Group, a.Change = box.Reserve(batch.Now), ce.ID(), ce.Type(), e.ID, string(change.Kind)
+		a.ID, a.Type, a.Group, a.Change = ce.ID(), ce.Type(), e.ID, string(change.Kind)
 		batch.Add = append(batch.Add, a)
 	}
-	if err := box.Apply(batch); err != nil {
+	if err := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(batch) })(); err != nil {
 		t.Fatal(err)
 	}
 	if err := box.Close(); err != nil {

@@ -11,6 +11,7 @@ package control
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -127,7 +129,7 @@ func (c *Client) List(ctx context.Context, sel outbox.Selection, n int) (found R
 	q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}, "limit": {strconv.Itoa(n)}}
 	err = c.getOrRead(ctx, "/outbox", q, &found, func(o *outbox.Outbox) error {
 		found = list(o, sel, n)
-		return checkSinks(append(o.Routes(), c.Sinks...), sel.Route)
+		return checkSinks(append(slices.Collect(maps.Keys(o.Stats())), c.Sinks...), sel.Route)
 	})
 	return found, err
 }
@@ -158,8 +160,8 @@ func (c *Client) History(
 
 // Replay makes dead letters pending again, and returns them.
 func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, error) {
-	return c.mutate(ctx, "/outbox/replay", m, func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error) {
-		return o.Replay(keys, m.To, m.By)
+	return c.mutate(ctx, "/outbox/replay", m, func(tx *outbox.Tx, keys []string) ([]outbox.Delivery, error) {
+		return tx.Replay(keys, m.To, m.By)
 	})
 }
 
@@ -183,23 +185,23 @@ func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all rel
 
 // Drop removes deliveries for good, and returns them.
 func (c *Client) Drop(ctx context.Context, m Mutation) ([]outbox.Delivery, error) {
-	return c.mutate(ctx, "/outbox/drop", m, func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error) {
-		return o.Drop(keys, m.By, nil)
+	return c.mutate(ctx, "/outbox/drop", m, func(tx *outbox.Tx, keys []string) ([]outbox.Delivery, error) {
+		return tx.Drop(keys, m.By)
 	})
 }
 
 func (c *Client) mutate(
-	ctx context.Context, path string, m Mutation, do func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error),
+	ctx context.Context, path string, m Mutation, do func(tx *outbox.Tx, keys []string) ([]outbox.Delivery, error),
 ) (changed []outbox.Delivery, err error) {
 	err = c.post(ctx, path, m, &changed)
 	if errors.Is(err, ErrNotRunning) && !c.Relay {
 		err = c.write(func(o *outbox.Outbox) (err error) {
-			if err := checkSinks(append(o.Routes(), c.Sinks...), m.Sink, m.To); err != nil {
+			if err := checkSinks(append(slices.Collect(maps.Keys(o.Stats())), c.Sinks...), m.Sink, m.To); err != nil {
 				return err
 			}
 			m.addKeys(o, path == "/outbox/replay")
-			changed, err = do(o, m.Keys)
-			return withHint(err)
+			stored := o.Update(time.Now(), func(tx *outbox.Tx) { changed, err = do(tx, m.Keys) })()
+			return cmp.Or(withHint(err), stored)
 		})
 	}
 	return changed, err

@@ -33,15 +33,10 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A",
-		Change: "scheduled"}
+	message := delivery.Message{ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
 	const body = `{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t","data":{"event":{"Resources":["vm_0"]}}}`
 	pending := outbox.Addition{Message: message, Body: []byte(body), To: []string{"ops"}}
-	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{pending}}
-	if err := box.Apply(batch); err != nil {
-		t.Fatal(err)
-	}
-	key := fmt.Sprintf("ops/%d", message.Seq)
+	key := apply(t, box, outbox.Batch{Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{pending}})
 	if _, err := c.List(t.Context(), outbox.Selection{}, 1); !errors.As(err, &nobody) || !nobody.Busy {
 		t.Errorf("while somebody holds the file and does not answer: %v, want that it is worth another try", err)
 	}
@@ -144,12 +139,9 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A"}
-		batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{
-			{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}}
-		if err := box.Apply(batch); err != nil {
-			t.Fatal(err)
-		}
+		message := delivery.Message{ID: "A-scheduled", Type: "t", Group: "A"}
+		key := apply(t, box, outbox.Batch{Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{
+			{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}})
 		q := box.Queue("ops")
 		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 		if runs {
@@ -157,11 +149,11 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		} else if err := box.Close(); err != nil {
 			t.Fatal(err)
 		}
-		replayed, err := c.Replay(t.Context(), Mutation{Keys: []string{fmt.Sprintf("ops/%d", message.Seq)}, By: "root"})
+		replayed, err := c.Replay(t.Context(), Mutation{Keys: []string{key}, By: "root"})
 		if err != nil || len(replayed) != 1 || replayed[0].ReplayedBy != "root" {
 			t.Errorf("runs: %v: replayed are %+v, %v; want one, replayed by root", runs, replayed, err)
 		}
-		shown, err := c.Show(t.Context(), fmt.Sprintf("ops/%d", message.Seq))
+		shown, err := c.Show(t.Context(), key)
 		if err != nil || shown.State != outbox.StatePending || shown.ReplayedBy != "root" {
 			t.Errorf("runs: %v: %s is shown, by %q, %v; want it pending, replayed by root", runs, shown.State, shown.ReplayedBy, err)
 		}
@@ -190,13 +182,9 @@ func TestWhatIsOverIsReplayedOnlyWhereNothingActs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A"}
-			batch := outbox.Batch{
-				Now: time.Now(), Routes: []outbox.Route{{Name: "ops", Late: tt.late}}, Add: []outbox.Addition{
-					{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}}
-			if err := box.Apply(batch); err != nil {
-				t.Fatal(err)
-			}
+			message := delivery.Message{ID: "A-scheduled", Type: "t", Group: "A"}
+			key := apply(t, box, outbox.Batch{Routes: []outbox.Route{{Name: "ops", Late: tt.late}}, Add: []outbox.Addition{
+				{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}})
 			q := box.Queue("ops")
 			q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 			if tt.runs {
@@ -211,13 +199,21 @@ func TestWhatIsOverIsReplayedOnlyWhereNothingActs(t *testing.T) {
 			if tt.want == 1 {
 				return
 			}
-			key := fmt.Sprintf("ops/%d", message.Seq)
 			named, err := c.Replay(t.Context(), Mutation{Keys: []string{key}})
 			if err != nil || len(named) != 1 || named[0].Key != key {
 				t.Errorf("with its key, replayed are %+v, %v; want it", named, err)
 			}
 		})
 	}
+}
+
+// apply makes a batch with one CloudEvent for ops a change of its own, and returns the key of its delivery.
+func apply(t *testing.T, box *outbox.Outbox, batch outbox.Batch) (key string) {
+	t.Helper()
+	if err := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(batch) })(); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("ops/%016d", batch.Add[0].Seq)
 }
 
 // A follower that reads too slowly is told so, and not that forewarn has ended.
@@ -238,8 +234,8 @@ func TestAFollowerThatReadsTooSlowlyIsTold(t *testing.T) {
 		go func() {
 			defer close(behind)
 			for range 2000 {
-				message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A", Type: "t"}
-				box.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{{Message: message, Body: body}}})
+				added := outbox.Addition{Message: delivery.Message{ID: "A", Type: "t"}, Body: body}
+				box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Add: []outbox.Addition{added}}) })
 			}
 		}()
 	}, func([]byte) error {

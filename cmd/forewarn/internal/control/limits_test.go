@@ -135,8 +135,8 @@ func TestTailsKeepNoOtherCommandOut(t *testing.T) {
 			t.Errorf("the status beside all these: %v", err)
 		}
 		time.Sleep(time.Hour)
-		message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A", Type: "t"}
-		box.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{{Message: message, Body: []byte(`{"id":"A"}`)}}})
+		added := outbox.Addition{Message: delivery.Message{ID: "A", Type: "t"}, Body: []byte(`{"id":"A"}`)}
+		box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Add: []outbox.Addition{added}}) })
 		for range maxFollowers {
 			if line := <-heard; line != "{\"id\":\"A\"}\n" {
 				t.Errorf("after an hour a tail hears %q", line)

@@ -44,11 +44,12 @@ func FuzzRequest(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, method, path, query string, body []byte) {
 		if len(box.List(outbox.Selection{State: outbox.StatePending})) == 0 { // something dropped it
-			message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
-			if err := box.Apply(outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{{
+			message := delivery.Message{ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
+			batch := outbox.Batch{Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{{
 				Message: message, Body: []byte(`{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t"}`),
 				To: []string{"ops"},
-			}}}); err != nil {
+			}}}
+			if err := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(batch) })(); err != nil {
 				t.Fatal(err)
 			}
 		}
