@@ -89,7 +89,7 @@ func ExampleFilter() {
 	filter := bridge.Filter{Only: bridge.Only{VMs: "self", Types: []string{"Reboot", "Freeze"}}, When: urgent}
 	for _, name := range []string{"reboot", "redeploy", "freeze"} {
 		change, ce := cloudEventOf(name, 0)
-		passes, key, err := filter.Event(change, cloudevent.Fields(ce), "vm-0")
+		passes, key, err := filter.MatchEvent(change, cloudevent.Fields(ce), "vm-0")
 		fmt.Printf("%s: %v %s %v\n", name, passes, key, err)
 	}
 	// Output:
