@@ -28,10 +28,20 @@ type natsDescription struct {
 		FirstSeq  uint64 `json:"first_seq"`
 		Consumers int    `json:"consumer_count"`
 	} `json:"state"`
+	unseen bool // the user may not look at the stream, so all but its name is a guess
+}
+
+func unseenStream(name string) *natsDescription {
+	d := &natsDescription{unseen: true}
+	d.Config.Name, d.Config.AllowDirect = name, true
+	return d
 }
 
 // String says what an operator wants to know of a stream.
 func (d *natsDescription) String() string {
+	if d.unseen {
+		return "stream " + d.Config.Name + ", at which this user may not look"
+	}
 	text := "stream " + d.Config.Name + " takes " + strings.Join(d.Config.Subjects, " ")
 	switch d.Config.Retention {
 	case jetstream.WorkQueuePolicy:
@@ -72,7 +82,8 @@ func (s *natsSession) streamOf(ctx context.Context, subject string) (*natsDescri
 	return s.describe(ctx, name)
 }
 
-// describe returns a stream by its name.
+// describe returns a stream by its name. Of one that the user may not look at it is taken for granted that its messages
+// can be read directly.
 func (s *natsSession) describe(ctx context.Context, name string) (*natsDescription, error) {
 	if name == "" || strings.ContainsAny(name, " \t\r\n.*>/\\") {
 		return nil, errNotStored
@@ -81,7 +92,16 @@ func (s *natsSession) describe(ctx context.Context, name string) (*natsDescripti
 		natsDescription
 		Error *jetstream.APIError `json:"error"`
 	}
-	reply, err := s.conn.RequestWithContext(ctx, s.api+"STREAM.INFO."+name, nil)
+	looking, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if !s.beginLook(cancel) {
+		return unseenStream(name), nil
+	}
+	reply, err := s.conn.RequestWithContext(looking, s.api+"STREAM.INFO."+name, nil)
+	s.endLook()
+	if errors.Is(context.Cause(looking), errBlind) {
+		return unseenStream(name), nil
+	}
 	if err == nil {
 		err = json.Unmarshal(reply.Data, &answer)
 	}

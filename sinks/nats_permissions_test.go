@@ -102,17 +102,18 @@ func TestNATSNeedsTheDocumentedPermissions(t *testing.T) {
 		return slices.DeleteFunc(slices.Clone(publish), func(p string) bool { return p == one })
 	}
 	as := func(*jetstream.StreamConfig) {}
-	const direct = "$JS.API.DIRECT.GET.FOREWARN.>"
+	const direct, look = "$JS.API.DIRECT.GET.FOREWARN.>", "$JS.API.STREAM.INFO.FOREWARN"
 	for name, tt := range map[string]struct {
 		publish []string
 		keys    string
 		stream  func(*jetstream.StreamConfig)
 	}{
-		"as listed": {publish, "", as},
-		"without direct reads": {append(without(direct), "$JS.API.STREAM.MSG.GET.FOREWARN"), "",
+		"as listed":                 {publish, "", as},
+		"with a look at the stream": {append(slices.Clone(publish), look), "", as},
+		"without direct reads": {append(without(direct), look, "$JS.API.STREAM.MSG.GET.FOREWARN"), "",
 			func(c *jetstream.StreamConfig) { c.AllowDirect = false }},
-		"without once": {append(without(direct), "$JS.API.DIRECT.GET.FOREWARN"), "once: false", as},
-		"with provision": {append(slices.Clone(publish), "$JS.API.STREAM.CREATE.FOREWARN", "$JS.API.STREAM.UPDATE.FOREWARN"),
+		"without once": {append(slices.Clone(publish), "$JS.API.DIRECT.GET.FOREWARN"), "once: false", as},
+		"with provision": {append(slices.Clone(publish), look, "$JS.API.STREAM.CREATE.FOREWARN", "$JS.API.STREAM.UPDATE.FOREWARN"),
 			"provision: {stream: FOREWARN, duplicates: 1s}",
 			func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.probe", "forewarn.heartbeat.>"} }},
 	} {
@@ -124,12 +125,11 @@ func TestNATSNeedsTheDocumentedPermissions(t *testing.T) {
 		})
 	}
 	words := map[string]string{
-		"$JS.API.STREAM.NAMES":         "this user may not look for the stream",
-		"$JS.API.STREAM.INFO.FOREWARN": "this user may not look for the stream",
-		direct:                         "this user may not look whether the stream has this message",
-		"forewarn.events.>":            "this user may not publish there",
-		"forewarn.bridge.>":            "this user may not publish there",
-		"forewarn.heartbeat.>":         "this user may not publish there",
+		"$JS.API.STREAM.NAMES": "this user may not look for the stream",
+		direct:                 "this user may not look whether the stream has this message",
+		"forewarn.events.>":    "this user may not publish there",
+		"forewarn.bridge.>":    "this user may not publish there",
+		"forewarn.heartbeat.>": "this user may not publish there",
 	}
 	if got := slices.Sorted(maps.Keys(words)); !slices.Equal(got, slices.Sorted(slices.Values(publish))) {
 		t.Errorf("the README lists %q, want %q", publish, got)
@@ -141,6 +141,23 @@ func TestNATSNeedsTheDocumentedPermissions(t *testing.T) {
 				t.Errorf("%v, want that %s", err, want)
 			}
 		})
+	}
+}
+
+// A user that may not look at a stream sees all the same that it keeps nothing, before a delivery counts. Over one
+// connection a stream is seen to keep messages once.
+func TestNATSSeesWithoutALookThatAStreamKeepsNothing(t *testing.T) {
+	t.Parallel()
+	publish, subscribe := natsDocumented(t)
+	interest := func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy }
+	err := natsNeedy(t, publish, subscribe, "", interest)
+	const want = "doesn't have it on its subject; to see why, let this user publish to $JS.API.STREAM.INFO.FOREWARN"
+	if classOf(err) != blocked || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want it blocked, and that the stream %s", err, want)
+	}
+	if err := natsNeedy(t, append(publish, "$JS.API.STREAM.INFO.FOREWARN"), subscribe, "", interest); err == nil ||
+		!strings.Contains(err.Error(), "retention interest and no consumer") {
+		t.Errorf("with a look: %v, want it to say why", err)
 	}
 }
 

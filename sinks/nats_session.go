@@ -51,14 +51,17 @@ type natsSession struct {
 
 	warnedHeartbeats *natsConn // the connection for which a warning about heartbeats was logged
 	provided         *natsConn // the connection over which the stream was provided; the next server may have lost it
+	kept             *natsConn // the connection over which the stream was seen to keep a message
 
 	mu         sync.Mutex
 	server     string                  // that was dialed last
 	link       *natsConn               // to it, nil if there is none
 	lastErr    error                   // its last -ERR, after which it may end the connection
 	deaf       bool                    // it lets nobody hear answers over this connection
+	blind      bool                    // it lets nobody look at the stream over this connection
 	reasons    map[string]error        // why there is no connection, by server; cleared when work begins
 	cancelWork context.CancelCauseFunc // ends the last work that was begun; nil for none
+	cancelLook context.CancelCauseFunc // ends the look at the stream that was begun; nil for none
 }
 
 // dial is Dial with a bound on what a server may send unasked; 0 for none.
@@ -124,7 +127,7 @@ func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(n
 func (s *natsSession) setLink(server string, link *natsConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.link, s.lastErr, s.deaf = server, link, nil, false
+	s.server, s.link, s.lastErr, s.deaf, s.blind = server, link, nil, false, false
 }
 
 // report records an -ERR on a connection or, with final, why it has ended or was not made.
@@ -147,9 +150,34 @@ func (s *natsSession) report(link *natsConn, err error, final bool) {
 	case !denied:
 		s.lastErr = err
 	}
+	if denied && s.cancelLook != nil && strings.Contains(err.Error(), ".API.STREAM.INFO.") {
+		s.blind = true
+		s.cancelLook(errBlind)
+		return
+	}
 	if s.cancelWork != nil && (final || denied) {
 		s.cancelWork(err)
 	}
+}
+
+// errBlind means that the user may not look at the stream.
+var errBlind = errors.New("this user may not look at the stream")
+
+// beginLook begins a look at the stream that cancel ends if it isn't allowed. It returns false if that is known already.
+func (s *natsSession) beginLook(cancel context.CancelCauseFunc) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.blind {
+		return false
+	}
+	s.cancelLook = cancel
+	return true
+}
+
+func (s *natsSession) endLook() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancelLook = nil
 }
 
 // do calls f with the connection, if there is one, and ends f at once when ctx ends or the connection is lost. Its

@@ -35,7 +35,7 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	case ack.Duplicate:
 		return n.storeDuplicate(ctx, s, msg, ack)
 	}
-	return s.stored(ctx, ack)
+	return s.stored(ctx, msg, ack)
 }
 
 // publish publishes a message and returns the stream's answer. With once it waits for half of the time that is left, so
@@ -76,13 +76,16 @@ func (n *natsSink) storeDuplicate(
 	case ack.Duplicate:
 		return delivery.Answer{}, errNotStored
 	}
-	return s.stored(ctx, ack)
+	return s.stored(ctx, again, ack)
 }
 
 // stored returns the answer for a message that a stream acknowledged. That word proves little: a stream acknowledges
 // what it throws away, too. So it is looked at each time, because consumers and limits come and go.
-func (s *natsSession) stored(ctx context.Context, ack *jetstream.PubAck) (delivery.Answer, error) {
+func (s *natsSession) stored(ctx context.Context, msg *nats.Msg, ack *jetstream.PubAck) (delivery.Answer, error) {
 	stream, err := s.describe(ctx, ack.Stream)
+	if err == nil && stream.unseen {
+		err = s.seeKept(ctx, stream, msg, ack)
+	}
 	switch {
 	case err != nil:
 		return delivery.Answer{}, err
@@ -95,6 +98,37 @@ func (s *natsSession) stored(ctx context.Context, ack *jetstream.PubAck) (delive
 		return s.answer("kept only until its consumers have it", ack.Stream, ack.Sequence), nil
 	}
 	return s.answer("stored", ack.Stream, ack.Sequence), nil
+}
+
+// keptWithin is how long a server of the stream may take to have what another one acknowledged.
+const keptWithin = 3 * time.Second
+
+// seeKept returns an error unless the stream keeps what it acknowledges, as far as a user can see that may not look at
+// the stream: the message is on its subject, or an earlier one was over the same connection.
+func (s *natsSession) seeKept(ctx context.Context, of *natsDescription, msg *nats.Msg, ack *jetstream.PubAck) error {
+	link := s.currentLink()
+	if s.kept == link {
+		return nil
+	}
+	for end := time.Now().Add(keptWithin); ; {
+		held, err := s.message(ctx, of, natsWhich{LastFor: msg.Subject})
+		switch {
+		case err != nil:
+			return err
+		case held != nil && held.Sequence >= ack.Sequence:
+			s.kept = link
+			return nil
+		case time.Now().After(end):
+			return &classError{delivery.ErrBlocked, fmt.Sprintf("stream %s acknowledged message %d and doesn't have it on its "+
+				"subject; to see why, let this user publish to %sSTREAM.INFO.%s", of.Config.Name, ack.Sequence, s.api,
+				of.Config.Name)}
+		}
+		select {
+		case <-time.After(keptWithin / 30):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // heldAs returns the message on msg's subject of which it is a duplicate, nil if the subject has none. Without once a

@@ -3,18 +3,20 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
 )
 
@@ -75,8 +77,15 @@ func TestFleetDemoShowsOneMessageForEachChange(t *testing.T) {
 	}
 }
 
-// With the permissions in examples/fleet/nats.conf a bridge can send heartbeats only for its own set.
-func TestBridgesSendHeartbeatsOnlyForTheirSet(t *testing.T) {
+// A fleetServer is a NATS server with the settings of examples/fleet/nats.conf, and a stream.
+type fleetServer struct {
+	*testing.T
+	*server.Server
+	admin jetstream.JetStream
+}
+
+func startFleetServer(t *testing.T) *fleetServer {
+	t.Helper()
 	for _, name := range []string{"ADMIN_PASSWORD", "RELAY_PASSWORD", "WEB_PASSWORD"} {
 		t.Setenv(name, strings.ToLower(name))
 	}
@@ -84,7 +93,7 @@ func TestBridgesSendHeartbeatsOnlyForTheirSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Port, o.NoSigs, o.NoLog, o.StoreDir = -1, true, true, t.TempDir()
+	o.Port, o.NoSigs, o.StoreDir = -1, true, t.TempDir()
 	s, err := server.NewServer(o)
 	if err != nil {
 		t.Fatal(err)
@@ -94,29 +103,130 @@ func TestBridgesSendHeartbeatsOnlyForTheirSet(t *testing.T) {
 	if !s.ReadyForConnections(patience) {
 		t.Fatal("the NATS server takes no connections")
 	}
-	refused := make(chan error, 10)
-	conn, err := nats.Connect(s.ClientURL(), nats.UserInfo("web", "web_password"), nats.CustomInboxPrefix("_INBOX_web"),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	f := &fleetServer{T: t, Server: s}
+	conn := f.connect("admin")
+	if f.admin, err = jetstream.New(conn); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := relay.NewPlan(t.Context(), conn, "", "FOREWARN", relay.Retention{})
+	if err == nil {
+		err = plan.Do(t.Context())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(conn.Close)
-	for subject, allowed := range map[string]bool{
-		"forewarn.heartbeat.sub.rg-prod.web.web_0": true, "forewarn.heartbeat.sub.rg-prod.db.db_0": false,
-	} {
-		err := conn.Publish(subject, nil)
-		if err == nil {
-			err = conn.Flush()
-		}
+	return f
+}
+
+func (f *fleetServer) connect(user string) *nats.Conn {
+	f.Helper()
+	conn, err := nats.Connect(f.ClientURL(), nats.UserInfo(user, user+"_password"), nats.CustomInboxPrefix("_INBOX_"+user),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(conn.Close)
+	return conn
+}
+
+// holds returns what the streams hold: how many messages on each subject.
+func (f *fleetServer) holds() map[string]uint64 {
+	f.Helper()
+	all := map[string]uint64{}
+	for _, name := range []string{"FOREWARN", "FOREWARN_heartbeats", "FOREWARN_dead", "KV_FOREWARN_records", "KV_FOREWARN_leases"} {
+		stream, err := f.admin.Stream(f.Context(), name)
 		if err != nil {
+			f.Fatal(err)
+		}
+		info, err := stream.Info(f.Context(), jetstream.WithSubjectFilter(">"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		maps.Copy(all, info.State.Subjects)
+	}
+	return all
+}
+
+// ofWeb begins what a subject of the set web, to which the user web belongs, names.
+const ofWeb = "11111111-2222-3333-4444-555555555555.rg-prod.web."
+
+// What SECURITY.md says that whoever has the credentials of a set can do and can't, with the rights of
+// examples/fleet/nats.conf.
+func TestTheCredentialsOfASetHarmNoOther(t *testing.T) {
+	f := startFleetServer(t)
+	for _, subject := range []string{
+		"forewarn.events." + ofWeb + "Reboot.scheduled.1", "forewarn.bridge." + ofWeb + "web_0.started.1",
+		"forewarn.heartbeat." + ofWeb + "web_0",
+	} {
+		answer, err := f.connect("web").Request(subject, nil, patience)
+		if err != nil || !strings.Contains(string(answer.Data), `"seq":`) {
+			t.Errorf("it can't publish on %s, which is its own: %v", subject, err)
+		}
+	}
+	const ofDB, elsewhere = "11111111-2222-3333-4444-555555555555.rg-prod.db.", "99999999-2222-3333-4444-555555555555.rg-prod.web."
+	if _, err := f.admin.Publish(t.Context(), "forewarn.events."+ofDB+"Reboot.started.2", nil); err != nil {
+		t.Fatal(err)
+	}
+	before := f.holds()
+	asks := []string{
+		"forewarn.events." + ofDB + "x", "forewarn.bridge." + ofDB + "db_0.x", "forewarn.heartbeat." + ofDB + "db_0",
+		"forewarn.events." + elsewhere + "x", "forewarn.heartbeat." + elsewhere + "web_0",
+		"forewarn.events.11111111-2222-3333-4444-555555555555.other.web.x",
+		"forewarn.bridge.relay.x", "forewarn.relay.ops.x", "$KV.FOREWARN_leases.lease.ops", "$KV.FOREWARN_records.mutes",
+		"forewarn_dead.FOREWARN.ops.1", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.FLEET.x",
+	}
+	for _, api := range []string{"$JS.API.", "$JS.fleet.API.", "$JS.FLEET.API."} {
+		for _, call := range []string{
+			"STREAM.INFO.FOREWARN", "STREAM.LIST", "STREAM.PURGE.FOREWARN", "STREAM.DELETE.FOREWARN", "STREAM.UPDATE.FOREWARN",
+			"STREAM.CREATE.MINE", "STREAM.MSG.GET.FOREWARN", "STREAM.MSG.DELETE.FOREWARN", "CONSUMER.CREATE.FOREWARN",
+			"CONSUMER.CREATE.FOREWARN.mine.forewarn.>", "CONSUMER.LIST.FOREWARN", "DIRECT.GET.FOREWARN",
+			"DIRECT.GET.FOREWARN.forewarn.events." + ofDB + "Reboot.started.2", "STREAM.PEER.REMOVE.FOREWARN", "INFO",
+		} {
+			asks = append(asks, api+call)
+		}
+	}
+	for _, subject := range asks {
+		conn := f.connect("web")
+		if err := errors.Join(conn.Publish(subject, nil), conn.Flush()); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case err = <-refused:
-		case <-time.After(time.Second):
+		if !errors.Is(conn.LastError(), nats.ErrPermissionViolation) {
+			t.Errorf("it may publish on %s", subject)
 		}
-		if (err == nil) != allowed {
-			t.Errorf("publish to %s: %v, want it allowed: %v", subject, err, allowed)
+	}
+	for _, subject := range []string{">", "forewarn.>", "forewarn.events." + ofDB + ">", "_INBOX_relay.>", "_INBOX.>", "$KV.>", "$JS.>"} {
+		conn := f.connect("web")
+		if _, err := conn.SubscribeSync(subject); err != nil {
+			t.Fatal(err)
 		}
+		if err := conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(conn.LastError(), nats.ErrPermissionViolation) {
+			t.Errorf("it may hear %s", subject)
+		}
+	}
+	conn := f.connect("web")
+	own := "forewarn.events." + ofWeb + "Reboot.scheduled.1"
+	for _, answerTo := range []string{ // to which a server sends its acknowledgement
+		"forewarn.events." + ofDB + "x", "forewarn.heartbeat." + ofDB + "db_0", "forewarn.bridge.relay.x", "forewarn.relay.ops.x",
+		"$KV.FOREWARN_leases.lease.ops", "$KV.FOREWARN_records.cursor.ops", "forewarn_dead.FOREWARN.ops.1",
+		"$JS.API.STREAM.PURGE.FOREWARN", "$JS.fleet.API.STREAM.DELETE.FOREWARN",
+	} {
+		if err := conn.PublishRequest(own, answerTo, nil); err != nil {
+			t.Fatal(err)
+		}
+		before[own]++
+	}
+	for _, header := range []string{"Nats-Rollup:all", "Nats-Rollup:sub", "Nats-TTL:1s", "Nats-Schedule:@at 2009-11-10T23:00:00Z"} {
+		name, value, _ := strings.Cut(header, ":")
+		msg := &nats.Msg{Subject: own, Header: nats.Header{name: {value}}}
+		answer, err := conn.RequestMsg(msg, patience)
+		if err != nil || !strings.Contains(string(answer.Data), `"error"`) {
+			t.Errorf("with %s it is stored: %s, %v", header, answer.Data, err)
+		}
+	}
+	if after := f.holds(); !maps.Equal(after, before) {
+		t.Errorf("the streams hold %v, want %v", after, before)
 	}
 }
