@@ -52,6 +52,15 @@ func (d *decision) by() string {
 	return cmp.Or(d.By, fmt.Sprintf("rule %d", d.Rule))
 }
 
+// givenUp returns the record that the decision is given up. Once it was sent, Azure may have taken it.
+func (d *decision) givenUp(why string) cloudevent.Approval {
+	result := cloudevent.ResultMoot
+	if d.Attempts > 0 {
+		result = cloudevent.ResultUnanswered
+	}
+	return cloudevent.Approval{Result: result, Error: why}
+}
+
 // record completes the record of what came of the decision.
 func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cloudevent.Approval {
 	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
@@ -85,7 +94,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	d, now := op.Approval, time.Now()
 	switch {
 	case d.unsent() && d.Seq != op.Latest:
-		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
+		b.endApproval(e, op, *d, d.givenUp("the event changed"))
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
@@ -111,7 +120,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	switch {
 	case rule == 0 && d.unsent() && all.final():
-		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
+		b.endApproval(e, op, *d, d.givenUp("the rules no longer approve it"))
 	case rule == 0:
 		b.keepPromise(e, op, all, "")
 	case !d.unsent():
@@ -247,6 +256,7 @@ func (b *Bridge) lastRuling(id string) string {
 func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
+	problem := "approval not sent; trying again"
 	doc, err := b.client.Document(ctx)
 	if err == nil {
 		doubt := doubtOf(e, doc)
@@ -265,12 +275,13 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 			b.endApproval(e, op, d, answer)
 			return
 		}
+		problem = "approval sent, but not answered; trying again"
 	}
 	d.Failures++
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
 	b.setRuling(e.ID, fmt.Sprintf("Azure doesn't take the approval (attempts: %d): %v; it is tried again", d.Failures, err))
-	b.log.Warn("approval not sent; trying again", "event", e.ID, "err", err, "next", d.Next)
+	b.log.Warn(problem, "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }
 
@@ -324,9 +335,10 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 	now := time.Now()
 	a = d.record(a, op, now)
 	_, current, open := b.events.get(e.ID)
-	if a.Result == cloudevent.ResultMoot && !current.Approval.unsent() {
+	givenUp := a.Result == cloudevent.ResultMoot || a.Result == cloudevent.ResultUnanswered
+	if d.Rule != 0 && givenUp && !current.Approval.unsent() {
 		b.deciding.Unlock()
-		return a // the event vanished meanwhile, which has recorded it as moot
+		return a // the event vanished meanwhile, which has recorded that
 	}
 	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	if open {

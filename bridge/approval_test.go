@@ -309,7 +309,7 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 				}
 				want := cloudevent.ResultApproved
 				if step == "while the rule is taken away" {
-					want = cloudevent.ResultMoot
+					want = cloudevent.ResultUnanswered // the attempt was on record before it was made
 				}
 				if all := audit.accepted(); len(all) < 2 || dataIn(t, all[len(all)-1].Event).Approval.Result != want {
 					t.Errorf("told %s, want the approval at the end, %s", idsOf(all), want)
@@ -385,8 +385,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 	}
 }
 
-// An event that changes, begins or ends while its approval is under way is not approved after that, and the record says
-// so.
+// An event that changes, begins or ends before its approval is sent is not approved after that, and the record says so.
 func TestAnApprovalBecomesMoot(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
@@ -402,24 +401,18 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				drain, audit := &ear{}, &ear{}
-				down := true
-				s.proxy = func(next http.RoundTripper) http.RoundTripper {
-					return meddler{next: next, before: func() error {
-						if down {
-							return errDown
-						}
-						return nil
-					}}
-				}
+				refuses := s.refusesLooks()
 				s.opts.Rules = []Rule{drainRule}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
-				pause(8 * time.Second)
+				pause(2 * time.Second)
+				refuses.Store(true)
+				pause(6 * time.Second)
 				drain.say(always(errDown)) // so that the change is not approved
 				tt.change(s)
 				pause(2 * time.Second)
-				down = false
+				refuses.Store(false)
 				pause(failingFor + 10*time.Second)
 				wantIDs(t, s.approvals())
 				want := []string{cloudevent.ResultMoot}
@@ -428,6 +421,52 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 				}
 				wantIDs(t, audit.results(t), want...)
 				b.end()
+			})
+		})
+	}
+}
+
+// An approval whose answer is lost is never told as one without effect, whatever becomes of it: Azure may have taken it.
+func TestAnApprovalWhoseAnswerIsLostIsUnanswered(t *testing.T) {
+	for claim, then := range map[string]func(s *stage, b *running, routes []Route){
+		"it moves": func(s *stage, _ *running, _ []Route) {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "moved" })
+		},
+		"it begins": func(s *stage, _ *running, _ []Route) { s.azure.Start(idA) },
+		"it ends":   func(s *stage, _ *running, _ []Route) { s.azure.End(idA) },
+		"it begins after a crash": func(s *stage, b *running, routes []Route) {
+			b.crash()
+			s.azure.Start(idA)
+			s.start(routes...)
+		},
+		"the rules go": func(_ *stage, b *running, _ []Route) { b.Reload(b.Routes, nil, SettingsInfo{}) },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, after: func(*http.Response) error { return errDown }}
+				}
+				s.beginsLate()
+				s.opts.Rules = []Rule{drainRule}
+				drain, audit := &ear{}, &ear{}
+				routes := []Route{drain.all("drain"), audit.all("audit")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(8 * time.Second)
+				drain.say(always(delivery.ErrRejected)) // so that no change is approved
+				then(s, b, routes)
+				pause(20 * time.Second)
+				if len(s.approvals()) == 0 {
+					t.Error("Azure got no approval")
+				}
+				results := audit.results(t)
+				if len(results) == 0 || results[0] != cloudevent.ResultUnanswered || slices.Contains(results, cloudevent.ResultMoot) {
+					t.Errorf("told %q, want it unanswered", results)
+				}
+				if strings.Contains(s.log.String(), "approval not sent") {
+					t.Error("the log says of an approval without an answer that it was not sent")
+				}
 			})
 		})
 	}
@@ -1037,7 +1076,7 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 	})
 }
 
-// Azure's answer to an approval is on record also if it comes after the end of the event, whose approval was moot by then.
+// Azure's answer to an approval is on record also if it comes after the end of the event.
 func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.proxy = func(next http.RoundTripper) http.RoundTripper {
@@ -1059,7 +1098,7 @@ func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 		s.azure.End(idA)
 		pause(time.Minute)
 		wantIDs(t, audit.types(), "scheduled", "approved", "vanished", "approved")
-		wantIDs(t, audit.results(t), cloudevent.ResultMoot, cloudevent.ResultApproved)
+		wantIDs(t, audit.results(t), cloudevent.ResultUnanswered, cloudevent.ResultApproved)
 		b.end()
 	})
 }

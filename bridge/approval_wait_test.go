@@ -48,7 +48,7 @@ func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(5 * time.Second)
-		s.wantLogged("approval not sent; trying again")
+		s.wantLogged("approval sent, but not answered; trying again")
 		s.step(-time.Hour)
 		b.end()
 		s.azure.ClearFaults()

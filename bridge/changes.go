@@ -140,8 +140,8 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts [
 	}
 	if change.Kind == imds.Vanished {
 		if op.Approval.unsent() {
-			moot := cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event is no longer listed"}
-			s.addApproval(c, e, op, op.Approval.record(moot, op, s.now))
+			a := op.Approval.givenUp("the event is no longer listed")
+			s.addApproval(c, e, op, op.Approval.record(a, op, s.now))
 		}
 		in.End = end(change, op, s.observer.Name, s.booted, s.now)
 	}

@@ -145,9 +145,9 @@ type End struct {
 const (
 	ResultApproved   = "approved"   // Azure took it
 	ResultRefused    = "refused"    // Azure did not
-	ResultUnanswered = "unanswered" // it was sent by hand, and nobody knows whether Azure took it
+	ResultUnanswered = "unanswered" // it was sent, and nobody knows whether Azure took it
 	ResultWithheld   = "withheld"   // its CloudEvent said that a rule would approve it, and none does, or not yet
-	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
+	ResultMoot       = "moot"       // it was not sent: the event changed, began or ended first, or the rules changed
 )
 
 // An Approval is the result of an approval of an event.
