@@ -7,6 +7,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/expr-lang/expr"
+	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/vm"
 
 	"forewarn/bridge/cloudevent"
@@ -33,6 +34,8 @@ type Only struct {
 	Changes []string `yaml:"changes" doc:"which changes; first is the first change of each event"`
 	Names   []string `yaml:"names" doc:"patterns of the VMs' names, such as vm-db-*; one VM of the event is enough"`
 	Groups  []string `yaml:"groups" doc:"patterns of resource groups, such as rg-prod-*"`
+	// Severity is the lowest that holds.
+	Severity string `yaml:"severity" doc:"at least this severity: INFO, WARN or ERROR"`
 }
 
 // Except is a set of conditions. What meets all that are given is left out. What Azure did not send meets none.
@@ -49,7 +52,9 @@ var (
 	OwnVMsValues  = []string{"self", "leader"} // of Except and of a Match
 	TypesValues   = imds.Types
 	SourcesValues = imds.Sources
-	ChangesValues = []string{"scheduled", "updated", "started", "vanished", "first", "approved", "reminder"}
+	// SeverityValues are from low to high.
+	SeverityValues = []string{"INFO", "WARN", "ERROR"}
+	ChangesValues  = []string{"scheduled", "updated", "started", "vanished", "first", "approved", "reminder"}
 )
 
 // A Level selects the CloudEvents about the bridge that a route gets.
@@ -77,13 +82,28 @@ func (l Level) Hears(typ string) bool {
 // A When is a compiled condition over cloudevent.Fields.
 type When struct{ program *vm.Program }
 
-// ParseWhen compiles the expression src (expr-lang.org) into a condition over the names of cloudevent.Fields.
+// ParseWhen compiles the expression src (expr-lang.org) into a condition over the names of cloudevent.Fields, and INFO,
+// WARN and ERROR, which are numbers of severities.
 func ParseWhen(src string) (*When, error) {
-	p, err := expr.Compile(src, expr.Env(whenEnv()), expr.AsBool())
+	p, err := expr.Compile(src, expr.Env(whenEnv()), expr.AsBool(), expr.Patch(severityNames{}))
 	if err != nil {
 		return nil, err
 	}
 	return &When{p}, nil
+}
+
+// severityNames replaces the names of severities in an expression by their numbers.
+type severityNames struct{}
+
+func (severityNames) Visit(node *ast.Node) {
+	name, is := (*node).(*ast.IdentifierNode)
+	if !is {
+		return
+	}
+	number, known := severityNumbers[name.Value]
+	if known {
+		ast.Patch(node, &ast.IntegerNode{Value: number})
+	}
 }
 
 // whenEnv returns the names and types that an expression may use. The names inside data are not checked.
@@ -120,6 +140,8 @@ func (f Filter) MatchEvent(c imds.Change, fields map[string]any, self string) (o
 		return false, "only.names", nil
 	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !matchPattern(f.Only.Groups, groupOf(fields)):
 		return false, "only.groups", nil
+	case f.Only.Severity != "" && !isAtLeast(fields["severity"], f.Only.Severity):
+		return false, "only.severity", nil
 	}
 	if f.When != nil {
 		holds, failed := f.When.evaluate(fields)
@@ -164,7 +186,18 @@ func allowsValue(values []string, v string, known []string) bool {
 }
 
 // needsFields reports whether MatchEvent looks at the fields of the CloudEvent.
-func (f Filter) needsFields() bool { return f.When != nil || len(f.Only.Groups) > 0 }
+func (f Filter) needsFields() bool {
+	return f.When != nil || len(f.Only.Groups) > 0 || f.Only.Severity != ""
+}
+
+// isAtLeast reports whether a severity number is that of the word, or higher. One that isn't known is.
+func isAtLeast(severity any, word string) bool {
+	number, known := severity.(int)
+	return !known || number >= severityNumbers[imds.Upper(word)]
+}
+
+// severityNumbers are the lowest numbers of the severities in CloudEvents.
+var severityNumbers = map[string]int{"INFO": 9, "WARN": 13, "ERROR": 17}
 
 // groupOf returns the resource group that the observer is in, "" if that is not known.
 func groupOf(fields map[string]any) string {
@@ -207,6 +240,8 @@ func (f Filter) usable() error {
 	switch {
 	case f.Only.VMs != "" && !containsWord(VMsValues, f.Only.VMs):
 		return fmt.Errorf("only.vms is %q; expected self, leader or all", f.Only.VMs)
+	case f.Only.Severity != "" && !containsWord(SeverityValues, f.Only.Severity):
+		return fmt.Errorf("only.severity is %q; expected INFO, WARN or ERROR", f.Only.Severity)
 	case f.Except.VMs != "" && !containsWord(OwnVMsValues, f.Except.VMs):
 		return fmt.Errorf("except.vms is %q; expected self or leader", f.Except.VMs)
 	}

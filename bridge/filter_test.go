@@ -57,6 +57,10 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"and none that is excepted", except(Except{Sources: []string{"User"}}), entry("EventSource", `"U\u017fer"`), named, ""},
 		{"a type that only looks like another is none that is excepted", except(Except{Types: []string{"Preempt"}}),
 			entry("EventType", `"\u0420reempt"`), named, ""},
+		{"a severity takes that and higher", only(Only{VMs: "all", Severity: "warn"}), entry("EventSource", `"Platform"`), named, ""},
+		{"and none that is lower", only(Only{VMs: "all", Severity: "ERROR"}), entry("EventSource", `"User"`), named, "only.severity"},
+		{"when knows severities by their names", when("severity >= WARN and severity <= ERROR"), entry("EventSource", `"Platform"`), named, ""},
+
 		{"leader takes the first", only(Only{VMs: "leader"}), leads, named, ""},
 		{"leader leaves the second", only(Only{VMs: "Leader"}), follows, named, "only.vms"},
 		{"leader takes an event of nobody", only(Only{VMs: "leader"}), nobody, named, ""},

@@ -16,21 +16,21 @@ import (
 
 // NATSSettings are the settings of a connection to NATS, in a sink and in a relay. Secrets have three keys; see Value.
 type NATSSettings struct {
-	URL          natsURLs `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
-	URLFile      Path     `yaml:"url_file"`
-	URLEnv       string   `yaml:"url_env"`
-	CredsFile    Path     `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
-	NKeyFile     Path     `yaml:"nkey_file" doc:"file with the seed of an NKey"`
-	Username     string   `yaml:"username" doc:"user name"`
-	Password     Secret   `yaml:"password" doc:"password"`
-	PasswordFile Path     `yaml:"password_file"`
-	PasswordEnv  string   `yaml:"password_env"`
-	Token        Secret   `yaml:"token" doc:"authentication token"`
-	TokenFile    Path     `yaml:"token_file"`
-	TokenEnv     string   `yaml:"token_env"`
-	TLS          natsTLS  `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
-	Insecure     bool     `yaml:"insecure" doc:"send credentials without TLS to another machine"`
-	InboxPrefix  string   `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
+	URL          []Value `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
+	URLFile      Path    `yaml:"url_file"`
+	URLEnv       string  `yaml:"url_env"`
+	CredsFile    Path    `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
+	NKeyFile     Path    `yaml:"nkey_file" doc:"file with the seed of an NKey"`
+	Username     string  `yaml:"username" doc:"user name"`
+	Password     Secret  `yaml:"password" doc:"password"`
+	PasswordFile Path    `yaml:"password_file"`
+	PasswordEnv  string  `yaml:"password_env"`
+	Token        Secret  `yaml:"token" doc:"authentication token"`
+	TokenFile    Path    `yaml:"token_file"`
+	TokenEnv     string  `yaml:"token_env"`
+	TLS          natsTLS `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
+	Insecure     bool    `yaml:"insecure" doc:"send credentials without TLS to another machine"`
+	InboxPrefix  string  `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
 }
 
 // A NATS connects to the servers that NATSSettings name. It reads addresses and credentials anew on each use. It is
@@ -70,24 +70,6 @@ type natsAccess struct {
 type natsTLS struct {
 	TLSSettings    `yaml:",inline"`
 	HandshakeFirst bool `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
-}
-
-// natsURLs is one address or a list of them.
-type natsURLs []Value
-
-// UnmarshalYAML reads both forms.
-func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
-	var one Secret
-	if unmarshal(&one) == nil && one.text != nil {
-		*u = natsURLs{{Text: one}}
-		return nil
-	}
-	var list []Value
-	if err := unmarshal(&list); err != nil {
-		return err
-	}
-	*u = list
-	return nil
 }
 
 // NewNATS checks the settings, and reads all values once so that their errors are found too. It does not connect. Its

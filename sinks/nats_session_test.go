@@ -106,7 +106,7 @@ func TestNATSDial(t *testing.T) {
 	}
 	srv := start()
 	file := writeFile(t, "password", "hunter2")
-	settings := NATSSettings{URL: natsURLs{{Text: NewSecret(srv.ClientURL())}}, Username: "azure", PasswordFile: Path(file)}
+	settings := NATSSettings{URL: []Value{{Text: NewSecret(srv.ClientURL())}}, Username: "azure", PasswordFile: Path(file)}
 	n, err := NewNATS(settings, testHost(t))
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestNATSDial(t *testing.T) {
 // Whoever reads a stream gets messages that are as large as a server takes by default, and larger ones.
 func TestNATSDialReadsLargeMessages(t *testing.T) {
 	srv := natsServe(t, func(o *server.Options) { o.MaxPayload = 4 << 20 })
-	servers, err := NewNATS(NATSSettings{URL: natsURLs{{Text: NewSecret(srv.ClientURL())}}}, testHost(t))
+	servers, err := NewNATS(NATSSettings{URL: []Value{{Text: NewSecret(srv.ClientURL())}}}, testHost(t))
 	if err != nil {
 		t.Fatal(err)
 	}

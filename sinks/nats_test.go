@@ -637,7 +637,7 @@ func natsAsked(conn net.Conn, r *bufio.Reader, answer func(subject, reply, sid s
 // What is wrong with one address hides neither another nor the credentials nor the certificates.
 func TestAllErrorsOfTheAccessToNATSAreFound(t *testing.T) {
 	_, err := NewNATS(NATSSettings{
-		URL:       natsURLs{{Text: NewSecret("ftp://a.test")}, {Text: NewSecret("nats://b.test")}, {Env: "NO_URL"}},
+		URL:       []Value{{Text: NewSecret("ftp://a.test")}, {Text: NewSecret("nats://b.test")}, {Env: "NO_URL"}},
 		CredsFile: Path(filepath.Join(t.TempDir(), "creds")),
 		TLS:       natsTLS{TLSSettings: TLSSettings{CAFile: Path(filepath.Join(t.TempDir(), "ca.pem"))}},
 	}, Host{Getenv: func(string) string { return "" }})

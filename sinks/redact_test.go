@@ -371,7 +371,7 @@ func TestNoDestinationGetsASecretShown(t *testing.T) {
 // What the servers of a relay say is shown in the same way.
 func TestErrorsOfARelaysServersShowNoSecret(t *testing.T) {
 	const secret = "s3cr3t/0f+the=r3lay"
-	settings := NATSSettings{URL: natsURLs{{Text: NewSecret("tls://u:" + url.PathEscape(secret) + "@nats.example")}}}
+	settings := NATSSettings{URL: []Value{{Text: NewSecret("tls://u:" + url.PathEscape(secret) + "@nats.example")}}}
 	servers, err := NewNATS(settings, testHost(t))
 	if err != nil {
 		t.Fatal(err)

@@ -447,7 +447,7 @@ func testHost(t *testing.T) Host {
 // open opens a sink from its section of the settings.
 func open(kind, settings string, h Host) (Opened, error) {
 	return Kinds[kind].Open(func(to any) error {
-		return yaml.UnmarshalWithOptions([]byte(settings), to, yaml.Strict())
+		return yaml.UnmarshalWithOptions([]byte(settings), to, yaml.Strict(), yaml.CustomUnmarshaler(oneOrMore))
 	}, h)
 }
 
@@ -505,4 +505,13 @@ func wrongKey(t *testing.T, kind, settings, key, reason string) {
 	if !ok || e.Key != key || !strings.Contains(err.Error(), reason) {
 		t.Errorf("open of\n%s\ngave %v; want it to be about %s: …%s…", settings, err, key, reason)
 	}
+}
+
+// oneOrMore reads a list, or one value in place of it, as the settings do.
+func oneOrMore(list *[]Value, text []byte) error {
+	if yaml.Unmarshal(text, list) == nil {
+		return nil
+	}
+	*list = make([]Value, 1)
+	return yaml.Unmarshal(text, &(*list)[0])
 }

@@ -12,6 +12,16 @@ type mentionOption struct {
 	From string `yaml:"from" default:"ERROR" doc:"lowest severity that mentions: INFO, WARN or ERROR"`
 }
 
+// UnmarshalYAML reads a section, or the text alone.
+func (m *mentionOption) UnmarshalYAML(unmarshal func(any) error) error {
+	if unmarshal(&m.Text) == nil {
+		return nil
+	}
+	type section mentionOption
+	m.Text = ""
+	return unmarshal((*section)(m))
+}
+
 // broadcastable are the values that broadcast may list.
 var broadcastable = []string{"scheduled", "updated", "started", "vanished", "canceled", "reminder", "approved"}
 

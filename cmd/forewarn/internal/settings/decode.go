@@ -48,7 +48,7 @@ func (doc *document) fillAsWritten(n *node, v reflect.Value, path string, others
 	}
 	want := map[reflect.Kind]kind{
 		reflect.String: aText, reflect.Bool: aBoolean, reflect.Int: aWholeNumber, reflect.Int64: aWholeNumber,
-		reflect.Slice: aList, reflect.Map: aTable, reflect.Struct: aTable,
+		reflect.Map: aTable, reflect.Struct: aTable,
 	}[v.Kind()]
 	text, isText := to.(encoding.TextUnmarshaler)
 	duration, isDuration := to.(*time.Duration)
@@ -95,9 +95,10 @@ func (doc *document) fillAsWritten(n *node, v reflect.Value, path string, others
 		}
 		return problems.err()
 	case v.Kind() == reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+		items := n.list()
+		v.Set(reflect.MakeSlice(v.Type(), len(items), len(items)))
 		var problems Problems
-		for i, item := range n.items {
+		for i, item := range items {
 			problems = problems.with(doc.fill(item, v.Index(i), path))
 		}
 		return problems.err()

@@ -331,6 +331,17 @@ func (c converter) entries(v *node, n *ast.MappingNode) {
 	}
 }
 
+// list returns the items of a list. Where a list is expected, one value will do.
+func (n *node) list() []*node {
+	switch n.kind {
+	case aList:
+		return n.items
+	case nothing:
+		return nil
+	}
+	return []*node{n}
+}
+
 func (n *node) index(key string) int {
 	return slices.IndexFunc(n.entries, func(e entry) bool { return e.key == key })
 }
@@ -342,8 +353,9 @@ func (n *node) find(dotted string) (e entry, ok bool) {
 	for key := range strings.SplitSeq(dotted, ".") {
 		if i := e.value.index(key); i >= 0 {
 			e = e.value.entries[i]
-		} else if i, err := strconv.ParseUint(key, 10, 16); err == nil && int(i) < len(e.value.items) {
-			e = entry{e.value.items[i].pos, key, e.value.items[i]}
+		} else if i, err := strconv.ParseUint(key, 10, 16); err == nil && int(i) < len(e.value.list()) {
+			item := e.value.list()[i]
+			e = entry{item.pos, key, item}
 		} else {
 			return e, false
 		}

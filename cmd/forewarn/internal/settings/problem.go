@@ -187,12 +187,8 @@ func (doc *document) kindError(n *node, key string, want kind) error {
 		hint = "; give it a value, or remove the key"
 	case want == aText && n.kind == aBoolean:
 		hint = "; put it in quotes if it is meant as text"
-	case want == aList && n.kind == aTable:
-		hint = `; begin each item with "- "`
-	case want == aList && strings.HasSuffix(key, "command"):
-		hint = "; write the program and each argument as an item, such as [/usr/local/bin/drain, --now]"
 	case want == aList:
-		hint = "; put [ ] around it"
+		hint = `; begin each item with "- "`
 	case want == aTable && strings.Contains(n.text, ":") && !strings.Contains(n.text, "://"):
 		hint = "; put a space after the colon of a key"
 	}

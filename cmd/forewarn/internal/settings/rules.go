@@ -28,11 +28,7 @@ func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
 	if !ok || list.value.kind == nothing {
 		return nil
 	}
-	if list.value.kind != aList {
-		doc.report(doc.kindError(list.value, "approve", aList))
-		return nil
-	}
-	for _, n := range list.value.items {
+	for _, n := range list.value.list() {
 		if n.kind != aTable {
 			doc.report(doc.kindError(n, "a rule of approve", aTable))
 			continue
@@ -76,8 +72,8 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 	if e, ok := n.find("after"); ok {
 		for i, name := range in.After {
 			at := e.value
-			if i < len(e.value.items) {
-				at = e.value.items[i]
+			if items := e.value.list(); i < len(items) {
+				at = items[i]
 			}
 			if !slices.Contains(names, name) {
 				doc.report(doc.valueError(at, "after", aSink(name, names)))

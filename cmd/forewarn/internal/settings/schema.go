@@ -61,15 +61,17 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 	offerWords(of.of("only"), bridge.OwnVMsValues)
 	offerWords(of.of("except"), bridge.OwnVMsValues)
 	of.of("only")["required"] = []string{"types"}
-	of.of("only")["properties"].(properties).of("types")["minItems"] = 1
+	types := of.of("only")["properties"].(properties).of("types")
+	types["minItems"] = 1 // of a list; one type will do
 	rule["required"] = []string{"only"}
 
+	rules := oneOrMore(rule)
+	rules["description"] = "rules of approval (default: none)"
 	root := schemaOf(reflect.TypeFor[Settings]())
 	root["$schema"], root["title"] = "https://json-schema.org/draft/2020-12/schema", "forewarn settings"
 	root["properties"] = append(root["properties"].(properties),
 		property{"sinks", map[string]any{"description": "the destinations", "type": "array", "items": sink}},
-		property{"approve", map[string]any{"description": "rules of approval (default: none)", "type": "array",
-			"items": rule}})
+		property{"approve", rules})
 	root["required"] = []string{"sinks"}
 	return root
 }
@@ -81,14 +83,25 @@ func offerWords(schema map[string]any, vms []string) {
 		case "vms":
 			delete(p.schema, "type")
 			maps.Copy(p.schema, oneOf(vms))
+		case "severity":
+			delete(p.schema, "type")
+			maps.Copy(p.schema, oneOf(bridge.SeverityValues))
 		case "types":
-			p.schema["items"] = oneOf(bridge.TypesValues)
+			offerEach(p.schema, bridge.TypesValues)
 		case "sources":
-			p.schema["items"] = oneOf(bridge.SourcesValues)
+			offerEach(p.schema, bridge.SourcesValues)
 		case "changes":
-			p.schema["items"] = oneOf(bridge.ChangesValues)
+			offerEach(p.schema, bridge.ChangesValues)
 		}
 	}
+}
+
+// offerEach makes the schema of a list that of one of the words, or of a list of them.
+func offerEach(schema map[string]any, words []string) {
+	delete(schema, "type")
+	delete(schema, "items")
+	one := oneOf(words)
+	schema["anyOf"] = append(one["anyOf"].([]any), map[string]any{"type": "array", "items": one})
 }
 
 // oneOf returns the schema of one of some words, in any case: editors offer the words as they are, and accept all.
@@ -185,10 +198,11 @@ func schemaOf(t reflect.Type) map[string]any {
 	switch {
 	case t.Kind() == reflect.Pointer:
 		return schemaOf(t.Elem())
-	case pointer.Implements(reflect.TypeFor[interface{ UnmarshalYAML(func(any) error) error }]()):
-		if t.Kind() == reflect.Slice { // one, or a list
-			return map[string]any{"type": []string{"string", "array"}, "items": schemaOf(t.Elem()), "writeOnly": true}
-		}
+	case t.Kind() == reflect.Struct && pointer.Implements(ownForm) && len(collect(reflect.New(t).Elem(), map[string]reflect.Value{})) > 0:
+		section := schemaOfStruct(t) // or a text alone
+		section["type"] = []string{"string", "object"}
+		return section
+	case pointer.Implements(ownForm):
 		// text, {file: PATH} or {env: NAME}
 		return map[string]any{"type": []string{"string", "number", "object"}, "writeOnly": true}
 	case t == reflect.TypeFor[time.Duration](): // of numbers only 0 needs no unit
@@ -202,24 +216,43 @@ func schemaOf(t reflect.Type) map[string]any {
 	case reflect.Bool:
 		return map[string]any{"type": "boolean"}
 	case reflect.Slice:
-		return map[string]any{"type": "array", "items": schemaOf(t.Elem())}
+		return oneOrMore(schemaOf(t.Elem()))
 	case reflect.Map:
 		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem())}
 	case reflect.Struct:
-		props := properties{}
-		for f := range t.Fields() {
-			if f.Anonymous {
-				props = append(props, schemaOf(f.Type)["properties"].(properties)...)
-			} else if key, ok := f.Tag.Lookup("yaml"); ok {
-				props = append(props, property{key, described(f, schemaOf(f.Type))})
-			}
-		}
-		for _, p := range props {
-			describeForms(props, p)
-		}
-		return map[string]any{"type": "object", "properties": props, "additionalProperties": false}
+		return schemaOfStruct(t)
 	}
 	return map[string]any{"type": "integer"}
+}
+
+// ownForm is what a type has that is written in a form of its own.
+var ownForm = reflect.TypeFor[interface{ UnmarshalYAML(func(any) error) error }]()
+
+// schemaOfStruct returns the schema of a section with a key for each tagged field.
+func schemaOfStruct(t reflect.Type) map[string]any {
+	props := properties{}
+	for f := range t.Fields() {
+		if f.Anonymous {
+			props = append(props, schemaOf(f.Type)["properties"].(properties)...)
+		} else if key, ok := f.Tag.Lookup("yaml"); ok {
+			props = append(props, property{key, described(f, schemaOf(f.Type))})
+		}
+	}
+	for _, p := range props {
+		describeForms(props, p)
+	}
+	return map[string]any{"type": "object", "properties": props, "additionalProperties": false}
+}
+
+// oneOrMore returns the schema of one value or a list of them.
+func oneOrMore(one map[string]any) map[string]any {
+	kinds, isList := one["type"].([]string)
+	if !isList {
+		kinds = []string{one["type"].(string)}
+	}
+	either := maps.Clone(one)
+	either["type"], either["items"] = append(slices.Clone(kinds), "array"), one
+	return either
 }
 
 // described adds the description and default from the tags of a field to its schema.

@@ -376,3 +376,35 @@ func TestSinkOfARelayIsForAllVMsInAnyCase(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Where a list is expected, one value will do.
+func TestOneValueIsAList(t *testing.T) {
+	parse := func(text string) *Settings {
+		t.Helper()
+		s, err := testLoader().Parse("forewarn.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	one := parse(`
+sinks:
+  - {name: ops, file: {path: "-"}, remind: 2h, only: {types: Reboot, changes: scheduled, names: vm-*, severity: warn}}
+approve:
+  only: {types: Reboot}
+  after: ops
+`)
+	list := parse(`
+sinks:
+  - {name: ops, file: {path: "-"}, remind: [2h], only: {types: [Reboot], changes: [scheduled], names: [vm-*], severity: WARN}}
+approve:
+  - only: {types: [Reboot]}
+    after: [ops]
+`)
+	if !reflect.DeepEqual(one.Routes[0].Terms, list.Routes[0].Terms) ||
+		!reflect.DeepEqual(one.Routes[0].Filter.Only.Types, list.Routes[0].Filter.Only.Types) ||
+		!reflect.DeepEqual(one.Routes[0].Filter.Only.Names, list.Routes[0].Filter.Only.Names) ||
+		!reflect.DeepEqual(one.Rules, list.Rules) {
+		t.Errorf("one value gives %+v, %+v; want as the list %+v, %+v", one.Routes[0], one.Rules, list.Routes[0], list.Rules)
+	}
+}

@@ -23,7 +23,7 @@ type sinkSettings struct {
 	Name    string        `yaml:"name" doc:"unique name; pending deliveries belong to it"`
 	Only    bridge.Only   `yaml:"only" doc:"what the sink gets"`
 	Except  bridge.Except `yaml:"except" doc:"what the sink doesn't get"`
-	When    string        `yaml:"when" doc:"an expression that must be true, such as severity >= 17 and notice < 600"`
+	When    string        `yaml:"when" doc:"an expression that must be true, such as severity >= WARN and notice < 600"`
 	Bridge  string        `yaml:"bridge" doc:"which CloudEvents about forewarn itself the sink gets"`
 	Timeout time.Duration `yaml:"timeout" doc:"time limit of one attempt"`
 	MaxAge  time.Duration `yaml:"max_age" doc:"age at which a pending delivery becomes a dead letter; 0 is never"`
@@ -311,9 +311,8 @@ func checkTimes(doc *document, n *node, in sinkSettings) error {
 	const longest = 30 * 24 * time.Hour
 	for i, d := range in.Remind {
 		if d < time.Minute || d > longest {
-			if e, ok := n.find("remind"); ok && i < len(e.value.items) {
-				problems = problems.with(doc.valueError(
-					e.value.items[i], "remind", "times from 1m to 30d, such as [24h, 1h]"))
+			if e, ok := n.find(fmt.Sprintf("remind.%d", i)); ok {
+				problems = problems.with(doc.valueError(e.value, "remind", "times from 1m to 30d, such as [24h, 1h]"))
 			}
 		}
 	}
@@ -386,6 +385,7 @@ func checkValues(doc *document, n *node) error {
 		{"only.types", bridge.TypesValues}, {"except.types", bridge.TypesValues},
 		{"only.sources", bridge.SourcesValues}, {"except.sources", bridge.SourcesValues},
 		{"only.changes", bridge.ChangesValues}, {"except.changes", bridge.ChangesValues},
+		{"only.severity", bridge.SeverityValues},
 		{"bridge", levels}, {"late", lates},
 	} {
 		e, ok := n.find(list.key)
@@ -396,7 +396,7 @@ func checkValues(doc *document, n *node) error {
 		if list.key == "except.vms" {
 			want += "; all would leave nothing to send"
 		}
-		for _, v := range append([]*node{e.value}, e.value.items...) {
+		for _, v := range e.value.list() {
 			v.open = true
 			known := slices.ContainsFunc(list.allowed, func(a string) bool { return imds.SameWord(a, v.text) })
 			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
@@ -406,8 +406,10 @@ func checkValues(doc *document, n *node) error {
 	}
 	for _, key := range []string{"only.names", "only.groups"} {
 		e, ok := n.find(key)
-		for i := 0; ok && i < len(e.value.items); i++ {
-			v := e.value.items[i]
+		if !ok {
+			continue
+		}
+		for _, v := range e.value.list() {
 			v.open = true
 			if _, err := path.Match(v.text, ""); err != nil || v.text == "" {
 				problems = problems.with(doc.valueError(v, key, "a pattern such as vm-db-*"))
