@@ -21,7 +21,6 @@ const (
 	lockWait     = time.Second // how long to wait for another process to release the file
 	compactAbove = 16 << 20    // bytes; a smaller file is left as it is
 	compactTx    = 4 << 20     // bytes in one transaction of the copy
-	maxOpenings  = 3           // how often the program may end while a file is being verified
 )
 
 // initialMapSize returns how many bytes bbolt maps at first. When the file outgrows the mapping, bbolt makes a larger
@@ -121,6 +120,12 @@ func (f *file) open(readOnly bool) error {
 		f.log.Warn("the outbox file is empty; starting with an empty outbox", "file", f.path)
 	}
 	f.last = 0
+	if !fresh {
+		err := verify(f.path, f.answers)
+		if err != nil {
+			return err
+		}
+	}
 	db, fd, err := openBolt(f.path, readOnly)
 	if err != nil {
 		if fresh && !readOnly && !errors.Is(err, ErrLocked) {
@@ -128,13 +133,11 @@ func (f *file) open(readOnly bool) error {
 		}
 		return err
 	}
-	err = f.verify(db, fd, readOnly)
-	if err == nil && !readOnly { // also if the file isn't new: its creator may have ended before this
+	if !readOnly { // also if the file isn't new: its creator may have ended before this
 		err = f.syncDir(filepath.Dir(f.path))
 	}
 	f.mu.Lock()
 	f.db, f.fd = db, fd
-	f.damaged.Store(errors.Is(err, ErrDamaged))
 	f.mu.Unlock()
 	f.measure()
 	if err != nil {
@@ -182,7 +185,7 @@ func syncDir(dir string) error {
 func openBolt(path string, readOnly bool) (db *bolt.DB, fd *os.File, err error) {
 	err = guard(func() (err error) {
 		db, err = bolt.Open(path, 0o600, &bolt.Options{
-			Timeout: lockWait, ReadOnly: readOnly, PreLoadFreelist: true, InitialMmapSize: initialMapSize(),
+			Timeout: lockWait, ReadOnly: readOnly, InitialMmapSize: initialMapSize(),
 			OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
 				fd, err = os.OpenFile(name, flag, mode)
 				return fd, err

@@ -171,31 +171,7 @@ func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
 		!strings.Contains(claim, "bit") {
 		t.Errorf("%s: something is lost, and %d files are set aside", claim, n)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "outbox.db.opening")); err == nil {
-		t.Errorf("%s: the marker is still there", claim)
-	}
 	works(t, dir, o)
-}
-
-// A file is set aside if the program ended several times while verifying it. Once or twice may have another cause, such
-// as a power cut.
-func TestFileThatEndsTheProgramIsSetAside(t *testing.T) {
-	for starts, aside := range map[int]int{1: 0, 2: 0, 3: 1} {
-		dir := t.TempDir()
-		before := used(t, dir)
-		if err := os.WriteFile(filepath.Join(dir, "outbox.db.opening"), bytes.Repeat([]byte("."), starts),
-			0o600); err != nil {
-			t.Fatal(err)
-		}
-		o := open(t, dir, outbox.Options{})
-		if n := len(asides(t, dir, "damaged")); n != aside {
-			t.Errorf("after %d starts that ended early, %d files are set aside, want %d", starts, n, aside)
-		}
-		if aside == 0 {
-			want(t, "pending", pending(o, "a"), before...)
-		}
-		works(t, dir, o)
-	}
 }
 
 // A directory or an empty file in place of the outbox file doesn't prevent a start.

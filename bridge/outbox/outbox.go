@@ -211,9 +211,6 @@ func (o *Outbox) Close() error {
 	case <-o.done:
 		unclosed = o.storage.Close()
 	case <-time.After(diskPatience): // the disk hangs, and closing the file would hang too
-		if f, is := o.storage.(*file); is {
-			f.abandon()
-		}
 	}
 	o.mu.Lock()
 	err, lost := o.why, len(o.unstored(false))

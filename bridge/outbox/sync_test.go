@@ -1,15 +1,12 @@
 package outbox
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
-	"testing/synctest"
 )
 
 // What is written to a new file survives a power loss: every name on the path to the file is durable by then, also
@@ -80,21 +77,4 @@ func TestSyncDirOfAMissingDirectoryFails(t *testing.T) {
 	if err := syncDir(t.TempDir()); err != nil {
 		t.Errorf("of a directory that is there syncDir = %v, want nil", err)
 	}
-}
-
-// A stop while the file is being verified, on a slow disk, says nothing against the file.
-func TestAStopWhileTheFileIsVerifiedIsNotItsFault(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		left := filepath.Join(dir, fileName+marker)
-		if err := os.WriteFile(left, []byte("."), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		o := newOutbox(dir, Options{}) // whose writer never ends
-		o.storage = newFile(o.path, false, o.log)
-		_ = o.Close()
-		if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the marker is left: %v", err)
-		}
-	})
 }
