@@ -25,6 +25,7 @@ const (
 	forgetVM       = 24 * time.Hour // after its last message, if no open event names it
 	excusePeriod   = time.Hour      // an open event explains no silence of VMs heard so long after its last change
 	maxChanges     = 64             // of one event; its vanished is kept besides
+	eventOverhead  = 1 << 10        // bytes that a change takes besides its data
 )
 
 // A fleet is what the stream and the records show of VMs and their events. It is for people: no delivery depends on it.
@@ -38,6 +39,9 @@ type fleet struct {
 	ended         int                          // number of events that have vanished
 	forgotten     bool                         // older events were dropped
 	vms           map[string]*vm               // by vmKey
+	sets          map[string]*fleetSet         // the same events and VMs, by cloudevent.Place.String
+	bytes         int                          // of all events
+	full          bool                         // a VM isn't watched, because there are too many
 	records       map[string]map[string]record // by group and sink
 	silent        map[string]time.Time         // see silenceRecord.Silent
 }
@@ -47,6 +51,7 @@ type azureEvent struct {
 	bridge.HistoryBuilder
 	group      string
 	changes    int
+	bytes      int        // see fleet.addBytes
 	seq        uint64     // of its last change
 	ended      bool       // it has vanished, or its end was missed
 	lastChange time.Time  // when the stream stored it
@@ -84,6 +89,7 @@ func (l *azureEvent) vmKey(name string) string {
 // A vm is a machine that a bridge runs on. Its times are those of the stream.
 type vm struct {
 	name, set, group string
+	place            string        // cloudevent.Place.String
 	lastHeard        time.Time     // when its bridge published something
 	backSince        time.Time     // the first message after its last silence
 	interval         time.Duration // of its heartbeats; 0 if it sends none
@@ -98,7 +104,10 @@ func (v *vm) stopped() bool { return !v.lastStop.IsZero() && !v.lastAlive.After(
 func vmKey(at cloudevent.Place, name string) string { return at.String() + "." + imds.Upper(name) }
 
 func newFleet() *fleet {
-	return &fleet{events: map[string]*azureEvent{}, vms: map[string]*vm{}, records: map[string]map[string]record{}}
+	return &fleet{
+		events: map[string]*azureEvent{}, vms: map[string]*vm{}, sets: map[string]*fleetSet{},
+		records: map[string]map[string]record{},
+	}
 }
 
 // followFleet reads the stream for people, until ctx is done.
@@ -139,7 +148,10 @@ func (f *fleet) forgetLost(ctx context.Context, js jetstream.JetStream, stream j
 	if lost {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		f.lastRead, f.lastReadAt, f.events, f.ended = 0, time.Time{}, map[string]*azureEvent{}, 0
+		f.lastRead, f.lastReadAt, f.events, f.ended, f.bytes = 0, time.Time{}, map[string]*azureEvent{}, 0, 0
+		for _, s := range f.sets {
+			s.events, s.bytes = map[string]*azureEvent{}, 0
+		}
 	}
 	return err
 }
@@ -250,8 +262,9 @@ func (f *fleet) add(r rawMessage) {
 	l := f.events[group]
 	if l == nil {
 		l = &azureEvent{group: group, from: m.from}
-		f.events[group] = l
+		f.events[group], f.set(m.from.String()).events[group] = l, l
 	}
+	defer f.addBytes(l, len(m.ce.Data())+eventOverhead)
 	l.changes++
 	if l.changes <= maxChanges || m.change.Kind == imds.Vanished {
 		ce := m.ce
@@ -313,17 +326,16 @@ func (f *fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) 
 	if cloudevent.PlaceOfObserver(o).Set != from.Set {
 		return nil
 	}
-	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
+	if o.Name == "" || len(o.Name) > maxVMName || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
 		return nil
 	}
 	key := vmKey(from, o.Name)
 	v := f.vms[key]
 	if v == nil {
-		if len(f.vms) >= maxVMs {
+		v = &vm{name: o.Name, place: from.String(), backSince: at}
+		if !f.addVM(v.place, key, v) {
 			return nil
 		}
-		v = &vm{name: o.Name, backSince: at}
-		f.vms[key] = v
 	}
 	v.set, v.group = o.ScaleSet, o.ResourceGroup
 	if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) && at.After(last) {
@@ -435,10 +447,7 @@ func (f *fleet) forgetEnded() {
 	}
 	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.events[a].seq, f.events[b].seq) })
 	for _, group := range ended[:len(ended)-maxEndedEvents] {
-		delete(f.events, group)
-		delete(f.records, group)
-		f.ended--
-		f.forgotten = true
+		f.forgetEvent(f.events[group])
 	}
 }
 
@@ -492,6 +501,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 			byName[key].Silent = true
 		}
 	}
+	unheard := map[cloudevent.Place]int{} // VMs that only events name, by set
 	for _, l := range f.events {
 		if l.ended {
 			continue
@@ -500,6 +510,10 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 			key := l.vmKey(name)
 			v := byName[key]
 			if v == nil {
+				unheard[l.from]++
+				if unheard[l.from] > maxVMsOfSet {
+					continue
+				}
 				v = &bridge.FleetVM{Name: name, Set: l.observer.ScaleSet, Group: l.observer.ResourceGroup}
 				byName[key] = v
 			}
@@ -513,7 +527,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 	var sorted []*bridge.FleetVM // pointers: the compiler makes one sort for all of them, and one for each other type
 	for key, v := range byName {
 		if len(v.Events) == 0 && time.Since(v.LastHeard) > forgetVM {
-			delete(f.vms, key)
+			f.forgetVM(f.vms[key].place, key)
 			continue
 		}
 		slices.Sort(v.Events)

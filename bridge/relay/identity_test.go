@@ -16,6 +16,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // These tests are about publishers that lie. Each set may publish under its own subjects only; here that is web, which
@@ -351,5 +352,87 @@ func TestSubjectsOfOnesOwnAreTold(t *testing.T) {
 		s.publishAs("forewarn.mine."+two.ID(), two)
 		pause(5 * time.Second)
 		wantIDs(t, "told", sink.all(), one, two)
+	})
+}
+
+// A set that tells of more events than its share loses its oldest, and the events of other sets stay. The status says it.
+func TestASetFillsItsShareOfEventsOnly(t *testing.T) {
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run()
+		defer stop()
+		of := func(n int, set string) event.Event {
+			a := eventNo(n)
+			a.vm = set + "_0"
+			return a.sayAs(t, imds.Scheduled, ofSet(set, set+"_0"), time.Now())
+		}
+		first := of(1, "db")
+		s.publish(first)
+		const share, more = 2_000, 10
+		for n := range share + more {
+			s.publish(of(1000+n, "web"))
+		}
+		pause(time.Minute)
+		open := r.Status().Events
+		ofWeb := 0
+		for _, e := range open {
+			if e.Set == "web" {
+				ofWeb++
+			}
+		}
+		if ofWeb > share || ofWeb < share/2 || len(open) != ofWeb+1 || open[0].Known.ID != first.Subject() {
+			t.Errorf("%d events of web are open, and %d in all; want at most %d, and that of db", ofWeb, len(open), share)
+		}
+		if last := open[len(open)-1].Known.ID; last != of(1000+share+more-1, "web").Subject() {
+			t.Errorf("the newest that is open is %s", last)
+		}
+		const want = "the set sub/rg/web has told of more events than a relay keeps"
+		if got := r.Status().Warnings; len(got) != 1 || !strings.HasPrefix(got[0], want) {
+			t.Errorf("the warnings are %q, want one: %s", got, want)
+		}
+	})
+}
+
+// A set that invents VMs without end keeps nobody from hearing that a VM of another set falls silent. The status says
+// that not all are watched.
+func TestASetFillsItsShareOfVMsOnly(t *testing.T) {
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		ops := newEar()
+		r, stop := s.run(with(route("ops", ops), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble }))
+		defer stop()
+		beat := func(set, vm string) {
+			ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"interval": 60}, ofSet(set, vm), time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publishAs("forewarn.heartbeat.sub.rg."+set+"."+vm, ce)
+		}
+		const share = 2_000
+		for wave := range 3 {
+			for n := range share {
+				beat("web", fmt.Sprintf("web_%d_%d", wave, n))
+			}
+			pause(10 * time.Minute)
+		}
+		news := ops.news()
+		told := 0
+		for _, one := range news {
+			var n int
+			fmt.Sscanf(one, "silent %d", &n)
+			told += n
+		}
+		if told > share {
+			t.Errorf("%d VMs of web are told as silent, want at most its share of %d: %.100q", told, share, news)
+		}
+		const want = "the set sub/rg/web has more VMs than a relay watches"
+		if got := r.Status().Warnings; len(got) != 1 || !strings.HasPrefix(got[0], want) {
+			t.Errorf("the warnings are %q, want one: %s", got, want)
+		}
+		beat("db", "db_0")
+		pause(10 * time.Minute)
+		if got, want := ops.news(), []string{"silent 1: db_0"}; !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
 	})
 }

@@ -35,6 +35,7 @@ func (r *Relay) Status() bridge.Status {
 	if r.watchErr != nil && r.down == nil {
 		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.Shown(r.watchErr).Error())
 	}
+	s.Warnings = append(s.Warnings, r.fleet.overShare()...)
 	if r.deadFull {
 		s.Warnings = append(s.Warnings, deadFull)
 	}

@@ -1,0 +1,164 @@
+package relay
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+)
+
+// The shares of a set in what a relay keeps of its fleet, so that whoever lies about one set takes no room from the
+// others. An Azure scale set has at most 1,000 VMs.
+const (
+	maxVMsOfSet    = 2_000
+	maxEventsOfSet = 2_000
+	maxBytesOfSet  = 16 << 20 // of its events, as they came
+	maxEvents      = 12_000   // of all sets
+	maxEventBytes  = 96 << 20 // of all sets
+	maxVMName      = 256      // bytes
+)
+
+// A fleetSet is what a fleet keeps of one set.
+type fleetSet struct {
+	name    string                 // cloudevent.Place.String
+	vms     map[string]*vm         // by vmKey
+	events  map[string]*azureEvent // by group
+	bytes   int                    // of the events
+	leftOut int                    // open events that were forgotten, because there were too many
+	refused bool                   // a VM of it isn't watched, because it has too many
+}
+
+// set returns what the fleet keeps of a set. mu is held.
+func (f *fleet) set(name string) *fleetSet {
+	s := f.sets[name]
+	if s == nil {
+		s = &fleetSet{name: name, vms: map[string]*vm{}, events: map[string]*azureEvent{}}
+		f.sets[name] = s
+	}
+	return s
+}
+
+// addBytes counts the bytes of a change of an event. If the set, or all sets together, have more than their share then,
+// the oldest events of the set that has most are forgotten. mu is held.
+func (f *fleet) addBytes(l *azureEvent, n int) {
+	s := f.set(l.from.String())
+	l.bytes, s.bytes, f.bytes = l.bytes+n, s.bytes+n, f.bytes+n
+	if len(s.events) > maxEventsOfSet || s.bytes > maxBytesOfSet {
+		f.forgetOldest(s)
+	}
+	for len(f.events) > maxEvents || f.bytes > maxEventBytes {
+		most := s
+		for _, other := range f.sets {
+			if other.bytes > most.bytes {
+				most = other
+			}
+		}
+		f.forgetOldest(most)
+	}
+}
+
+// forgetOldest forgets an eighth of the events of a set, those first that are over. mu is held.
+func (f *fleet) forgetOldest(s *fleetSet) {
+	var all []*azureEvent
+	for _, l := range s.events {
+		all = append(all, l)
+	}
+	slices.SortFunc(all, func(a, b *azureEvent) int {
+		return cmp.Or(cmp.Compare(endedFirst(a), endedFirst(b)), cmp.Compare(a.seq, b.seq))
+	})
+	for _, l := range all[:(len(all)+7)/8] {
+		if !l.ended {
+			s.leftOut++
+		}
+		f.forgetEvent(l)
+	}
+}
+
+func endedFirst(l *azureEvent) int {
+	if l.ended {
+		return 0
+	}
+	return 1
+}
+
+// forgetEvent forgets an event with its records. mu is held.
+func (f *fleet) forgetEvent(l *azureEvent) {
+	s := f.set(l.from.String())
+	s.bytes, f.bytes = s.bytes-l.bytes, f.bytes-l.bytes
+	delete(s.events, l.group)
+	delete(f.events, l.group)
+	delete(f.records, l.group)
+	if l.ended {
+		f.ended--
+	}
+	f.forgotten = true
+	f.dropIfEmpty(s)
+}
+
+// dropIfEmpty drops a set of which nothing is left. mu is held.
+func (f *fleet) dropIfEmpty(s *fleetSet) {
+	if len(s.vms) == 0 && len(s.events) == 0 {
+		delete(f.sets, s.name)
+	}
+}
+
+// addVM adds a VM of a set, or returns false if the set, or all sets together, have too many. It makes room in a set by
+// forgetting the VM that was last heard longest ago, if nobody was told that it is silent. mu is held.
+func (f *fleet) addVM(set, key string, v *vm) bool {
+	if len(f.vms) >= maxVMs {
+		f.full = true
+		return false
+	}
+	s := f.set(set)
+	if len(s.vms) >= maxVMsOfSet {
+		var oldest string
+		for key, v := range s.vms {
+			_, silent := findSilent(f.silent, key)
+			if !silent && (oldest == "" || v.lastHeard.Before(s.vms[oldest].lastHeard)) {
+				oldest = key
+			}
+		}
+		s.refused = true
+		if oldest == "" {
+			return false
+		}
+		f.forgetVM(set, oldest)
+	}
+	s.vms[key], f.vms[key] = v, v
+	return true
+}
+
+// forgetVM forgets a VM of a set. mu is held.
+func (f *fleet) forgetVM(set, key string) {
+	s := f.set(set)
+	delete(s.vms, key)
+	delete(f.vms, key)
+	f.dropIfEmpty(s)
+}
+
+// overShare returns a warning for each set of which something is left out, for at most maxNamed of them.
+func (f *fleet) overShare() (warnings []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.sets {
+		set := strings.ReplaceAll(s.name, ".", "/")
+		if s.leftOut > 0 {
+			warnings = append(warnings, fmt.Sprintf("the set %s has told of more events than a relay keeps (%d of a set, %d in "+
+				"all); the oldest %d that were not over are not shown", set, maxEventsOfSet, maxEvents, s.leftOut))
+		}
+		if s.refused {
+			warnings = append(warnings, fmt.Sprintf("the set %s has more VMs than a relay watches, which is %d of a set; nobody "+
+				"hears when one that is left out falls silent", set, maxVMsOfSet))
+		}
+	}
+	if f.full {
+		warnings = append(warnings, fmt.Sprintf("there are more VMs than a relay watches, which is %d; nobody hears when one "+
+			"that is left out falls silent", maxVMs))
+	}
+	sort.Strings(warnings)
+	if n := len(warnings) - maxNamed; n > 0 {
+		warnings = append(warnings[:maxNamed], fmt.Sprintf("so it is with more sets: %d further warnings", n))
+	}
+	return warnings
+}
