@@ -11,6 +11,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 )
@@ -73,6 +74,43 @@ func deliveryWords(deliveries []bridge.HistoryDelivery) string {
 		}
 	}
 	return strings.Join(parts, "; ")
+}
+
+// An eventRow stands for the events of one type in one set.
+type eventRow struct {
+	Type, Set, SetURL string
+	Events, Begun     int
+	When              moment // the nearest NotBefore
+}
+
+// eventRows returns a row for each set and type of events, which come by urgency, and the number of events for which
+// there was no row.
+func (p pageWriter) eventRows(events []bridge.EventStatus) (rows []eventRow, more int) {
+	at := map[[3]string]int{}
+	for _, e := range events {
+		azure, _ := imds.UnmarshalEvent(e.Event) // it was decoded before
+		key := [3]string{e.Group, e.Set, azure.Type}
+		n, known := at[key]
+		switch {
+		case !known && len(rows) == shownRows:
+			more++
+			continue
+		case !known:
+			n, at[key] = len(rows), len(rows)
+			rows = append(rows, eventRow{
+				Type: wording.Printable(azure.Type), Set: wording.Printable(e.Set),
+				SetURL: filterURL(fleet.Filter{Set: e.Set, Group: e.Group}),
+			})
+		}
+		r := &rows[n]
+		r.Events++
+		if azure.Status == imds.StatusStarted {
+			r.Begun++
+		} else if r.When.Machine == "" {
+			r.When = p.moment(e.NotBefore)
+		}
+	}
+	return rows, more
 }
 
 // A vmView is a VM that an event names.

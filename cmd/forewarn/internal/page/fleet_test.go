@@ -8,7 +8,10 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/chromedp/chromedp"
@@ -159,6 +162,61 @@ func TestFleetPageShowsOneSet(t *testing.T) {
 	if text := string(begin); !strings.Contains(text, "web-03_") || strings.Contains(text, "web-04_") {
 		t.Errorf("the news of one set's page: %.500s", text)
 	}
+}
+
+// Of many open events the page shows ten as cards, and the others in a table by set and type, of at most 50 rows.
+func TestFleetPageShowsManyEventsInATable(t *testing.T) {
+	t.Parallel()
+	r := newFakeRelay()
+	r.status.Events = nil
+	for set := range 60 {
+		for n := range 20 {
+			e, _ := fakeEvent(time.Now().UTC(), fmt.Sprintf("web-%02d", set), set, n)
+			r.status.Events = append(r.status.Events,
+				bridge.EventStatus{Event: e.Raw, Known: e, NotBefore: e.NotBefore, Set: fmt.Sprintf("web-%02d", set), Group: "rg-prod"})
+		}
+	}
+	h := RelayHandler(r, http.NotFoundHandler(), "")
+	text := visit(t, h, "/").Body.String()
+	if cards, rows := strings.Count(text, `<article class="event`), strings.Count(text, `data-label="The next at"`); cards != 10 || rows != 50 {
+		t.Errorf("the page has %d cards and %d rows, want 10 and 50", cards, rows)
+	}
+	for _, want := range []string{
+		`<a href="/?group=rg-prod&amp;set=web-07">web-07</a></td><td role="cell" data-label="Events">`, "more: <code>",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %s", want)
+		}
+	}
+}
+
+// However many ask for parts of a large fleet, the relay is asked once for all of them.
+func TestFleetPageAsksTheRelayOnceForAllFilters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowRelay{fakeRelay: newFakeRelay()}
+		h := RelayHandler(slow, http.NotFoundHandler(), "")
+		var all sync.WaitGroup
+		for n := range 60 {
+			all.Go(func() { visit(t, h, fmt.Sprintf("/?set=web-%02d", n)) })
+		}
+		all.Wait()
+		if n := slow.asked.Load(); n != 1 {
+			t.Errorf("the relay was asked %d times, want once", n)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// A slowRelay takes a while to say how it is.
+type slowRelay struct {
+	*fakeRelay
+	asked atomic.Int32
+}
+
+func (r *slowRelay) Status() bridge.Status {
+	r.asked.Add(1)
+	time.Sleep(300 * time.Millisecond)
+	return r.fakeRelay.Status()
 }
 
 // The metrics of a relay have the labels set and vm, for at most 1,000 VMs. They disappear with the VM.

@@ -41,8 +41,9 @@ const (
 // A webPage is the page for people. It starts no goroutines: each browser that follows it is served by the goroutine of
 // its request, which ends with the connection and with the server.
 type webPage struct {
-	facts func() pageFacts
-	build string // hash of the files, so that a browser notices that its own are old
+	facts func() pageFacts // at most pageAge old
+	turn  chan struct{}    // holds one while a part of a fleet is rendered: one at a time, so that many leave the CPU to others
+	build string           // hash of the files, so that a browser notices that its own are old
 
 	template func() (*template.Template, error) // parses the template at the first request
 	whole    func() wholePage                   // without a filter
@@ -69,7 +70,7 @@ func newPage(facts func() pageFacts) *webPage {
 		}
 		return nil
 	})
-	p := &webPage{facts: facts, build: hex.EncodeToString(sum.Sum(nil)[:6]), template: sync.OnceValues(parsePage)}
+	p := &webPage{facts: cached(pageAge, facts), turn: make(chan struct{}, 1), build: hex.EncodeToString(sum.Sum(nil)[:6]), template: sync.OnceValues(parsePage)}
 	p.whole = cached(pageAge, func() wholePage { return p.render(fleet.Filter{}) })
 	return p
 }
@@ -183,7 +184,13 @@ func (p *webPage) show(w http.ResponseWriter, r *http.Request) {
 	if filter := filterOf(r.URL.Query()); filter == (fleet.Filter{}) {
 		page = p.whole()
 	} else {
-		page = p.render(filter)
+		select {
+		case p.turn <- struct{}{}:
+			page = p.render(filter)
+			<-p.turn
+		case <-r.Context().Done():
+			return
+		}
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	if page.err != nil {

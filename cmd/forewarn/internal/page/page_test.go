@@ -142,7 +142,7 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	}
 	text := shown(t, f)
 	for _, want := range []string{
-		"And 9950 more: " + wording.Sudo + "forewarn status", "And 300 more: " + wording.Sudo + "forewarn status",
+		"More events Type Events Begun The next at Freeze 4990", "Reboot 5000", "And 300 more: " + wording.Sudo + "forewarn status",
 		"Older events are left out: " + wording.Sudo + "forewarn history",
 		wording.Plural(len(f.Dead)+9_000, "message is a dead letter", "messages are dead letters"),
 	} {
@@ -203,7 +203,7 @@ func saysWhenAListIsEmpty(t *testing.T) {
 		{"not answered since the start", bridge.Status{Events: sampleFacts(now).Status.Events}, nil,
 			"These events are from before forewarn started.", "announces nothing"},
 		{"a wave", bridge.Status{Ready: true, IMDS: answered, Events: slices.Repeat(sampleFacts(now).Status.Events, 30)}, nil,
-			"And 10 more: " + wording.Sudo + "forewarn status", "announces nothing"},
+			"More events Type Events Begun The next at Freeze 20 20 – Reboot 30 0 ", "announces nothing"},
 		{"not ready", bridge.Status{Reasons: []string{"the outbox cannot be written: disk full"}, IMDS: answered}, nil,
 			"Not ready. 1 thing needs you.", "Nothing needs you"},
 		{"not ready", bridge.Status{Reasons: []string{"the outbox cannot be written: disk full"}, IMDS: answered}, nil,

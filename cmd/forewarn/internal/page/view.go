@@ -47,8 +47,10 @@ type pageView struct {
 	Dead      []deadView
 	MoreDead  int // number left out of Dead
 	Events    []eventView
-	More      int    // number left out of Events
-	Note      string // why there are no events, or how old they are
+	MoreRows  []eventRow // the events that are left out of Events
+	OfFleet   bool       // the page is a relay's
+	More      int        // number of events in neither
+	Note      string     // why there are no events, or how old they are
 	Timeline  timelineView
 	Sinks     []sinkView
 	MoreSinks int // number left out of Sinks
@@ -88,7 +90,8 @@ type sinkView struct {
 // Limits of the lists on the page.
 const (
 	shownDead   = 10
-	shownEvents = 50
+	shownEvents = 10 // as cards
+	shownRows   = 50
 	shownSinks  = 200
 )
 
@@ -125,6 +128,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 		v.Answering = "Azure does not answer; last answer at " + p.moment(s.IMDS.LastAnswer).Text
 	}
 	if s.Relay != nil {
+		v.OfFleet = true
 		p.fleet(&v, s.Relay)
 		v.Filter = filtered(f.Filter)
 	}
@@ -134,21 +138,23 @@ func (p pageWriter) view(f pageFacts) pageView {
 	}
 	v.Dead = wording.First(v.Dead, shownDead)
 	v.MoreDead = f.MoreDead + len(f.Dead) - len(v.Dead)
-	for _, e := range wording.First(wording.ByUrgency(s.Events), shownEvents) {
+	byUrgency := wording.ByUrgency(s.Events)
+	cards := wording.First(byUrgency, shownEvents)
+	for _, e := range cards {
 		v.Events = append(v.Events, p.event(e, s.Observer, f.Histories))
 	}
+	v.MoreRows, v.More = p.eventRows(byUrgency[len(cards):])
 	sort.SliceStable(v.Events, func(i, j int) bool { // what has begun first, then the nearest
 		a, b := v.Events[i], v.Events[j]
 		return cmp.Or(-cmp.Compare(boolToInt(a.Begun), boolToInt(b.Begun)), cmp.Compare(soon(a), soon(b))) < 0
 	})
-	v.More = len(s.Events) - len(v.Events)
 	v.Note = p.note(s)
 	v.Timeline = p.timeline(f)
 	for _, k := range wording.First(wording.ByNeed(s.Sinks, p.now), shownSinks) {
 		v.Sinks = append(v.Sinks, p.sink(k))
 	}
 	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
-	for _, m := range wording.First(s.Mutes, shownEvents) {
+	for _, m := range wording.First(s.Mutes, shownRows) {
 		v.Mutes = append(v.Mutes, muteView{wording.MuteNote(*m, s.Sinks, p.now, p.zone), wording.Sudo + "forewarn unmute " + m.ID})
 	}
 	v.Ready, v.Plans = s.Ready, p.plans(s)
