@@ -427,7 +427,8 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.Approval) {
 	change := imds.Change{Kind: imds.Approved, Event: e}
 	base := cloudevent.ChangeID(change)
-	times := s.mark(e.ID, base).Times + 1
+	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
+	times := max(s.mark(e.ID, base).Times+1, int(s.now.UnixMilli()))
 	in := s.circumstances(op)
 	in.Repeat, in.Approval = times-1, &a
 	if a.Result != cloudevent.ResultWithheld {

@@ -67,7 +67,7 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 		drain.say(nil)
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
-		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-started")
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved", idA+"-started")
 		s.wantLogged("to=drain,audit")
 		a := dataIn(t, audit.accepted()[1].Event).Approval
 		if tenths := fmt.Sprintf("%.1f", a.After); fmt.Sprint(a.After) != tenths && fmt.Sprint(a.After)+".0" != tenths {
@@ -98,7 +98,7 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 		s.userReboot(idA)
 		pause(10 * time.Minute)
 		wantIDs(t, s.approvals())
-		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved")
 		s.wantLogged(`rule 1: sink \"drain\" did not accept the latest change`)
 		b.end()
 	})
@@ -213,13 +213,13 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 				if tries != tt.tries {
 					t.Errorf("it was sent %d times, want %d", tries, tt.tries)
 				}
-				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved")
 				if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Result != tt.result {
 					t.Errorf("the approval is told as %+v, want it %s", a, tt.result)
 				}
 				want := []string{}
 				if tt.trouble {
-					want = append(want, idA+"-approved-1")
+					want = append(want, idA+"-approved")
 				}
 				wantIDs(t, chat.ids(), want...)
 				wantIDs(t, other.ids())
@@ -536,9 +536,42 @@ func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 		pause(5 * time.Second)
 		s.azure.End(idA)
 		pause(3 * time.Second)
-		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved", idA+"-vanished")
 		if d := dataIn(t, audit.accepted()[2].Event); d.Outcome != cloudevent.OutcomeUnknown {
 			t.Errorf("the outcome is %s, want %s", d.Outcome, cloudevent.OutcomeUnknown)
+		}
+		b.end()
+	})
+}
+
+// An id is never given twice, also if only memory knew of the first one, as on a full disk, and a crash lost that.
+func TestTheIDOfAnApprovalIsNeverUsedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return meddler{next: next, after: func(*http.Response) error {
+				s.disk.fail(errFull)
+				return nil
+			}}
+		}
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		audit := &ear{}
+		routes := []Route{audit.all("audit")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		b.crash()
+		s.azure.Start(idA)
+		b = s.start(routes...)
+		pause(10 * time.Second)
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved, cloudevent.ResultUnanswered)
+		seen := map[string]bool{}
+		for _, h := range audit.accepted() {
+			if seen[h.Event.ID()] {
+				t.Errorf("two CloudEvents have the id %s", h.Event.ID())
+			}
+			seen[h.Event.ID()] = true
 		}
 		b.end()
 	})
@@ -877,7 +910,7 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 				s.azure.ClearFaults()
 				pause(2 * time.Minute)
 				wantIDs(t, s.approvals(), idA)
-				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved")
 				if all := audit.accepted(); dataIn(t, all[len(all)-1].Event).Approval.By != tt.by {
 					t.Errorf("approved as %+v, want by %s", dataIn(t, all[len(all)-1].Event).Approval, tt.by)
 				}
@@ -1042,7 +1075,7 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 			t.Error("the event did not end at its decision")
 		}
 		wantIDs(t, s.approvals())
-		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved", idA+"-vanished")
 		b.end()
 	})
 }
@@ -1071,7 +1104,7 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 		pause(10 * time.Second)
 		s.redeploy(idB, time.Hour)
 		pause(3 * time.Second)
-		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished", idB+"-scheduled")
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved", idA+"-vanished", idB+"-scheduled")
 		b.end()
 	})
 }

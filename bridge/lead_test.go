@@ -123,7 +123,7 @@ func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 		pause(time.Minute)
 		drain.say(nil)
 		pause(30 * time.Minute)
-		wantIDs(t, drain.ids(), idB+"-approved-1")
+		wantIDs(t, drain.ids(), idB+"-approved")
 		pause(30 * time.Minute)
 		wantIDs(t, drain.types(), "approved", "updated", "updated")
 		b.end()

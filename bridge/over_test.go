@@ -361,7 +361,7 @@ func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 		pause(2 * time.Second)
 		b.ApproveNow(t.Context(), idA, s.shown(idA), "alice")
 		pause(time.Minute)
-		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-vanished", idA+"-approved-1")
+		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-vanished", idA+"-approved")
 		wantIDs(t, runbook.ids())
 		b.end()
 	})

@@ -627,7 +627,7 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 				pause(10 * time.Second)
 				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, SettingsInfo{})
 				pause(time.Minute)
-				wantIDs(t, late.ids(), idA+"-scheduled", idA+"-approved-1")
+				wantIDs(t, late.ids(), idA+"-scheduled", idA+"-approved")
 				wantIDs(t, late.results(t), name)
 				wantIDs(t, deaf.Sink.(*ear).ids(), idA+"-scheduled")
 				b.end()

@@ -337,10 +337,15 @@ func (e *ear) tried() []heard {
 	return slices.Clone(e.tries)
 }
 
+// idsOf returns the ids of what was heard; of an approval's without its number.
 func idsOf(list []heard) []string {
 	ids := []string{}
 	for _, h := range list {
-		ids = append(ids, h.Event.ID())
+		id, _, _ := strings.Cut(h.Event.ID(), "-approved-")
+		if id != h.Event.ID() {
+			id += "-approved"
+		}
+		ids = append(ids, id)
 	}
 	return ids
 }

@@ -211,7 +211,8 @@ func hearsVerb(ts *testscript.TestScript, _ bool, args []string) {
 		got = in(ts).hook.accepted()
 		return slices.EqualFunc(got, want, func(g, w string) bool {
 			kind, ofAny := strings.CutPrefix(w, "*")
-			return g == w || strings.HasSuffix(w, "-updated") && strings.HasPrefix(g, w) || ofAny && strings.HasSuffix(g, kind)
+			hasMore := strings.HasSuffix(w, "-updated") || strings.HasSuffix(w, "-approved")
+			return g == w || hasMore && strings.HasPrefix(g, w) || ofAny && strings.HasSuffix(g, kind)
 		})
 	}, func() string { return fmt.Sprintf("the receiver heard %q, not %q", got, want) })
 }
