@@ -157,18 +157,19 @@ func check(s *settings.Settings, now time.Time) (checkReport, error) {
 	return c, nil
 }
 
-// settingsPermissionNotes warns when every user of this machine can change the settings file, which names commands and
+// settingsPermissionNotes warns when every user of this machine can change a settings file, which names commands and
 // destinations, or can read the secrets in it.
-func settingsPermissionNotes(s *settings.Settings) []string {
-	info, err := os.Stat(s.Path)
-	if err != nil {
-		return nil // the built-in defaults have no file
-	}
-	notes := changeableNotes(s.Path)
-	mode := info.Mode().Perm()
-	if mode&0o004 != 0 && len(s.Inline) > 0 {
-		notes = append(notes, fmt.Sprintf("every user of this machine can read the secret in %s (mode %04o): %s; "+
-			"run chmod 0640 on it and give it the group that forewarn runs as", s.Path, mode, strings.Join(s.Inline, ", ")))
+func settingsPermissionNotes(s *settings.Settings) (notes []string) {
+	for _, file := range s.Files {
+		info, err := os.Stat(file.Path)
+		if err != nil {
+			continue
+		}
+		notes = append(notes, changeableNotes(file.Path)...)
+		if mode := info.Mode().Perm(); mode&0o004 != 0 && len(file.Inline) > 0 {
+			notes = append(notes, fmt.Sprintf("every user of this machine can read the secret in %s (mode %04o): %s; "+
+				"run chmod 0640 on it and give it the group that forewarn runs as", file.Path, mode, strings.Join(file.Inline, ", ")))
+		}
 	}
 	return notes
 }

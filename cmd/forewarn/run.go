@@ -187,8 +187,10 @@ func checkClock(now time.Time) error {
 
 // warnOfOthers logs who else can change the settings, and with them what forewarn runs and whom it tells.
 func warnOfOthers(s *settings.Settings, log *slog.Logger) {
-	for _, note := range changeableNotes(s.Path) {
-		log.Warn("others can change the settings", "why", note)
+	for _, file := range s.Files {
+		for _, note := range changeableNotes(file.Path) {
+			log.Warn("others can change the settings", "why", note)
+		}
 	}
 }
 

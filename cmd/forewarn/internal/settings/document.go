@@ -22,6 +22,7 @@ type document struct {
 	dir        string // that relative paths are relative to; "" for the working directory
 	root       *node
 	problems   Problems
+	inline     []string // see File.Inline
 }
 
 // A node is a value of the file. Aliases and merge keys are resolved, so nodes may be shared; no node contains itself.

@@ -9,15 +9,15 @@ import (
 	"sort"
 )
 
-// hash identifies the settings, once they are decoded: 12 hex digits of the SHA-256 of all keys and all values that are
+// hash identifies the settings of the documents, once they are decoded: 12 hex digits of the SHA-256 of all keys and all values that are
 // not secret. Comments, quotes and the order of keys make no difference, so machines with the same settings have the
 // same hash. Secrets, among them the URLs of destinations, are left out: the hash is shown and sent, and a short
 // secret could be guessed from it.
 //
 // Relays of one stream compare theirs, so the keys that say where one of them runs are left out too.
-func (doc *document) hash() string {
+func hash(docs []*document) string {
 	sum := sha256.New()
-	root := doc.root
+	root := docs[0].root
 	if _, relay := root.find("nats"); relay {
 		root = root.without("state", "control", "listen", "metrics")
 		for i, e := range root.entries {
@@ -27,6 +27,9 @@ func (doc *document) hash() string {
 		}
 	}
 	root.writeOpen(sum)
+	for _, doc := range docs[1:] {
+		doc.root.writeOpen(sum)
+	}
 	return hex.EncodeToString(sum.Sum(nil)[:6])
 }
 

@@ -39,6 +39,9 @@ func isToken(s string, n int) bool {
 
 const tokenChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
 
+// relayRules is why a relay has no rules.
+const relayRules = "a relay approves nothing, as only a VM can; expected rules in the settings of the bridges"
+
 // relay checks the section nats and reads its credentials. Whoever polls has none.
 func (l Loader) relay(doc *document, s *Settings) {
 	section, ok := doc.root.find("nats")
@@ -47,7 +50,7 @@ func (l Loader) relay(doc *document, s *Settings) {
 	}
 	for key, why := range map[string]string{
 		"imds":               "a relay polls nothing; expected either imds or nats",
-		"approve":            "a relay approves nothing, as only a VM can; expected rules in the settings of the bridges",
+		"approve":            relayRules,
 		"cloudevents_source": "a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges",
 	} {
 		if e, given := doc.root.find(key); given {
@@ -96,7 +99,7 @@ func (l Loader) relay(doc *document, s *Settings) {
 		s.Notes = append(s.Notes, "nats: "+note)
 	}
 	for _, key := range inlineSecrets(section.value) {
-		s.Inline = append(s.Inline, "nats."+key)
+		doc.inline = append(doc.inline, "nats."+key)
 	}
 }
 

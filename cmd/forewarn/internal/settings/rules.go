@@ -23,21 +23,27 @@ type ruleSettings struct {
 }
 
 // rules reads the rules of approve, which may name the sinks of s.
-func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
-	list, ok := doc.root.find("approve")
-	if !ok || list.value.kind == nothing {
-		return nil
-	}
-	for _, n := range list.value.list() {
-		if n.kind != aTable {
-			doc.report(doc.kindError(n, "a rule of approve", aTable))
+func (l Loader) rules(docs []*document, s *Settings) (rules []bridge.Rule) {
+	for _, doc := range docs {
+		list, given := doc.root.find("approve")
+		if !given {
 			continue
 		}
-		r := rule(doc, n, s.Names)
-		if e, ok := n.find("name"); ok {
-			doc.report(checkRuleName(doc, e.value, r.Name, rules))
+		if s.Relay != nil {
+			doc.report(doc.errorAt(list.pos, "approve: %s", relayRules))
+			continue
 		}
-		rules = append(rules, r)
+		for _, n := range list.value.list() {
+			if n.kind != aTable {
+				doc.report(doc.kindError(n, "a rule of approve", aTable))
+				continue
+			}
+			r := rule(doc, n, s.Names)
+			if e, ok := n.find("name"); ok {
+				doc.report(checkRuleName(doc, e.value, r.Name, rules))
+			}
+			rules = append(rules, r)
+		}
 	}
 	return rules
 }

@@ -33,7 +33,7 @@ import (
 type Settings struct {
 	Path   string // "" for the built-in defaults
 	Broken error  // set by Salvage: what is wrong with the file; nil otherwise
-	Hash   string // of everything but secrets; see document.hash
+	Hash   string // of everything but secrets; see hash
 
 	IMDS struct {
 		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" doc:"metadata service, or discover"`
@@ -49,12 +49,13 @@ type Settings struct {
 	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
 	Source   string         `yaml:"cloudevents_source" doc:"source of CloudEvents about Azure (default: the VM's)"`
+	Include  []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
 	Timezone *time.Location // Zone, loaded
 	Rules    []bridge.Rule  // of approve
 	Names    []string       // names of the sinks, also when Loader.Kinds is nil
 	Routes   []bridge.Route // the sinks, in the order of the file
 	Notes    []string       // warnings about valid settings, for forewarn check
-	Inline   []string       // keys of secrets written into the file itself, such as hook.bearer
+	Files    []File         // all that were read, the settings file first; none for the built-in settings
 	// Incidents names the sinks whose destination keeps an incident open until it hears the end of the event.
 	Incidents []string
 }
@@ -171,16 +172,22 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	}
 	s.Notes = append(s.Notes, exposureNotes(s)...)
 	l.relay(doc, s)
-	s.Names = sinkNames(doc)
+	docs := append([]*document{doc}, l.include(doc, s.Include)...)
+	s.Names = sinkNames(docs)
 	if l.Kinds == nil {
-		return s, doc.err()
+		return s, errorsOf(docs)
 	}
-	s.Routes = l.routes(doc, s)
-	s.Rules = l.rules(doc, s)
-	if err := doc.err(); err != nil {
+	s.Routes = l.routes(docs, s)
+	s.Rules = l.rules(docs, s)
+	if err := errorsOf(docs); err != nil {
 		return s, err
 	}
-	s.Hash = doc.hash()
+	s.Hash = hash(docs)
+	for _, doc := range docs {
+		if doc.path != "" {
+			s.Files = append(s.Files, File{doc.path, doc.inline})
+		}
+	}
 	return s, nil
 }
 

@@ -49,28 +49,40 @@ type groupSettings struct {
 	Above int `yaml:"above" doc:"more events of one type than this make a group; 0 makes none"`
 }
 
-// sinkNames returns the names of the sinks that have one.
-func sinkNames(doc *document) (names []string) {
-	list, ok := doc.root.find("sinks")
-	if !ok {
+// sinkNodes returns the sinks of a file. What is no list of them is reported.
+func (doc *document) sinkNodes() []*node {
+	list, given := doc.root.find("sinks")
+	switch {
+	case !given:
 		return nil
+	case list.value.kind != aList && list.value.kind != nothing:
+		doc.report(doc.kindError(list.value, "sinks", aList))
 	}
-	for _, n := range list.value.items {
-		if name, ok := n.find("name"); ok && name.value.text != "" {
-			names = append(names, name.value.text)
+	return list.value.items
+}
+
+// sinkNames returns the names of the sinks that have one.
+func sinkNames(docs []*document) (names []string) {
+	for _, doc := range docs {
+		for _, n := range doc.sinkNodes() {
+			if name, ok := n.find("name"); ok && name.value.text != "" {
+				names = append(names, name.value.text)
+			}
 		}
 	}
 	return names
 }
 
 // kindsOf returns the kinds of the sinks, for people, by their names.
-func (l Loader) kindsOf(sinks []*node) map[string]string {
+func (l Loader) kindsOf(docs []*document) map[string]string {
 	kinds := make(map[string]string)
-	for _, n := range sinks {
-		name, _ := n.find("name")
-		for _, e := range n.entries {
-			if kind, known := l.Kinds[e.key]; known && name.value != nil {
-				kinds[name.value.text] = cmp.Or(kind.Title, e.key)
+	for _, doc := range docs {
+		for _, n := range doc.sinkNodes() {
+			name, _ := n.find("name")
+			for _, e := range n.entries {
+				if kind, known := l.Kinds[e.key]; known && name.value != nil {
+					kinds[name.value.text] = cmp.Or(kind.Title, e.key)
+				}
 			}
 		}
 	}
@@ -78,34 +90,33 @@ func (l Loader) kindsOf(sinks []*node) map[string]string {
 }
 
 // routes opens the sinks in their order, without those that have problems.
-func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
-	list, ok := doc.root.find("sinks")
-	if !ok || list.value.kind == nothing {
-		doc.report(doc.errorAt(list.pos, "no sinks, so nobody would be notified; expected at least one below the key sinks, "+
-			"or sinks: [] if the page and the metrics are enough"))
+func (l Loader) routes(docs []*document, s *Settings) (routes []bridge.Route) {
+	main := docs[0]
+	list, given := main.root.find("sinks")
+	if (!given || list.value.kind == nothing) && len(docs) == 1 {
+		main.report(main.errorAt(list.pos, "no sinks, so nobody would be notified; expected at least one below the key "+
+			"sinks, or sinks: [] if the page and the metrics are enough"))
 		return nil
 	}
-	if list.value.kind != aList {
-		doc.report(doc.kindError(list.value, "sinks", aList))
-		return nil
-	}
-	l.Host.KindOf = l.kindsOf(list.value.items)
-	lines := make(map[string]int) // by name of the sink
+	l.Host.KindOf = l.kindsOf(docs)
+	taken := make(map[string]place) // by name of the sink
 	var often []string
-	for _, n := range list.value.items {
-		if r, ok := l.route(doc, n, s); ok {
-			routes = append(routes, r)
-			if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
-				often = append(often, r.Name)
+	for _, doc := range docs {
+		for _, n := range doc.sinkNodes() {
+			if r, ok := l.route(doc, n, s); ok {
+				routes = append(routes, r)
+				if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
+					often = append(often, r.Name)
+				}
 			}
+			name, given := n.find("name")
+			if first := taken[name.value.text]; given && first.doc != nil {
+				doc.report(doc.errorAt(name.value.pos, "name: taken by the sink in %s; expected a unique name", first.seenFrom(doc)))
+			} else if given && name.value.text != "" {
+				taken[name.value.text] = place{doc, name.pos}
+			}
+			doc.report(checkFallback(doc, n, s.Names))
 		}
-		name, given := n.find("name")
-		if line := lines[name.value.text]; given && line > 0 {
-			doc.report(doc.errorAt(name.value.pos, "name: taken by the sink in line %d; expected a unique name", line))
-		} else if given && name.value.text != "" {
-			lines[name.value.text] = name.line
-		}
-		doc.report(checkFallback(doc, n, s.Names))
 	}
 	if len(often) > 0 {
 		s.Notes = append(s.Notes, strings.Join(often, ", ")+": without only.changes a command runs for every change of an "+
@@ -171,7 +182,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	r.Sink, r.Secrets = opened.Sink, opened.Secrets
 	for _, key := range inlineSecrets(section.value) {
-		s.Inline = append(s.Inline, r.Name+"."+key)
+		doc.inline = append(doc.inline, r.Name+"."+key)
 	}
 	r.Terms.People = kind.For == sinks.People ||
 		kind.For == sinks.Either && (opened.People || r.Terms.Bridge == bridge.LevelTrouble)
