@@ -32,7 +32,8 @@ type runTerms struct {
 type leftover struct {
 	pid   int
 	name  string // of what it runs, as the system knows it
-	lives bool   // it could not be ended
+	ended bool   // it has ended since the program has, and may have started others
+	lives bool   // it, or what it has started, could not be ended
 }
 
 // runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after the
@@ -43,6 +44,7 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, e
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	mark, err := startMarked(cmd, terms.marked)
+	defer endMarked(mark)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +76,8 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, e
 }
 
 // endRest ends what the program has left running, and returns it. What is about to end, such as the last member of a
-// pipeline, has a moment to do so and is not returned. The moment is over when ctx ends.
+// pipeline, has a moment to do so and is not returned. The moment is over when ctx ends. Processes that keep starting
+// others are given up after a while: they are returned as living.
 func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []leftover {
 	soon, cancel := context.WithTimeout(ctx, moment)
 	defer cancel()
@@ -87,19 +90,20 @@ func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []left
 		rest = g.rest()
 	}
 	g.kill() // also what can't be seen
-	left := rest
+	var killed []leftover
 	for pass := 0; len(rest) > 0 && (pass < killPasses || pass < slowPasses && ctx.Err() == nil); pass++ {
-		g.killRest(rest)
+		living := slices.DeleteFunc(rest, func(l leftover) bool { return l.ended })
+		g.killRest(living)
+		killed = append(killed, living...)
 		time.Sleep(lookAgain)
 		rest = g.rest()
-		left = append(left, rest...)
 	}
-	slices.SortFunc(left, func(a, b leftover) int { return cmp.Compare(a.pid, b.pid) })
-	left = slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
-	for i := range left {
-		left[i].lives = slices.ContainsFunc(rest, func(l leftover) bool { return l.pid == left[i].pid })
+	for i := range rest {
+		rest[i].lives = true
 	}
-	return left
+	left := append(rest, killed...)
+	slices.SortStableFunc(left, func(a, b leftover) int { return cmp.Compare(a.pid, b.pid) })
+	return slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
 }
 
 // describeLeft returns what people read of what a program has left running, "" if that is nothing.

@@ -7,9 +7,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,6 +72,83 @@ func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
 			dies(t, child, "the child")
 		})
 	}
+}
+
+// A daemon lets its parents end one after the other, so that whoever looks at the wrong moment sees a process that ends
+// and not the one that it has started. It is found whenever that is.
+func TestNoDaemonEscapes(t *testing.T) {
+	t.Parallel()
+	const daemon = `setsid bash -c '(sleep 4; :) & disown' >/dev/null 2>&1 </dev/null &`
+	s := hastily(t, asScript(t, "bash", daemon))
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			if err == nil || !strings.Contains(err.Error(), " running (") || !strings.Contains(err.Error(), "ended; wait for") {
+				t.Errorf("Deliver = %v, want the daemon found and ended", err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A chain of processes, of which each starts the next one in a session of its own and ends, never stands still to be
+// seen. Its run has failed, within seconds, and says whether the chain could be ended.
+func TestAProgramThatKeepsForkingIsNotTakenForDone(t *testing.T) {
+	t.Parallel()
+	const chain = `use POSIX; fork and exit; $until = time + 20; while (time < $until) { setsid; fork and _exit 0 }`
+	s := hastily(t, asScript(t, "bash", "exec perl -e '"+chain+"' </dev/null >/dev/null 2>&1"))
+	began := time.Now()
+	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	if err == nil || !strings.Contains(err.Error(), " running (") {
+		t.Errorf("Deliver = %v, want what it has left", err)
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("Deliver took %v, want it over before the program ends by itself", took)
+	}
+}
+
+// What a run has left is not only ended: nothing is left of it, also if it is forewarn's own child, as a program can make
+// it, and also what has ended by itself while the run lasted.
+func TestNoZombieIsLeft(t *testing.T) {
+	t.Parallel()
+	for _, script := range []string{
+		`fork or sleep 60`,
+		`use POSIX; fork and exit; setsid; fork and exit; sleep 60`,
+		`fork or exit; select undef, undef, undef, 0.1`,
+		fmt.Sprintf(`syscall(%d, %d, 0, 0, 0, 0) or sleep 60`, unix.SYS_CLONE, unix.CLONE_PARENT|unix.SIGCHLD),
+	} {
+		cmd := exec.Command("perl", "-e", `$0 = "leavesnothing"; `+script)
+		if cmd.Err != nil {
+			t.Skipf("%v; CI has it", cmd.Err)
+		}
+		cmd.SysProcAttr = processAttributes(account{})
+		if _, err := runGroup(t.Context(), cmd, runTerms{marked: true}); err != nil {
+			t.Errorf("%s: %v", script, err)
+		}
+		for _, child := range children(t) {
+			if child.name == "leavesnothing" {
+				t.Errorf("%s: left %+v", script, child)
+			}
+		}
+	}
+}
+
+// children returns the children of this process.
+func children(t *testing.T) (all []process) {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		pid, _ := strconv.Atoi(filepath.Base(path))
+		p, err := readProcess(pid)
+		if err == nil && p.parent == os.Getpid() {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // A child that takes off the run's mark, in a session of its own, is not found. If it has the runbook's output open, the
@@ -196,6 +277,7 @@ func TestAMarkIsOnOneRunAlone(t *testing.T) {
 		cmd := exec.Command(self, w.address())
 		cmd.Env = []string{"TASK=hang"}
 		mark, err := startMarked(cmd, marked)
+		defer endMarked(mark)
 		if err != nil {
 			t.Fatal(err)
 		}

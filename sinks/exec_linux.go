@@ -2,7 +2,9 @@ package sinks
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -35,13 +37,19 @@ func (g *processGroup) awaitEnd() bool {
 }
 
 // marking lets one program be started at a time, because a mark is set for all that this process starts.
-var marking sync.Mutex
+var marking struct {
+	sync.Mutex
+	running int // programs with a mark
+}
 
-// startMarked starts a program, which gets a mark of its own if marked is true; the mark is 0 if there is none.
+// startMarked starts a program, which gets a mark of its own if marked is true; the mark is 0 if there is none. The
+// caller calls endMarked once it has looked at what the program has left.
 //
 // A mark is a soft limit of file locks, which Linux has not looked at since version 2.5. All that the program starts has
-// it too, whatever session, environment, name or user that takes, and everybody may read it. A subreaper would get every
-// orphan too, but can't tell which of several programs has left it.
+// it too, whatever session, environment, name or user that takes, and everybody may read it.
+//
+// While programs with a mark run, this process is a subreaper: it becomes the parent of everything whose own parent
+// has ended. The mark says which program that belongs to.
 func startMarked(cmd *exec.Cmd, marked bool) (mark uint64, err error) {
 	marking.Lock()
 	defer marking.Unlock()
@@ -56,42 +64,74 @@ func startMarked(cmd *exec.Cmd, marked bool) (mark uint64, err error) {
 		return 0, cmd.Start()
 	}
 	defer unix.Setrlimit(unix.RLIMIT_LOCKS, &before) // as it was a moment ago
+	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	marking.running++
 	return mark, cmd.Start()
 }
 
+// endMarked ends what startMarked has begun. Orphans of other programs are none of this process's business, and it
+// would keep them as zombies.
+func endMarked(mark uint64) {
+	marking.Lock()
+	defer marking.Unlock()
+	if mark == 0 {
+		return
+	}
+	marking.running--
+	if marking.running == 0 {
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	}
+}
+
 // rest returns what the program, which has ended, has left running: the processes of its group and of its session, and
-// those elsewhere that have its mark, such as a daemon.
+// those elsewhere that have its mark, such as a daemon. It reaps those that have ended, and returns them too: each may
+// have started another one that /proc did not list yet.
+//
+// If it returns nothing, the program has left nothing. Whatever is left descends from a child of this process, and that
+// child is in /proc until it is reaped here, even if it ends meanwhile.
 func (g *processGroup) rest() []leftover {
 	own, err := readProcess(g.pid)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) { // there is no /proc
 		return nil
 	}
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil
+	names, errNames := processNames()
+	if err != nil || errNames != nil {
+		return []leftover{{name: "?"}}
 	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1) // those that were read count
 	var all []leftover
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil || pid == g.pid {
 			continue
 		}
-		if p, err := readProcess(pid); err == nil && g.left(p, own.start) {
-			all = append(all, leftover{pid: pid, name: p.name})
+		p, err := readProcess(pid)
+		if err != nil || !g.left(p, own.start) {
+			continue
 		}
+		if p.ended() {
+			reaped, err := unix.Wait4(pid, nil, unix.WNOHANG, nil)
+			if err != nil || reaped == 0 {
+				continue // a living process is its parent
+			}
+		}
+		all = append(all, leftover{pid: pid, name: p.name, ended: p.ended()})
 	}
 	return all
 }
 
-// left reports whether the program, which was started at start, has left p running.
-func (g *processGroup) left(p process, start uint64) bool {
-	ended := (p.state == "Z" || p.state == "X") && p.threads <= 1 // else only its first thread has
-	if ended || p.start < start {
-		return false
+// processNames returns the names in /proc, of which those of processes are their ids.
+func processNames() ([]string, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
 	}
-	return p.group == g.pid || p.session == g.pid || g.mark != 0 && p.mark() == g.mark
+	defer dir.Close()
+	return dir.Readdirnames(-1)
+}
+
+// left reports whether the program, which was started at start, has left p.
+func (g *processGroup) left(p process, start uint64) bool {
+	return p.start >= start && (p.group == g.pid || p.session == g.pid || g.mark != 0 && p.mark() == g.mark)
 }
 
 // killRest kills processes that rest has returned, unless they have ended and their ids belong to others.
@@ -114,10 +154,10 @@ func (g *processGroup) killRest(rest []leftover) {
 
 // A process is what /proc says about one.
 type process struct {
-	pid, group, session int
-	name, state         string
-	threads             int
-	start               uint64 // in ticks since the system's start
+	pid, parent, group, session int
+	name, state                 string
+	threads                     int
+	start                       uint64 // in ticks since the system's start
 }
 
 // readProcess reads /proc/PID/stat, whose second field is a name in parentheses that may hold anything.
@@ -136,12 +176,16 @@ func readProcess(pid int) (process, error) {
 		return process{}, fmt.Errorf("/proc/%d/stat is not readable: %q", pid, text)
 	}
 	p := process{pid: pid, name: string(after[:end]), state: fields[0]}
+	p.parent, _ = strconv.Atoi(fields[1])
 	p.group, _ = strconv.Atoi(fields[2])
 	p.session, _ = strconv.Atoi(fields[3])
 	p.threads, _ = strconv.Atoi(fields[17])
 	p.start, err = strconv.ParseUint(fields[19], 10, 64)
 	return p, err
 }
+
+// ended reports whether a process has ended and is not reaped. If only its first thread has, it has not.
+func (p process) ended() bool { return (p.state == "Z" || p.state == "X") && p.threads <= 1 }
 
 // mark returns the mark of a process, 0 if it has none.
 func (p process) mark() uint64 {
