@@ -9,6 +9,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 	"forewarn/bridge/systemtest"
 )
 
@@ -98,6 +99,27 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 		wantIDs(t, drain.ids())
 		pause(20 * time.Minute)
 		wantIDs(t, drain.types(), "updated")
+		b.end()
+	})
+}
+
+// The latest change of an event that somebody replayed to a route before its lead is not told again when that comes.
+func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		chat, drain := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		b := s.start(chat.all("chat"), drain.leads("drain", 10*time.Minute, "scheduled"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(time.Minute)
+		letters := b.Outbox.List(outbox.Selection{Route: "chat"})
+		if _, err := b.Replay([]string{letters[0].Key}, "drain", "root"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		wantIDs(t, drain.ids(), idA+"-scheduled")
+		pause(time.Hour)
+		wantIDs(t, drain.ids(), idA+"-scheduled")
 		b.end()
 	})
 }

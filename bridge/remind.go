@@ -59,7 +59,12 @@ func (s changeContext) dueEvents(events []imds.Event, states map[string]openEven
 		if len(due) == 0 {
 			continue
 		}
-		s.offerEvent(&c, e, &op, due)
+		given := routesThat(func(r Route) bool { return s.gets(r.Name, op.Latest) }, due) // somebody replayed it to them
+		for _, r := range given {
+			op.setWaiting(r.Name, false)
+		}
+		s.offerEvent(&c, e, &op, s.due(e, op, due))
+		s.offerAnswer(&c, e, op, given)
 		states[e.ID] = op
 		for _, r := range due {
 			s.log.Info("lead has come", "event", e.ID, "sink", r.Name)
