@@ -9,37 +9,6 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// take makes a message pending, if it is for the sink and the sink hasn't got it yet.
-func (q *queue) take(r rawMessage) error {
-	m, err := r.message()
-	if err != nil {
-		return q.keepInvalid(r, err)
-	}
-	if !q.concerns(m) {
-		q.skip(r)
-		return nil
-	}
-	g, err := q.group(recordKey(q.route.Name, m.recordID()))
-	if err != nil {
-		return err
-	}
-	if tooLate := q.admit(g, m); !tooLate {
-		return nil
-	}
-	letter := deadLetter{
-		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Set: m.from.String(),
-		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.stored,
-	}
-	if err := q.dead.add(q.ctx, letter, &m.ce); err != nil {
-		return err
-	}
-	q.meter.Failed(q.route.Name, delivery.ReasonLate)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.settleUnsent(g, m, resultDead, delivery.ReasonLate)
-	return nil
-}
-
 // keepInvalid keeps a message that can't be accepted as a dead letter, one for all sinks.
 func (q *queue) keepInvalid(r rawMessage, why error) error {
 	if err := q.dead.addInvalid(q.ctx, r, why); err != nil {
@@ -48,13 +17,15 @@ func (q *queue) keepInvalid(r rawMessage, why error) error {
 	q.meter.Failed(q.route.Name, refusal(why))
 	q.log.Error("a message of the stream can't be accepted; it is kept as a dead letter", "message", r.seq, "subject",
 		imds.Printable(r.subject, 200), "err", imds.Printable(why.Error(), 200))
-	q.skip(r)
+	q.ack(r.reply)
 	return nil
 }
 
 // concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink.
 func (q *queue) concerns(m message) bool {
 	switch {
+	case !q.state.gets(m.seq):
+		return false
 	case m.onlySink != "":
 		return m.onlySink == q.route.Name
 	case m.eventID != "":
@@ -63,99 +34,142 @@ func (q *queue) concerns(m message) bool {
 	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
 }
 
-// admit makes a message pending, unless the sink's filter keeps it out, or did before, or its record has it already. A
-// message that is outdated becomes a dead letter with late: drop: then admit reports tooLate, and leaves it to the
-// caller. With late: latest or a lead, an outdated message is superseded. So is one about an event that is over, where
-// its end settles what is pending.
-func (q *queue) admit(g *group, m message) (tooLate bool) {
+// A verdict is what becomes of a message for a sink.
+type verdict struct {
+	known    bool   // it is settled or refused already
+	matches  bool   // the sink gets the event that it is about
+	selected bool   // the sink gets the message
+	pending  bool   // it becomes pending; otherwise it is settled
+	state    string // then its result, one of those of result.State
+	answer   string // and why
+	outdated bool   // see stage.outdated
+}
+
+// judge decides what becomes of a message, by the sink's record of its event. What was decided before stays so: the filter
+// isn't asked again about what is pending. The whole filter is asked until it lets one change of the Azure event pass;
+// after that, only its list of changes is. A filter that fails lets the event pass.
+//
+// A message that is outdated is a dead letter with late: drop, and superseded with late: latest or a lead. So is one about
+// an event that is over, where its end settles what is pending.
+func judge(route bridge.Route, rec *record, m message) (v verdict, failed error) {
+	id := m.deliveryID()
+	_, accepted := rec.accepted(id, m.stored)
+	if rec.isSettled(id, m.stored) || !accepted && rec.decided(m) {
+		return verdict{known: true}, nil
+	}
+	v = verdict{matches: true, selected: true}
+	if m.onlySink == "" && m.eventID != "" {
+		if !rec.Matched {
+			v.matches, _, failed = route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "")
+		}
+		v.outdated = m.change.Kind.OfAzure() && rec.outdated(m)
+		switch {
+		case accepted:
+		case !v.matches:
+			v.selected = false
+		case m.change.Kind.OfAzure():
+			v.selected, _ = route.Filter.MatchChange(m.change, "")
+		default:
+			v.selected = route.Hears(m.change, "")
+		}
+	}
+	terms := route.Terms
+	switch {
+	case !v.selected, m.fallbackFor != nil && rec.knows(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has
+		v.selected = false
+	case rec.isOver(route, m):
+		v.state, v.answer = resultSuperseded, delivery.EventOver
+	case !v.outdated || accepted:
+		v.pending = true
+	case terms.Late == delivery.LateDrop:
+		v.state, v.answer = resultDead, delivery.ReasonLate
+	case terms.Late == delivery.LateLatest || terms.Lead > 0:
+		v.state = resultSuperseded
+	default:
+		v.pending = true
+	}
+	return v, failed
+}
+
+// admit takes in what becomes of a message. It returns an error if that can't be now; then nothing has changed.
+func (q *queue) admit(m message, r rawMessage) error {
+	q.mu.Lock()
+	g := q.groups[recordKey(q.route.Name, m.recordID())]
+	v, failed := judge(q.route, &g.rec, m)
+	_, copied := g.pending[m.deliveryID()] // another VM's copy is pending
+	q.mu.Unlock()
+	if failed != nil {
+		q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", failed)
+	}
+	var err error
+	switch {
+	case v.known || copied:
+		q.ack(r.reply)
+		return nil
+	case v.pending:
+		err = q.makeRoom()
+	case v.state == resultDead:
+		err = q.keepLate(m)
+	}
+	if err != nil {
+		return err
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	listed := q.openSeqs[m.seq] // as pending: then nothing refused it
-	delete(q.openSeqs, m.seq)
-	if g.has(m.deliveryID(), m.stored) || m.onlySink == "" && !listed && g.rec.refused(m) {
-		q.setRead(m.seq, m.stored)
-		return false
-	}
-	selected, outdated := q.selects(g, m)
-	switch {
-	case !selected, m.fallbackFor != nil && g.has(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has got itself
-	case q.isOver(g, m):
-		q.settleUnsent(g, m, resultSuperseded, delivery.EventOver)
-	case outdated && q.route.Terms.Late == delivery.LateDrop:
-		return true
-	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
-		q.settleUnsent(g, m, resultSuperseded, "")
-	default:
-		q.addPending(g, m)
-	}
-	q.setRead(m.seq, m.stored)
-	return false
+	q.carryOut(g, m, r.reply, v)
+	return nil
 }
 
-// settleUnsent settles a message that was never pending. mu is held.
-func (q *queue) settleUnsent(g *group, m message, how, answer string) {
-	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), State: how, Answer: answer}, m.stored)
-	q.markDirty(g)
-	q.setRead(m.seq, m.stored)
+// keepLate keeps a message that comes too late as a dead letter.
+func (q *queue) keepLate(m message) error {
+	letter := deadLetter{
+		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Set: m.from.String(),
+		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.stored,
+	}
+	if err := q.dead.add(q.ctx, letter, &m.ce); err != nil {
+		return err
+	}
+	q.meter.Failed(q.route.Name, delivery.ReasonLate)
+	return nil
 }
 
-// selects reports whether the sink's settings select the message, and whether it is outdated, see stage.outdated. The
-// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. mu
-// is held.
-func (q *queue) selects(g *group, m message) (selected, outdated bool) {
-	if m.onlySink != "" || m.eventID == "" {
-		return true, false
-	}
-	first := !g.rec.Matched
-	if first {
-		wanted, _, err := q.route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "")
-		if err != nil {
-			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
-		}
-		if !wanted {
-			q.endRefused(g, m)
-			return false, false
-		}
-		g.rec.Matched, g.rec.First, g.rec.FirstStored = true, m.seq, m.stored
-	}
+// carryOut applies a verdict: to the record, to what is pending about the event, and to the message. mu is held.
+func (q *queue) carryOut(g *group, m message, reply string, v verdict) {
 	was := g.rec.stage
-	if m.change.Kind.OfAzure() {
-		outdated = g.rec.outdated(m)
+	first := v.matches && !g.rec.Matched && m.eventID != "" && m.onlySink == ""
+	g.rec.Matched = g.rec.Matched || first
+	ends := m.change.Kind == imds.Vanished
+	if m.onlySink == "" && m.change.Kind.OfAzure() && !v.outdated && (v.matches || ends) {
 		g.rec.update(m)
-		selected, _ = q.route.Filter.MatchChange(m.change, "")
-		if !outdated {
-			q.supersede(g, m, selected)
-		}
-	} else {
-		selected = q.route.Hears(m.change, "")
+		q.supersede(g, m, v.selected)
 	}
-	if !selected && (first || g.rec.stage != was) { // otherwise it is saved with the result of the delivery
+	if v.matches {
+		g.rec.decide(m)
+	}
+	// The end of an event that the filter refuses is worth a record only if it settles what the sink gets as a fallback.
+	if first || g.rec.stage != was && (v.matches || endSettles(q.route, m.change.Event)) {
 		q.markDirty(g)
 	}
-	return selected, outdated
-}
-
-// endRefused records the end of an event that the sink's filter refuses. The sink may have something about it all the same,
-// or get it later, as the fallback of another. mu is held.
-func (q *queue) endRefused(g *group, m message) {
-	if m.change.Kind != imds.Vanished || g.rec.outdated(m) {
+	if v.pending {
+		q.addPending(g, m, reply)
 		return
 	}
-	g.rec.update(m)
-	if endSettles(q.route, m.change.Event) { // the next relay must know it too; for other sinks it isn't worth a record
+	if v.state != "" {
+		g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), State: v.state, Answer: v.answer}, m.stored)
 		q.markDirty(g)
 	}
-	q.supersede(g, m, false)
+	q.ackWhenSaved(g, m.seq, reply)
 }
 
 // isOver reports whether the event that a message is about is over, by the sink's record or that of the sink whose fallback
-// it is, and that end settles what is still pending. What somebody asked for is never over. mu is held.
-func (q *queue) isOver(g *group, m message) bool {
+// it is, and that end settles what is still pending. What somebody asked for is never over.
+func (r *record) isOver(route bridge.Route, m message) bool {
 	asked := m.onlySink != "" && m.fallbackFor == nil
 	if asked || m.eventID == "" || m.change.Kind == imds.Vanished {
 		return false
 	}
-	return (m.eventOver || g.rec.stage.Kind == imds.Vanished) && endSettles(q.route, m.change.Event)
+	over := m.eventOver || r.Kind == imds.Vanished && !r.movesOnTo(m)
+	return over && endSettles(route, m.change.Event)
 }
 
 // endSettles reports whether the end of an event settles what is pending about it for a route.
@@ -206,7 +220,7 @@ func (q *queue) waits(e *pendingItem, now time.Time) bool {
 }
 
 // addPending makes a message pending. mu is held.
-func (q *queue) addPending(g *group, m message) {
+func (q *queue) addPending(g *group, m message, reply string) {
 	id, i := m.deliveryID(), m.item()
 	if q.route.Terms.Lead > 0 && m.onlySink == "" && m.change.Kind.Announces() {
 		if g.rec.Kind.Announces() { // the message may be read again, and the event have moved since
@@ -214,21 +228,19 @@ func (q *queue) addPending(g *group, m message) {
 		}
 		i.PendingSince = later(m.stored, q.route.LeadTime(m.change.Kind, i.NotBefore))
 	}
-	if t, tried := g.rec.Retries[id]; tried && (t.Stored.IsZero() || t.Stored.Equal(m.stored)) {
-		i.Attempts, i.Next, i.Error, i.Progress = t.Attempts, t.Next, t.Error, t.Progress
-		i.Batch, i.FellBack = t.Batch, t.FellBack
+	w, accepted := g.rec.accepted(id, m.stored)
+	if accepted {
+		i.Attempts, i.Next, i.Error, i.Progress = w.Attempts, w.Next, w.Error, w.Progress
+		i.Batch, i.FellBack = w.Batch, w.FellBack
+	} else {
+		g.rec.accept(id, waiting{}, m.stored)
+		q.markDirty(g)
 	}
-	e := &pendingItem{item: i, id: id, group: g}
-	if q.bodies < maxBodies {
+	e := &pendingItem{item: i, id: id, reply: reply, group: g, bytes: m.bytes}
+	if q.bodies+e.bytes <= q.maxBodies {
 		e.ce = &m.ce
-		q.bodies++
+		q.bodies += e.bytes
 	}
 	q.pending[m.seq] = e
 	g.pending[id] = m.seq
-	if m.seq > q.savedCursor.After {
-		q.readOrder = append(q.readOrder, m.seq)
-	} else {
-		q.openSeqs[m.seq] = true
-	}
-	q.notifyWorker(m.seq)
 }

@@ -186,6 +186,7 @@ func TestADeadLetterNeedsNoFurtherRight(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		srv := startServerWith(t, func(o *server.Options) {
 			may := []string{"$JS.API.STREAM.NAMES", "$JS.FC.>", "$JS.API.STREAM.MSG.DELETE.FOREWARN_dead", "$KV.>",
+				"$JS.ACK.FOREWARN.>",
 				"forewarn_dead.FOREWARN.>", "forewarn.relay.>", "forewarn.bridge.relay.>"}
 			for _, of := range []string{"INFO", "MSG.GET"} {
 				for _, stream := range []string{"FOREWARN", "FOREWARN_dead", "KV_FOREWARN_records", "KV_FOREWARN_leases"} {

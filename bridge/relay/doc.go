@@ -1,19 +1,25 @@
 // Package relay is the bridge for a fleet: it reads the CloudEvents that many bridges publish to one NATS JetStream
 // stream, and feeds them to sinks, each change once.
 //
-// Each sink has a cursor in the stream, and one delivery.Queue that reads the stream in order from there. So the
-// delivery loop and its promises are those of a bridge. The state of a sink is in a key-value bucket: the cursor, and
-// one record for each Azure event, with the settled ids, the attempt in flight and the sink's receipt. A record is
-// written as a whole, before the next change of its event is sent.
+// Each sink has a durable consumer of the stream, and one delivery.Queue that reads from it in order and acknowledges
+// what is settled. So the delivery loop and its promises are those of a bridge. A relay that takes a sink over begins
+// again behind the first message that isn't acknowledged; the records say what of the rest is settled. There is one in a
+// key-value bucket for each Azure event and sink, with the settled ids, those that wait, their attempts, and the sink's
+// receipt. It is written as a whole, before the first delivery that it says waits is sent, and before the next change of
+// its event is.
 //
 // # What a relay promises
 //
 //   - Delivered once: an id that is settled for a sink is not sent to it again, whichever VM published it and whichever
-//     relay settled it. Records are kept for 40 days. Only a delivery in flight when a relay is killed may be repeated.
+//     relay settled it. Records are kept for 40 days. Only a delivery in flight when a relay is killed may be repeated; while
+//     records can't be written, up to 32 of a sink.
 //   - One relay per sink: only the relay that holds the sink's lease delivers. One that can't renew its lease stops
 //     sending before another relay takes over, within 10 s.
-//   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound the relay stops reading for
-//     that sink, and isn't ready.
+//   - Decided once: what a sink's filter accepted stays accepted, whatever a reload or a takeover brings.
+//   - Over before told: a relay that takes a sink over reads to the stream's end before it sends what isn't urgent.
+//   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound, while the sink accepts
+//     nothing, the oldest that isn't urgent becomes a dead letter for each that comes, and the relay isn't ready. So
+//     nothing urgent waits behind the bound.
 //   - Never stuck: a message that isn't a CloudEvent becomes a dead letter, and the relay reads on.
 //   - Nothing on disk: everything that must survive is in JetStream.
 //

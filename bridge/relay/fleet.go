@@ -219,7 +219,7 @@ func (f *fleet) deliveries(group, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
 	for sink, rec := range f.records[group] {
 		m, settled := rec.Settled[token(id)]
-		t, trying := rec.Retries[token(id)]
+		t, trying := rec.Waiting[token(id)]
 		switch {
 		case settled && m.State == resultDead:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Reason: m.Answer})

@@ -263,20 +263,16 @@ func (f *fleet) until(what string, so func() bool, news <-chan struct{}) {
 	}
 }
 
-// settled waits until the cursor of the sink is at the end of the stream.
+// settled waits until the sink has settled all that the stream holds.
 func (f *fleet) settled(sink string) {
 	f.Helper()
-	f.until("the cursor of "+sink+" is at the end", func() bool {
-		kv, err := f.js.KeyValue(f.Context(), "FOREWARN_records")
-		if err != nil {
-			return false
-		}
+	f.until(sink+" has settled all", func() bool {
 		stream, err := f.js.Stream(f.Context(), "FOREWARN")
 		if err != nil {
 			return false
 		}
-		e, err := kv.Get(f.Context(), "cursor."+sink)
-		return err == nil && cursorOf(f.T, e.Value()) == stream.CachedInfo().State.LastSeq
+		floor, err := ackFloorOf(f.Context(), f.js, sink)
+		return err == nil && floor == stream.CachedInfo().State.LastSeq
 	}, nil)
 }
 

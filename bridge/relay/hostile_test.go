@@ -71,16 +71,16 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 // can't know how far the sink has come. A deleted lease is nobody's.
 func TestAnUnreadableCursorIsSaid(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		s.put("FOREWARN_records", "cursor.hook", "{")
+		s.put("FOREWARN_records", "sink.hook", "{")
 		sink := newRecorder()
 		r, stop := s.run(route("hook", sink))
-		st, want := r.Status(), "the sink hook is not served: unreadable: cursor.hook"
+		st, want := r.Status(), "the sink hook is not served: unreadable: sink.hook"
 		if st.Ready || len(st.Reasons) != 1 || !strings.HasPrefix(st.Reasons[0], want) {
 			t.Errorf("it is ready %v, because of %q", st.Ready, st.Reasons)
 		}
 		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_records")
 		if err == nil {
-			err = kv.Delete(t.Context(), "cursor.hook")
+			err = kv.Delete(t.Context(), "sink.hook")
 		}
 		leases, other := s.js.KeyValue(t.Context(), "FOREWARN_leases")
 		if other == nil {
@@ -105,7 +105,7 @@ func TestAnUnreadableCursorIsSaid(t *testing.T) {
 // until a relay serves it.
 func TestThatASinkIsNotServedIsSaidOnce(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		s.put("FOREWARN_records", "cursor.hook", "{")
+		s.put("FOREWARN_records", "sink.hook", "{")
 		log, routes := &syncedBuffer{}, []bridge.Route{route("hook", newRecorder())}
 		r, stop := s.start(relay.Options{Routes: routes, Log: slog.New(slog.NewTextHandler(log, nil))})
 		pause(2 * time.Second)
@@ -138,11 +138,11 @@ func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {
 			if err != nil {
 				s.Fatal(err)
 			}
-			e, err := kv.Get(s.Context(), "cursor.hook")
+			e, err := kv.Get(s.Context(), "sink.hook")
 			if err != nil {
 				s.Fatal(err)
 			}
-			s.put("FOREWARN_records", "cursor.hook", string(e.Value())+" ")
+			s.put("FOREWARN_records", "sink.hook", string(e.Value())+" ")
 		},
 		"record": func(s *stage) { s.put("FOREWARN_records", "record.hook."+a.id+"._.web.vm-1", `{"matched":true}`) },
 	} {

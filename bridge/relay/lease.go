@@ -20,9 +20,9 @@ const (
 	leaseValid     = 5 * time.Second        // after the last renewal
 	takeOverAfter  = 7 * time.Second        // without a renewal, another may take it
 	readLeaseEvery = 500 * time.Millisecond // at a lease that another holds
-	yieldPerLease  = 100 * time.Millisecond // for each lease held, so that relays share the work
-	maxYield       = 500 * time.Millisecond
-	handOverPause  = 2 * time.Second // for another relay to take a lease that was given up for it
+	restAfter      = time.Minute            // of failures, a relay gives a sink up for another relay
+	restFor        = 5 * time.Minute        // and lets others go first
+	othersGoFirst  = 10 * time.Second       // by so much
 )
 
 // A holder is the value of a lease in the bucket.
@@ -46,45 +46,46 @@ type lease struct {
 // errLeaseExpired means that the lease is no longer held.
 var errLeaseExpired = errors.New("the lease could not be renewed in time")
 
-// takeLease waits until the sink's lease is free, and takes it. yieldTime returns how long other relays may go first;
-// missed is called if one of them did. seen is called with the holder each time that the lease was read or taken.
-func takeLease(
-	ctx context.Context, kv jetstream.KeyValue, sink string, me holder, yieldTime func() time.Duration, missed func(),
-	seen func(holder),
-) (*lease, error) {
-	l := &lease{kv: kv, key: "lease." + token(sink), me: me}
+func leaseKey(sink string) string { return "lease." + token(sink) }
+
+// take waits until the lease is free, and takes it. While rests reports true, other relays may go first. seen is called
+// with the holder each time that the lease was read or taken.
+func (l *lease) take(ctx context.Context, rests func() bool, seen func(holder)) error {
 	var rev uint64
-	var seenAt time.Time // when this revision was first seen
-	lost := false        // the server lost it, or a later revision of it, and its holder may not know that yet
+	var seenAt, freeSince time.Time // when this revision was first seen, and since when nobody holds it
+	lost := false                   // the server lost it, or a later revision of it, and its holder may not know that yet
 	for {
 		began := time.Now()
 		now, by, err := l.read(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		seen(by)
 		if now != rev || seenAt.IsZero() {
 			lost = now < rev
 			rev, seenAt = now, time.Now()
 		}
-		if by.Relay == "" && !lost || by.ID == me.ID || began.Sub(seenAt) >= takeOverAfter {
+		free := by.Relay == "" && !lost || by.ID == l.me.ID || began.Sub(seenAt) >= takeOverAfter
+		switch {
+		case !free:
+			freeSince = time.Time{}
+		case freeSince.IsZero():
+			freeSince = began
+		}
+		if free && (!rests() || began.Sub(freeSince) >= othersGoFirst) {
 			l.rev = rev
 			l.me.Since = time.Now().UTC()
-			err := sleep(ctx, yieldTime())
-			if err == nil {
-				err = l.renew(ctx)
-			}
+			err := l.renew(ctx)
 			if err == nil && l.valid() {
 				seen(l.me)
-				return l, nil
+				return nil
 			}
-			missed()
 			if err != nil && !errors.Is(err, errOvertaken) {
-				return nil, err
+				return err
 			}
 		}
 		if err := sleep(ctx, readLeaseEvery); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
@@ -147,8 +148,12 @@ func (l *lease) renew(ctx context.Context) error {
 	return nil
 }
 
-// valid reports whether the lease is held.
-func (l *lease) valid() bool { return time.Until(l.expiry()) > 0 }
+// valid reports whether the lease is held, by both of the machine's clocks: the monotonic one may stand still while a VM
+// is frozen, and the other may be set back.
+func (l *lease) valid() bool {
+	now, until := time.Now(), l.expiry()
+	return now.Before(until) && now.Round(0).Before(until.Round(0))
+}
 
 func (l *lease) expiry() time.Time {
 	l.mu.Lock()
@@ -198,8 +203,8 @@ func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) 
 			lastErr = plain(err)
 			expired.Reset(time.Until(l.expiry()))
 		case <-expired.C:
-			if d := time.Until(l.expiry()); d > 0 {
-				expired.Reset(d)
+			if l.valid() {
+				expired.Reset(time.Until(l.expiry()))
 				continue
 			}
 			if lastErr == nil {

@@ -34,6 +34,7 @@ const (
 type message struct {
 	seq         uint64
 	stored      time.Time // when the stream took it
+	bytes       int       // of its data
 	ce          event.Event
 	change      imds.Change           // zero when it is about a bridge
 	eventID     string                // of the Azure event; "" when it is about a bridge
@@ -180,7 +181,7 @@ func setAttribute(ce *event.Event, name, value string) error {
 
 // newMessage decodes a message of the stream. An error tells why it isn't a CloudEvent.
 func newMessage(seq uint64, stored time.Time, header nats.Header, subject string, data []byte) (m message, err error) {
-	m = message{seq: seq, stored: stored}
+	m = message{seq: seq, stored: stored, bytes: len(data)}
 	m.ce, err = decode(header, data)
 	if err != nil {
 		return m, err

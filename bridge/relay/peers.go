@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -24,14 +25,15 @@ type peer struct {
 	Version  string    `json:"version"`
 	Hash     string    `json:"settingsHash"`
 	LastSeen time.Time `json:"lastSeen"`
+	Resting  []string  `json:"resting,omitempty"` // sinks that failed there, so that it takes them only if no other relay does
 }
 
 const peerPrefix = "relay."
 
 func (r *Relay) peerKey() string { return peerPrefix + token(r.self.ID) }
 
-// housekeeping publishes that this relay is alive, reads which others are, shares the sinks with them, and checks that
-// the streams still exist, until ctx is done. If one was deleted it ends the session.
+// housekeeping publishes that this relay is alive, reads which others are, gives up for them the sinks that fail here, and
+// checks that the streams still exist, until ctx is done. If one was deleted it ends the session.
 func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.CancelCauseFunc) {
 	defer func() { // so that no relay gives up a sink for this one
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewEvery)
@@ -64,7 +66,9 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 		return err
 	}
 	r.mu.Lock()
-	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, LastSeen: time.Now().UTC()}
+	now := time.Now()
+	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, LastSeen: now.UTC(),
+		Resting: r.resting(now)}
 	r.mu.Unlock()
 	body, err := json.Marshal(me)
 	if err != nil {
@@ -87,7 +91,7 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 		r.Log.Warn(deadFull, "stream", st.dead.name)
 	}
 	r.peers, r.deadCounts, r.deadFull = peers, counts, full
-	r.rebalance()
+	r.giveUpFailing(time.Now())
 	warned := map[string]string{}
 	for _, other := range peers {
 		if other.Hash == me.Hash {
@@ -155,39 +159,35 @@ func (r *Relay) otherSettings() (all []string) {
 	return all
 }
 
-// rebalance gives up one sink if another relay with the same settings serves at least two fewer than this one, as it
-// does after its start. A relay with other settings may not have the sink. A sink with an attempt under way isn't given
-// up, because the attempt would be cut off. Nor is another one for a while after nobody took the last: the other relay
-// may have died just now. mu is held.
-func (r *Relay) rebalance() {
-	served := map[string]int{}
-	for _, p := range r.peers {
-		if p.Hash == r.Settings.Hash {
-			served[p.ID] = 0
+// giveUpFailing gives up the sinks that have failed here for restAfter, if another relay with the same settings may take
+// them: one with other settings may not have them, and one that rests has failed itself. mu is held.
+func (r *Relay) giveUpFailing(now time.Time) {
+	for name, s := range r.services {
+		if s.handOver == nil || !s.queue.hasFailed(now, restAfter) {
+			continue
+		}
+		if slices.ContainsFunc(r.peers, func(p peer) bool {
+			return p.ID != r.self.ID && p.Hash == r.Settings.Hash && !slices.Contains(p.Resting, name)
+		}) {
+			s.restsTill = now.Add(restFor)
+			s.handOver()
 		}
 	}
-	var idle *service
-	for _, s := range r.services {
-		if s.handOver != nil {
-			served[r.self.ID]++
-			if time.Since(s.offered) < peerExpiry {
-				return
-			}
-			if s.worker.State().Since.IsZero() {
-				idle = s
-			}
-		} else if _, there := served[s.holder.ID]; there && s.holder.ID != r.self.ID {
-			served[s.holder.ID]++
+}
+
+// hasFailed reports whether all attempts have failed for so long.
+func (q *queue) hasFailed(now time.Time, long time.Duration) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !q.failingSince.IsZero() && now.Sub(q.failingSince) >= long
+}
+
+// resting returns the sinks that this relay gave up because they failed. mu is held.
+func (r *Relay) resting(now time.Time) (names []string) {
+	for name, s := range r.services {
+		if now.Before(s.restsTill) {
+			names = append(names, name)
 		}
 	}
-	if idle == nil {
-		return
-	}
-	for id, n := range served {
-		if id != r.self.ID && n+2 <= served[r.self.ID] {
-			idle.offered = time.Now()
-			idle.handOver()
-			return
-		}
-	}
+	return names
 }

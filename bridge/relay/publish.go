@@ -101,7 +101,7 @@ func (q *queue) tellTrouble() bool {
 	q.untold = q.untold[1:]
 	q.told = !q.told
 	q.mu.Unlock()
-	_ = q.saveCursor(ctx, true) // if that fails, flush tries again
+	_ = q.saveState(ctx) // if that fails, flush tries again
 	return true
 }
 

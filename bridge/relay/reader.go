@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -10,195 +12,328 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// readStream reads from the cursor on until the lease ends. It starts again when the stream or the servers were gone.
+// readStream reads what the consumer gets into the queue until the lease ends.
 func (q *queue) readStream() {
-	defer time.AfterFunc(maxCatchUp, func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.endCatchUp()
-	}).Stop()
+	defer func() { q.puller.close() }()
 	for q.ctx.Err() == nil {
-		err := q.readOpen()
-		if err == nil {
-			q.mu.Lock()
-			q.setRead(0, time.Time{})
-			from := q.lastRead
-			q.mu.Unlock()
-			err = follow(q.ctx, q.js, q.stream.CachedInfo().Config.Name, startAfter(from), q.takeWhenRoom)
-		}
-		if q.ctx.Err() != nil {
-			return
-		}
-		if errors.Is(err, errOvertaken) {
-			q.endLease(err)
-			return
-		}
-		q.setReadErr(err)
-		for sleep(q.ctx, readRetry) == nil && q.checkStream() != nil { // if it lost messages, others have their numbers
+		err := q.readOn()
+		for q.ctx.Err() == nil && err != nil {
+			wait := readRetry
+			if errors.Is(err, errLost) {
+				wait = resumeAfter
+			} else {
+				q.setReadErr(err)
+			}
+			_ = sleep(q.ctx, wait)
+			err = q.resume()
 		}
 	}
 }
 
-// setReadErr records why the stream can't be read, and logs the first of such errors.
+// readOn reads until that fails. What was read is never let go: it is taken in, however often that is tried.
+func (q *queue) readOn() error {
+	for {
+		batch, err := q.puller.batch(q.ctx, q.room())
+		if err != nil {
+			return err
+		}
+		for err := q.takeAll(batch); err != nil; err = q.takeAll(batch) {
+			q.setReadErr(err)
+			if err := sleep(q.ctx, readRetry); err != nil {
+				return err
+			}
+		}
+		q.setReadErr(nil)
+		if len(batch) == 0 && time.Since(q.checked) >= checkEvery {
+			if err := q.resume(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// setReadErr records why the stream can't be read, nil if it can, and logs the first of such errors.
 func (q *queue) setReadErr(err error) {
 	q.mu.Lock()
-	isNew := q.readErr == nil
+	was := q.readErr
 	q.readErr = err
 	q.mu.Unlock()
-	if isNew {
+	if err != nil && was == nil {
 		q.log.Warn("the stream can't be read, trying again", "err", err)
 	}
 }
 
-// checkStream ends the lease if the stream was deleted and created again, or its servers lost messages, so that a new
-// queue starts with it.
-func (q *queue) checkStream() error {
-	info, err := q.streamInfo()
-	if err != nil {
+// room returns how many messages to ask for. One more than there is room for, so that the next is known.
+func (q *queue) room() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return max(1, min(readAhead, q.maxUnsettled-q.unsettled()))
+}
+
+// takeAll takes messages in, in order, and then lets the Worker have those that are pending.
+func (q *queue) takeAll(batch []rawMessage) error {
+	messages, failures := make([]message, len(batch)), make([]error, len(batch))
+	wanted := map[string]bool{} // records
+	for n, r := range batch {
+		messages[n], failures[n] = r.message()
+		if failures[n] == nil && q.concerns(messages[n]) {
+			wanted[recordKey(q.route.Name, messages[n].recordID())] = true
+		}
+	}
+	if err := q.loadGroups(wanted); err != nil {
 		return err
 	}
-	q.mu.Lock()
-	c := q.currentCursor()
-	q.mu.Unlock()
-	lost, err := lost(q.ctx, q.js, info, c.Read, c.ReadAt)
-	switch {
-	case lost, c.Read > info.State.LastSeq, !info.Created.Equal(q.streamCreated):
-		q.endLease(fmt.Errorf("stream %s is another one than before", info.Config.Name))
-	case err == nil:
-		q.skipDeleted(info, c.Read)
-	}
-	return err
-}
-
-// skipDeleted counts the messages after a sequence number that the stream's limits deleted, and reads on behind them.
-// Some of them may have been delivered: the cursor does not move past one that waits.
-func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
-	if info.State.FirstSeq <= after+1 {
-		return
-	}
-	q.mu.Lock()
-	n := info.State.FirstSeq - after - 1
-	q.deletedUnread += n
-	q.lastRead, q.lastReadAt = max(q.lastRead, info.State.FirstSeq-1), time.Time{}
-	q.mu.Unlock()
-	q.log.Error("the stream's limits deleted messages that this sink may not have got; raise its max_age or max_bytes",
-		"stream", info.Config.Name, "messages", n)
-}
-
-// readOpen reads the messages of the cursor's Open that aren't pending or settled yet.
-func (q *queue) readOpen() error {
-	q.mu.Lock()
-	open := q.currentCursor().Open
-	q.mu.Unlock()
-	for _, seq := range open {
-		q.mu.Lock()
-		unread := q.openSeqs[seq] && q.pending[seq] == nil
-		q.mu.Unlock()
-		if !unread {
+	for n, r := range batch {
+		if q.knows(r.seq) { // it is read again, because one behind it was lost or could not be taken in
 			continue
 		}
-		r, err := q.fetch(seq)
+		if err := q.noteDeleted(r.seq); err != nil {
+			return err
+		}
+		var err error
 		switch {
-		case errors.Is(err, delivery.ErrLost):
-			q.mu.Lock()
-			delete(q.openSeqs, seq)
-			q.deletedUnread++
-			q.mu.Unlock()
-			q.log.Error("the stream has deleted a message that was pending for this sink", "err", err)
-			continue
-		case err != nil:
-			return err
+		case failures[n] != nil:
+			err = q.keepInvalid(r, failures[n])
+		case !q.concerns(messages[n]):
+			q.ack(r.reply)
+		default:
+			err = q.admit(messages[n], r)
 		}
-		if err := q.take(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fetch reads one message. The error wraps delivery.ErrLost if the stream no longer has it.
-func (q *queue) fetch(seq uint64) (rawMessage, error) {
-	name := q.stream.CachedInfo().Config.Name
-	r, err := getMessage(q.ctx, q.js, name, seq)
-	switch {
-	case errors.Is(err, jetstream.ErrMsgNotFound):
-		return r, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, name, seq)
-	case err != nil:
-		return r, fmt.Errorf("read message %d: %w", seq, err)
-	}
-	return r, nil
-}
-
-// takeWhenRoom takes a message when the queue has room for it. Those before it may have been deleted while it had none.
-func (q *queue) takeWhenRoom(r rawMessage) error {
-	if err := q.waitForRoom(); err != nil {
-		return err
-	}
-	q.mu.Lock()
-	lastRead := q.lastRead
-	q.mu.Unlock()
-	if r.seq > lastRead+1 {
-		info, err := q.streamInfo()
 		if err != nil {
 			return err
 		}
-		info.State.FirstSeq = min(info.State.FirstSeq, r.seq)
-		q.skipDeleted(info, lastRead)
+		q.setRead(r.seq, r.stored)
 	}
-	return q.take(r)
+	q.offer(batch)
+	return nil
 }
 
-// waitForRoom waits until fewer deliveries are unsettled than maxUnsettled.
-func (q *queue) waitForRoom() error {
+// setRead records that the stream was read as far as seq.
+func (q *queue) setRead(seq uint64, stored time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if seq > q.lastRead {
+		q.lastRead, q.lastReadAt = seq, stored
+	}
+}
+
+// knows reports whether a message is pending, or settled and not on record yet.
+func (q *queue) knows(seq uint64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pending[seq] != nil || q.unsaved[seq]
+}
+
+// offer lets the Worker have what is pending of a batch, once it is on record that it is.
+func (q *queue) offer(batch []rawMessage) {
+	if len(batch) > 0 {
+		q.flush() // saveErr holds an error; nothing urgent waits for longer than one attempt to write
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range batch {
+		if e := q.pending[r.seq]; e != nil && !e.offered {
+			e.offered = true
+			q.notifyWorker(r.seq)
+		}
+	}
+	if q.catchUpTo > 0 && (q.puller.atEnd || q.lastRead >= q.catchUpTo) {
+		q.catchUpTo = 0
+		wake(q.changed)
+	}
+}
+
+// endCatchUp hands all that is pending to the Worker.
+func (q *queue) endCatchUp() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.catchUpTo = 0
+	wake(q.changed)
+}
+
+// makeRoom waits until there is room for one more delivery. As long as the sink accepts nothing, it gives up another for
+// it instead, so that nothing urgent waits behind a bound.
+func (q *queue) makeRoom() error {
 	for {
-		q.mu.Lock()
-		full := len(q.pending)+len(q.unsaved) >= q.maxUnsettled
-		changed := full != q.full
-		q.full, q.readErr = full, nil
-		if full && changed {
-			q.endCatchUp()
-		}
-		q.mu.Unlock()
-		switch {
-		case full && changed:
-			q.log.Error("too much is unsettled, so the stream is not read on until the sink accepts something",
-				"unsettled", q.maxUnsettled)
-		case changed:
-			q.log.Info("there is room again, the stream is read on")
-		}
-		if !full {
+		now := time.Now()
+		since := q.fullFor(now)
+		if since.IsZero() {
 			return nil
+		}
+		if now.Sub(since) >= roomPatience {
+			q.mu.Lock()
+			e := q.mostExpendable(now)
+			q.mu.Unlock()
+			if e != nil {
+				if err := q.giveUp(e); err != nil {
+					return err
+				}
+				continue
+			}
 		}
 		select {
 		case <-q.roomFreed:
+		case <-time.After(max(readRetry, roomPatience-now.Sub(since))):
 		case <-q.ctx.Done():
 			return q.ctx.Err()
 		}
 	}
 }
 
-// skip records that a message was read that isn't for the sink.
-func (q *queue) skip(r rawMessage) {
+// fullFor returns since when the bound is reached and the sink has accepted nothing; zero if there is room. What is pending
+// is delivered then, although the stream isn't read to its end.
+func (q *queue) fullFor(now time.Time) (since time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.openSeqs, r.seq)
-	q.setRead(r.seq, r.stored)
+	if q.unsettled() < q.maxUnsettled {
+		return time.Time{}
+	}
+	if q.fullSince.IsZero() {
+		q.fullSince, q.catchUpTo = now, 0
+		wake(q.changed)
+	}
+	return later(q.fullSince, q.lastAccepted)
 }
 
-// setRead records that the stream was read as far as seq. mu is held.
-func (q *queue) setRead(seq uint64, stored time.Time) {
-	if seq > q.lastRead {
-		q.lastRead, q.lastReadAt = seq, stored
+// noteRoom notes that fewer deliveries are unsettled. The bound counts as reached until the sink has accepted something, or
+// a tenth of it is free: what was given up makes room only for what comes. mu is held.
+func (q *queue) noteRoom() {
+	free := q.maxUnsettled - q.unsettled()
+	if !q.fullSince.IsZero() && free > 0 && (q.lastAccepted.After(q.fullSince) || free > q.maxUnsettled/10) {
+		if q.overflowed > 0 {
+			q.log.Info("there is room again", "deadLetters", q.overflowed)
+		}
+		q.fullSince, q.overflowed = time.Time{}, 0
 	}
-	q.readErr = nil
-	if q.catchUpTo > 0 && q.lastRead >= q.catchUpTo {
-		q.endCatchUp()
-	}
+	wake(q.roomFreed)
 }
 
-// endCatchUp hands the pending deliveries to the Worker. It must not begin earlier: it would deliver the announcement
-// of an event whose end is in the stream already. mu is held.
-func (q *queue) endCatchUp() {
-	q.catchUpTo = 0
-	wake(q.changed)
+// mostExpendable returns which pending delivery to give up: what the fallback has, then the oldest that isn't urgent, then
+// the oldest; nil if all are being attempted. mu is held.
+func (q *queue) mostExpendable(now time.Time) (least *pendingItem) {
+	rank := func(e *pendingItem) int {
+		switch {
+		case e.item.FellBack:
+			return 0
+		case !urgent(e.item, now):
+			return 1
+		}
+		return 2
+	}
+	for _, e := range q.pending {
+		if e.begun {
+			continue
+		}
+		if least == nil || cmp.Or(rank(e)-rank(least), cmp.Compare(e.item.Seq, least.item.Seq)) < 0 {
+			least = e
+		}
+	}
+	return least
+}
+
+// urgent reports whether a delivery is about an event that begins soon or has begun.
+func urgent(i *delivery.Item, now time.Time) bool {
+	return i.Group != "" && !i.Ends() && i.NotBefore.Sub(now) < delivery.UrgentNotice
+}
+
+// giveUp settles a delivery for which there is no room: as superseded if the fallback has it, else as a dead letter.
+func (q *queue) giveUp(e *pendingItem) error {
+	now := time.Now().UTC()
+	res := result{At: now, State: resultSuperseded, Answer: "the fallback has it"}
+	if !e.item.FellBack {
+		res = result{At: now, State: resultDead, Answer: delivery.ReasonOverflow, Attempts: e.item.Attempts}
+		u := &unkept{item: e.item, dead: true, report: delivery.Report{Now: now, Reason: delivery.ReasonOverflow}}
+		if err := q.keepDeadLetter(u, e.item.Error); err != nil {
+			return fmt.Errorf("keep a dead letter: %w", err)
+		}
+		q.meter.Failed(q.route.Name, delivery.ReasonOverflow)
+	}
+	q.mu.Lock()
+	if q.pending[e.item.Seq] != e {
+		q.mu.Unlock()
+		return nil
+	}
+	q.settle(e, res)
+	q.notifyWorker(e.item.Seq)
+	q.overflowed++
+	first := q.overflowed == 1
+	q.mu.Unlock()
+	if first {
+		q.log.Error("too much is unsettled, so the oldest that isn't urgent becomes a dead letter for each that comes",
+			"unsettled", q.maxUnsettled)
+	}
+	return q.save([]*group{e.group})
+}
+
+// noteDeleted counts the messages before one that the stream's limits deleted before they were read.
+func (q *queue) noteDeleted(seq uint64) error {
+	if seq <= q.lastRead+1 {
+		return nil
+	}
+	info, err := q.streamInfo()
+	if err != nil {
+		return err
+	}
+	info.State.FirstSeq = min(info.State.FirstSeq, seq)
+	q.skipDeleted(info, q.lastRead)
+	return nil
+}
+
+// skipDeleted counts the messages after a sequence number that the stream's limits deleted. Some of them may have been
+// delivered.
+func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
+	if info.State.FirstSeq <= after+1 {
+		return
+	}
+	n := info.State.FirstSeq - after - 1
+	q.mu.Lock()
+	q.deletedUnread += n
+	q.mu.Unlock()
+	q.setRead(info.State.FirstSeq-1, time.Time{})
+	q.log.Error("the stream's limits deleted messages that this sink may not have got; raise its max_age or max_bytes",
+		"stream", info.Config.Name, "messages", n)
+}
+
+// fetch reads one message. The error wraps delivery.ErrLost if the stream no longer has it.
+func (q *queue) fetch(seq uint64) (rawMessage, error) {
+	r, err := getMessage(q.ctx, q.js, q.streamName(), seq)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return r, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, q.streamName(), seq)
+	case err != nil:
+		return r, fmt.Errorf("read message %d: %w", seq, err)
+	}
+	return r, nil
+}
+
+// loadGroups reads the records with these keys that aren't in memory.
+func (q *queue) loadGroups(keys map[string]bool) error {
+	var missing []string
+	q.mu.Lock()
+	if len(q.groups) >= 2*maxGroups {
+		q.evictGroups()
+	}
+	for key := range keys {
+		if q.groups[key] == nil {
+			missing = append(missing, key)
+		}
+	}
+	q.mu.Unlock()
+	return atOnce(len(missing), func(n int) error { return q.loadGroup(missing[n]) })
+}
+
+// atOnce calls f with each number below n, several at the same time, and returns its errors.
+func atOnce(n int, f func(int) error) error {
+	errs := make([]error, n)
+	slots := make(chan struct{}, maxAtOnce)
+	var all sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		all.Go(func() {
+			errs[i] = f(i)
+			<-slots
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }

@@ -17,23 +17,48 @@ import (
 // maxSettled is how many results a record keeps: those of the deliveries that were settled last.
 const maxSettled = 1000
 
-// A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge.
+// A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge. It is written before the
+// first delivery that it calls waiting is attempted.
 type record struct {
 	// Matched means that the sink's filter let one of the event's changes pass. The sink gets all later ones.
-	Matched bool `json:"matched,omitempty"`
-	// First is the sequence number of that change, and FirstStored when the stream stored it. A change with a lower
-	// number that was stored later is of another stream, or has the number of a message that was lost.
-	First       uint64            `json:"first,omitempty"`
-	FirstStored time.Time         `json:"firstStored,omitzero"`
-	Settled     map[string]result `json:"settled,omitempty"` // by message.deliveryID
-	Retries     map[string]retry  `json:"retries,omitempty"` // by message.deliveryID
-	Receipt     []byte            `json:"receipt,omitempty"`
+	Matched bool               `json:"matched,omitempty"`
+	Settled map[string]result  `json:"settled,omitempty"` // by message.deliveryID
+	Waiting map[string]waiting `json:"waiting,omitempty"` // likewise: accepted by the filter, and not settled
+	Receipt []byte             `json:"receipt,omitempty"`
+	// Decided is the sequence number of the last message about the event that was decided, and DecidedAt when the stream
+	// stored it. One before it that is neither settled nor waiting was refused. A message with a lower number that was
+	// stored later is of another stream, or has the number of a message that was lost.
+	Decided   uint64    `json:"decided,omitempty"`
+	DecidedAt time.Time `json:"decidedAt,omitzero"`
 	stage
 }
 
-// refused reports whether the sink's filter refused a change: one that the stream has before the first that passed.
-func (r *record) refused(m message) bool {
-	return r.Matched && m.seq < r.First && m.stored.Before(r.FirstStored)
+// decided reports whether it was decided before what becomes of a message.
+func (r *record) decided(m message) bool { return m.seq <= r.Decided && !m.stored.After(r.DecidedAt) }
+
+// decide records that it is decided what becomes of a message.
+func (r *record) decide(m message) {
+	if !r.decided(m) {
+		r.Decided, r.DecidedAt = m.seq, m.stored
+	}
+}
+
+// isSettled reports whether a delivery was settled: if its id is numbered, that of a message stored then.
+func (r *record) isSettled(id string, stored time.Time) bool {
+	was, settled := r.Settled[id]
+	return settled && (was.Stored.IsZero() || was.Stored.Equal(stored))
+}
+
+// accepted returns the state of a delivery that waits: if its id is numbered, that of a message stored then.
+func (r *record) accepted(id string, stored time.Time) (w waiting, found bool) {
+	w, found = r.Waiting[id]
+	return w, found && (w.Stored.IsZero() || w.Stored.Equal(stored))
+}
+
+// knows reports whether a delivery waits or was settled.
+func (r *record) knows(id string, stored time.Time) bool {
+	_, accepted := r.accepted(id, stored)
+	return accepted || r.isSettled(id, stored)
 }
 
 // A stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, the change's
@@ -59,9 +84,14 @@ func (s *stage) outdated(m message) bool {
 	return s.precedes(m) && stageOf(m.change.Kind) < stageOf(s.Kind) && m.seen().Before(s.Seen)
 }
 
+// movesOnTo reports whether a change is neither outdated nor read again.
+func (s *stage) movesOnTo(m message) bool {
+	return m.change.Kind.OfAzure() && m.onlySink == "" && s.precedes(m) && !s.outdated(m)
+}
+
 // update moves the stage on to a change, unless that is outdated or read again.
 func (s *stage) update(m message) {
-	if s.precedes(m) && !s.outdated(m) {
+	if s.movesOnTo(m) {
 		*s = stage{m.change.Kind, m.seen(), m.seq, m.stored, m.notBefore()}
 	}
 }
@@ -89,9 +119,9 @@ const (
 	resultDead       = "dead"
 )
 
-// A retry is the state of a pending delivery that was attempted, as far as the next relay needs it.
-type retry struct {
-	Attempts int       `json:"attempts"`
+// A waiting is the state of a delivery that isn't settled, as far as the next relay needs it.
+type waiting struct {
+	Attempts int       `json:"attempts,omitempty"`
 	Next     time.Time `json:"next,omitzero"`
 	Error    string    `json:"error,omitempty"`
 	Progress []byte    `json:"progress,omitempty"`
@@ -109,7 +139,7 @@ func (r *record) settle(id string, m result, stored time.Time) {
 		r.Settled = map[string]result{}
 	}
 	r.Settled[id] = m
-	delete(r.Retries, id)
+	delete(r.Waiting, id)
 	if len(r.Settled) > maxSettled {
 		oldest := id
 		for other, m := range r.Settled {
@@ -121,12 +151,15 @@ func (r *record) settle(id string, m result, stored time.Time) {
 	}
 }
 
-// setRetry records the state of a delivery that will be attempted again.
-func (r *record) setRetry(id string, t retry) {
-	if r.Retries == nil {
-		r.Retries = map[string]retry{}
+// accept records the state of a delivery of a message that was stored then, and isn't settled.
+func (r *record) accept(id string, w waiting, stored time.Time) {
+	if numbered(id) {
+		w.Stored = stored
 	}
-	r.Retries[id] = t
+	if r.Waiting == nil {
+		r.Waiting = map[string]waiting{}
+	}
+	r.Waiting[id] = w
 }
 
 // A group is a record in memory, with the deliveries that belong to it. The queue's mu guards all but entry.
@@ -137,21 +170,20 @@ type group struct {
 	savedVersion    int               // the version in the bucket
 	requiredVersion int               // the version that must be in the bucket before the group's next delivery
 	pending         map[string]uint64 // sequence numbers by message.deliveryID
-	settled         []uint64          // sequence numbers of the deliveries settled since the last save
+	settled         []settlement      // those since the last save
 }
 
-// has reports whether a delivery is pending or was settled: if its id is numbered, that of a message stored then.
-func (g *group) has(id string, stored time.Time) bool {
-	was, settled := g.rec.Settled[id]
-	_, pending := g.pending[id]
-	return pending || settled && (was.Stored.IsZero() || was.Stored.Equal(stored))
+// A settlement is a message that is settled in a record that isn't saved yet.
+type settlement struct {
+	seq   uint64
+	reply string // see rawMessage
+	sent  bool   // the sink has accepted it
 }
 
-// A bucket is the key-value bucket with the sinks' cursors and records, under the keys cursor.<sink> and
+// A bucket is the key-value bucket with what is kept of the sinks and their records, under the keys sink.<sink> and
 // record.<sink>.<Azure event or CloudEvent>.<subscription>.<group>.<set>.
 type bucket struct{ kv jetstream.KeyValue }
 
-func cursorKey(sink string) string { return "cursor." + token(sink) }
 func recordKey(sink, group string) string {
 	id, set := cutGroup(group)
 	return "record." + token(sink) + "." + token(id) + "." + set

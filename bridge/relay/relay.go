@@ -63,7 +63,6 @@ type Relay struct {
 	started      time.Time
 	lastTurn     time.Time           // when it last finished its housekeeping
 	services     map[string]*service // by the name of the route; none is ever removed
-	leases       int                 // leases that it holds or is about to take
 	down         error               // why nothing can be read; nil if it can
 	storage      *storage            // nil while there is no connection
 	storageNotes []string            // problems of the stream and the buckets

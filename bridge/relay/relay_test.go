@@ -1,7 +1,7 @@
 package relay_test
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -20,13 +21,13 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-func cursorOf(t *testing.T, body []byte) uint64 {
-	t.Helper()
-	var c struct{ After uint64 }
-	if err := json.Unmarshal(body, &c); err != nil {
-		t.Error(err)
+// ackFloorOf returns up to where everything is settled for a sink.
+func ackFloorOf(ctx context.Context, js jetstream.JetStream, sink string) (uint64, error) {
+	consumer, err := js.Consumer(ctx, "FOREWARN", "forewarn-"+sink)
+	if err != nil {
+		return 0, err
 	}
-	return c.After
+	return consumer.CachedInfo().AckFloor.Stream, nil
 }
 
 // byEvent returns ids by the Azure event that they are about.
@@ -46,7 +47,7 @@ func (f *fleet) begin(sink string) {
 		if err != nil {
 			return false
 		}
-		_, err = kv.Get(f.Context(), "cursor."+sink)
+		_, err = kv.Get(f.Context(), "sink."+sink)
 		return err == nil
 	}, nil)
 }

@@ -88,7 +88,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 		from = startAfter(p.After)
 	}
 	x := replayer{
-		request: p, route: route, js: st.js, records: bucket{kv}, last: state.LastSeq, matched: map[string]*record{},
+		request: p, route: route, js: st.js, bucket: bucket{kv}, last: state.LastSeq, records: map[string]*record{},
 		done: map[string]bool{}, over: r.fleet.isOver, began: time.Now(), part: part,
 	}
 	err = readToEnd(ctx, st.js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
@@ -113,9 +113,9 @@ type replayer struct {
 	request ReplayRequest
 	route   bridge.Route
 	js      jetstream.JetStream
-	records bucket
+	bucket  bucket
 	last    uint64             // the stream's last message when the part began
-	matched map[string]*record // which changes of an Azure event the filter let pass, by group
+	records map[string]*record // by group
 	done    map[string]bool    // CloudEvents of this part, by id
 	over    func(group string) bool
 	read    int // number of messages
@@ -163,21 +163,22 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 		!strings.HasPrefix(imds.Upper(m.eventID), imds.Upper(x.request.Event)) {
 		return false, nil
 	}
-	rec := x.matched[m.group()]
+	rec := x.records[m.group()]
 	if rec == nil {
-		var all record
-		_, err := x.records.get(ctx, recordKey(x.route.Name, m.group()), &all)
+		rec = &record{}
+		_, err := x.bucket.get(ctx, recordKey(x.route.Name, m.group()), rec)
 		if err != nil && !errors.Is(err, errUnreadable) {
 			return false, err
 		}
-		rec = &record{Matched: all.Matched, First: all.First, FirstStored: all.FirstStored}
-		x.matched[m.group()] = rec
+		x.records[m.group()] = rec
 	}
-	if !rec.Matched {
-		rec.Matched, _, _ = x.route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
-	}
-	if !rec.Matched || rec.refused(m) {
-		return false, nil
+	refused := rec.decided(m) && !rec.knows(m.deliveryID(), m.stored)
+	if refused || !rec.Matched {
+		passes, _, _ := x.route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
+		if !passes {
+			return false, nil
+		}
+		rec.Matched = true
 	}
 	if m.change.Kind.OfAzure() {
 		selected, _ := x.route.Filter.MatchChange(m.change, "")

@@ -14,8 +14,9 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// Report implements delivery.Queue. It returns when the whole report is in the bucket, or can't be written: then the
-// queue tries again as long as the lease is held.
+// Report implements delivery.Queue. It returns when the whole report is in the bucket, or can't be written: then the queue
+// tries again as long as the lease is held. While too many deliveries that the sink has accepted aren't on record, it
+// doesn't return, so that a relay which ends then has no more of them repeated.
 func (q *queue) Report(r delivery.Report) {
 	if r.Now.IsZero() {
 		r.Now = time.Now()
@@ -24,7 +25,19 @@ func (q *queue) Report(r delivery.Report) {
 	changed := q.apply(r)
 	q.requireSaved(changed)
 	_ = q.save(changed) // saveErr holds the error
-	q.advance()
+	for q.tooFarAhead() && sleep(q.ctx, saveEvery) == nil {
+	}
+}
+
+// tooFarAhead reports whether as many deliveries that the sink has accepted aren't on record as may be.
+func (q *queue) tooFarAhead() bool {
+	most := maxAhead
+	if q.route.Terms.Durable {
+		most = 1
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.ahead >= most
 }
 
 // requireSaved makes the next delivery of each group wait until its record is in the bucket.
@@ -48,7 +61,7 @@ func (q *queue) keepDeadLetter(u *unkept, why string) error {
 	if ofAttempt && !slices.Contains(r.Untried, i) {
 		letter.Attempts++
 	}
-	ce, _, err := q.Read(i)
+	ce, _, err := q.read(i)
 	if errors.Is(err, delivery.ErrLost) {
 		return q.dead.add(q.ctx, letter, nil)
 	}
@@ -153,9 +166,12 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	each(r.Superseded, settle(resultSuperseded, "", 0))
 	each(r.Accepted, settle(resultAccepted, imds.CutText(r.Answer.Status, 200), 1))
 	each(r.Dead, settle(resultDead, r.Reason, 0))
-	if len(r.Accepted) > 0 {
+	switch {
+	case len(r.Accepted) > 0:
 		q.accepted += len(r.Accepted)
-		q.lastAccepted = r.Now.UTC()
+		q.lastAccepted, q.failingSince = r.Now.UTC(), time.Time{}
+	case len(r.Failed) > 0 && q.failingSince.IsZero():
+		q.failingSince = r.Now
 	}
 	return changed
 }
@@ -183,12 +199,11 @@ func afterFailure(i delivery.Item, r delivery.Report) delivery.Item {
 // retry replaces the item of a delivery, and records what the next relay needs of it. mu is held.
 func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	q.replace(e, next)
-	t := retry{Attempts: next.Attempts, Next: next.Next, Error: next.Error, Progress: next.Progress, Batch: next.Batch,
-		FellBack: next.FellBack}
-	if numbered(e.id) {
-		t.Stored = next.PendingSince
-	}
-	e.group.rec.setRetry(e.id, t)
+	e.begun = false
+	e.group.rec.accept(e.id, waiting{
+		Attempts: next.Attempts, Next: next.Next, Error: next.Error, Progress: next.Progress, Batch: next.Batch,
+		FellBack: next.FellBack,
+	}, next.PendingSince)
 }
 
 // settle records the result of a delivery, which is no longer pending then. mu is held.
@@ -199,9 +214,13 @@ func (q *queue) settle(e *pendingItem, res result) {
 	delete(q.unkept, seq)
 	delete(e.group.pending, e.id)
 	if e.ce != nil {
-		q.bodies--
+		q.bodies -= e.bytes
 	}
-	q.unsaved[seq] = true
-	e.group.settled = append(e.group.settled, seq)
 	q.markDirty(e.group)
+	q.unsaved[seq] = true
+	sent := res.State == resultAccepted
+	if sent {
+		q.ahead++
+	}
+	e.group.settled = append(e.group.settled, settlement{seq, e.reply, sent})
 }

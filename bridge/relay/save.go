@@ -5,19 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 )
 
-// group returns the group with a key. It reads the record from the bucket if it isn't in memory.
-func (q *queue) group(key string) (*group, error) {
-	q.mu.Lock()
-	g := q.groups[key]
-	q.mu.Unlock()
-	if g != nil {
-		return g, nil
-	}
-	g = &group{entry: entry{key: key}, pending: map[string]uint64{}}
+// loadGroup reads the record with a key into memory.
+func (q *queue) loadGroup(key string) error {
+	g := &group{entry: entry{key: key}, pending: map[string]uint64{}}
 	var err error
 	g.entry.rev, err = q.bucket.get(q.ctx, key, &g.rec)
 	if errors.Is(err, errUnreadable) {
@@ -25,15 +18,12 @@ func (q *queue) group(key string) (*group, error) {
 		err = nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.groups) >= 2*maxGroups {
-		q.evictGroups()
-	}
 	q.groups[key] = g
-	return g, nil
+	return nil
 }
 
 // evictGroups drops groups that aren't in use until maxGroups are left. mu is held.
@@ -64,18 +54,7 @@ func (q *queue) save(groups []*group) error {
 	defer func() { <-q.saving }()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), requestTimeout)
 	defer cancel()
-	errs := make([]error, len(groups))
-	slots := make(chan struct{}, maxWriters)
-	var all sync.WaitGroup
-	for n, g := range groups {
-		slots <- struct{}{}
-		all.Go(func() {
-			errs[n] = q.saveGroup(ctx, g)
-			<-slots
-		})
-	}
-	all.Wait()
-	err := errors.Join(errs...)
+	err := atOnce(len(groups), func(n int) error { return q.saveGroup(ctx, groups[n]) })
 	if errors.Is(err, errOvertaken) {
 		q.endLease(err)
 	}
@@ -102,26 +81,47 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	if err != nil {
 		return err
 	}
+	q.ack(q.markSaved(g, version, settled)...)
+	return nil
+}
+
+// markSaved records that a version of a group is in the bucket, and returns what can be acknowledged now.
+func (q *queue) markSaved(g *group, version, settled int) (replies []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	g.savedVersion = version
 	if g.version == version {
 		delete(q.dirty, g)
 	}
-	for _, seq := range g.settled[:settled] {
-		delete(q.unsaved, seq)
-		delete(q.openSeqs, seq)
+	for _, s := range g.settled[:settled] {
+		delete(q.unsaved, s.seq)
+		if s.reply != "" {
+			replies = append(replies, s.reply)
+		}
+		if s.sent {
+			q.ahead--
+		}
 	}
 	g.settled = slices.Clone(g.settled[settled:])
-	return nil
+	q.noteRoom()
+	return replies
+}
+
+// ackWhenSaved has a message acknowledged that is settled, when the record of its group is saved. mu is held.
+func (q *queue) ackWhenSaved(g *group, seq uint64, reply string) {
+	if !q.dirty[g] {
+		q.unacked = append(q.unacked, reply)
+		return
+	}
+	q.unsaved[seq] = true
+	g.settled = append(g.settled, settlement{seq: seq, reply: reply})
 }
 
 // writeOver writes a group's record over one that a slow relay wrote just as its lease ended. It returns overtaken if
 // another relay may hold the lease now, or if that record has results that the group does not have.
 func (q *queue) writeOver(ctx context.Context, g *group, body []byte, overtaken error) error {
-	var c cursor
-	if rev, err := q.bucket.get(ctx, q.cursor.key, &c); err != nil || rev != q.cursor.rev || q.ctx.Err() != nil {
-		return overtaken // another relay has opened a queue for the sink since
+	if !q.lease.valid() || q.ctx.Err() != nil {
+		return overtaken
 	}
 	var late record
 	rev, err := q.bucket.get(ctx, g.entry.key, &late)
@@ -188,20 +188,18 @@ func (q *queue) wakeForLead() {
 	}
 }
 
-// flush writes all records that aren't saved yet, and then the cursor if it is time.
+// flush writes all records that aren't saved yet, and acknowledges what can be.
 func (q *queue) flush() {
 	q.mu.Lock()
 	var unsaved []*group
 	for g := range q.dirty {
 		unsaved = append(unsaved, g)
 	}
-	read, readAt := q.lastRead, q.lastReadAt
+	due := q.state.Blocked != q.told || time.Since(q.stateSaved) >= stateEvery || q.ctx.Err() != nil
 	q.mu.Unlock()
-	if q.save(unsaved) == nil {
-		q.mu.Lock()
-		q.savedRead, q.savedReadAt = read, readAt
-		q.mu.Unlock()
-		q.advance()
-		_ = q.saveCursor(context.WithoutCancel(q.ctx), q.ctx.Err() != nil) // an older cursor loses nothing
+	_ = q.save(unsaved) // saveErr holds the error
+	if due {
+		_ = q.saveState(context.WithoutCancel(q.ctx)) // an older one loses nothing
 	}
+	q.ack()
 }

@@ -15,15 +15,15 @@ import (
 // A service is how this relay serves the routes of one name: that of the settings in force, once those before have
 // ended. Relay.mu guards it.
 type service struct {
-	ended    chan struct{} // closed when the latest of them has ended
-	holder   holder        // of its lease
-	queue    *queue        // nil while this relay doesn't serve it
-	worker   *delivery.Worker
-	since    time.Time // when this relay began to serve it
-	err      error     // why no relay serves it; nil if one does
-	handOver func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
-	offered  time.Time // when it last gave up the lease so
-	left     int       // pending deliveries when the last session ended; 0 during one
+	ended     chan struct{} // closed when the latest of them has ended
+	holder    holder        // of its lease
+	queue     *queue        // nil while this relay doesn't serve it
+	worker    *delivery.Worker
+	since     time.Time // when this relay began to serve it
+	err       error     // why no relay serves it; nil if one does
+	handOver  func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
+	restsTill time.Time // until then other relays go first, because the sink has failed here
+	left      int       // pending deliveries when the last session ended; 0 during one
 }
 
 // keepServing serves a route from when before is closed until ctx is done, and closes ended.
@@ -33,7 +33,9 @@ func (r *Relay) keepServing(
 	defer close(ended)
 	<-before
 	for ctx.Err() == nil {
-		r.serve(session, ctx, st, s, route)
+		if err := r.serve(session, ctx, st, s, route); err != nil {
+			r.notServed(ctx, s, route.Name, err)
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,30 +44,33 @@ func (r *Relay) keepServing(
 
 // serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets
 // the route. ctx is done when the session is, or after a reload.
-func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) {
-	l, err := takeLease(ctx, st.leases, route.Name, r.self, r.yieldTime, func() { r.addLeases(-1) }, func(h holder) {
+func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) error {
+	l := &lease{kv: st.leases, key: leaseKey(route.Name), me: r.self}
+	seen := func(h holder) {
 		r.locked(func() {
 			s.holder = h
 			if h.Relay != "" && h.ID != r.self.ID {
 				s.err = nil
 			}
 		})
-	})
-	if err != nil {
-		r.notServed(ctx, s, route.Name, fmt.Errorf("lease: %w", plain(err)))
-		return
 	}
-	defer r.addLeases(-1)
+	rests := func() (rests bool) {
+		r.locked(func() { rests = time.Now().Before(s.restsTill) })
+		return rests
+	}
+	if err := l.take(ctx, rests, seen); err != nil {
+		return fmt.Errorf("lease: %w", plain(err))
+	}
 	serving, handOver := context.WithCancel(ctx)
 	defer handOver()
-	err = r.deliver(session, serving, handOver, st, s, route, l)
+	err := r.deliver(session, serving, handOver, st, s, route, l)
 	switch {
-	case serving.Err() == nil && err != nil:
-		r.notServed(ctx, s, route.Name, err)
+	case serving.Err() == nil:
+		return err
 	case ctx.Err() == nil:
-		r.Log.Info("another relay, which serves fewer sinks, gets this one", "sink", route.Name, "relay", r.Name)
-		_ = sleep(ctx, handOverPause)
+		r.Log.Warn("this sink fails here, so another relay may try", "sink", route.Name, "relay", r.Name)
 	}
+	return nil
 }
 
 // deliver delivers to a route until ctx is done; then it finishes what is under way, as long as that may take, but
@@ -81,9 +86,11 @@ func (r *Relay) deliver(
 
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
-		ctx: held, endLease: endLease, notify: r.notifySinks, from: r.From,
+		ctx: held, lease: l, endLease: endLease, notify: r.notifySinks, from: r.From,
 		maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
 	}
+	r.locked(func() { q.maxBodies = maxBodies / max(1, len(r.Routes)) })
+	q.init()
 	if err := q.open(); err != nil {
 		return err
 	}
@@ -142,14 +149,3 @@ func (r *Relay) locked(f func()) {
 	defer r.mu.Unlock()
 	f()
 }
-
-// yieldTime returns how long this relay waits before it takes a free lease, so that relays with fewer leases go first.
-// From now on the lease counts as held.
-func (r *Relay) yieldTime() time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.leases++
-	return min(maxYield, time.Duration(r.leases-1)*yieldPerLease)
-}
-
-func (r *Relay) addLeases(n int) { r.locked(func() { r.leases += n }) }

@@ -583,7 +583,7 @@ func (o *oracle) fallbacks(r routePlan, owed []said) {
 		return slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead != "" && s.id == id })
 	}
 	for _, e := range o.letters {
-		if e.Sink == r.name && e.Reason != delivery.ReasonLate && e.Group != "" && !handedOver(e.ID) {
+		if e.Sink == r.name && e.Reason != delivery.ReasonLate && e.Reason != delivery.ReasonOverflow && e.Group != "" && !handedOver(e.ID) {
 			o.add("fallback", "%s gave %s up (%s), and %s was not told", r.name, e.ID, e.Reason, r.fallback)
 		}
 	}
@@ -631,6 +631,8 @@ func (o *oracle) deadLetters() {
 			ok = r.maxAge > 0 && at-e.PendingSince.Sub(bubbleEpoch) > r.maxAge && slices.ContainsFunc(list, func(t given) bool { return t.id == e.ID })
 		case delivery.ReasonLate:
 			ok = r.late == delivery.LateDrop
+		case delivery.ReasonOverflow:
+			ok = o.bound > 0
 		}
 		if !ok {
 			o.add("dead letters", "%s of %s is one, reason %s", e.ID, e.Sink, e.Reason)

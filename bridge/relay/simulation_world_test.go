@@ -374,15 +374,10 @@ func (w *world) wrong(js jetstream.JetStream) (list []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	kv, err := js.KeyValue(ctx, "FOREWARN_records")
-	if err != nil {
-		return []string{err.Error()}
-	}
 	for _, r := range w.routes {
-		if e, err := kv.Get(ctx, "cursor."+r.name); err != nil {
-			list = append(list, fmt.Sprintf("the cursor of %s: %v", r.name, err))
-		} else if at, last := cursorOf(w.t, e.Value()), stream.CachedInfo().State.LastSeq; at != last {
-			list = append(list, fmt.Sprintf("the cursor of %s is at %d of %d", r.name, at, last))
+		at, err := ackFloorOf(ctx, js, r.name)
+		if last := stream.CachedInfo().State.LastSeq; err != nil || at != last {
+			list = append(list, fmt.Sprintf("%s has settled %d of %d (%v)", r.name, at, last, err))
 		}
 	}
 	served := map[string]int{}

@@ -203,7 +203,9 @@ func (q *queue) status() queueStatus {
 		so  bool
 		why string
 	}{
-		{q.full, fmt.Sprintf("%d deliveries are unsettled, so the stream is not read on", q.maxUnsettled)},
+		{q.overflowed > 0, fmt.Sprintf("%d deliveries are unsettled, so the oldest that isn't urgent becomes a dead letter "+
+			"for each that comes: %d so far", q.maxUnsettled, q.overflowed)},
+		{!q.fullSince.IsZero() && q.overflowed == 0, fmt.Sprintf("%d deliveries are unsettled", q.maxUnsettled)},
 		{q.readErr != nil, fmt.Sprintf("the stream can't be read: %v", q.readErr)},
 		{q.saveErr != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.saveErr)},
 		{len(q.keepErrs) > 0, q.unkeptProblem()},

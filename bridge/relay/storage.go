@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,10 +44,16 @@ func newJetStream(conn *nats.Conn, domain string) (jetstream.JetStream, error) {
 func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st *storage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	if err := tooOld(js.Conn().ConnectedServerVersion()); err != nil {
+		return nil, err
+	}
 	st = &storage{js: js}
 	st.stream, err = js.Stream(ctx, stream)
 	if err != nil {
 		return nil, notFound("stream", stream, err)
+	}
+	if err := unfit(st.stream.CachedInfo().Config); err != nil {
+		return nil, err
 	}
 	st.duplicates = st.stream.CachedInfo().Config.Duplicates
 	st.records.kv, err = st.openBucket(ctx, recordsBucket(stream))
@@ -71,6 +78,36 @@ func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st
 		st.note("stream %s does not take %s>, so nothing can be replayed or handed to a fallback", stream, sinkPrefix)
 	}
 	return st, nil
+}
+
+// oldestServer is the oldest version of the server that a relay works with: consumers are named by who creates them, and
+// keep the order of what they deliver.
+const oldestServer = "2.9"
+
+// tooOld returns an error if a server has an older version than that. One that can't be read is new.
+func tooOld(version string) error {
+	var is, needed [2]int
+	_, _ = fmt.Sscanf(oldestServer, "%d.%d", &needed[0], &needed[1])
+	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], needed[:]) >= 0 {
+		return nil
+	}
+	return fmt.Errorf("the NATS server has version %s; a relay needs %s or later", version, oldestServer)
+}
+
+// unfit returns an error if a stream can't be what relays read: they acknowledge what they have settled, publish to the
+// stream, and must hear that it has taken that.
+func unfit(c jetstream.StreamConfig) error {
+	switch {
+	case c.Mirror != nil:
+		return fmt.Errorf("stream %s is a mirror, which takes no replays and nothing for a fallback; name the stream itself, "+
+			"or make one that sources it", c.Name)
+	case c.Retention != jetstream.LimitsPolicy:
+		return fmt.Errorf("stream %s has the retention %s, so it would delete what one sink has acknowledged; a relay needs "+
+			"a stream with limits", c.Name, strings.ToLower(c.Retention.String()))
+	case c.NoAck:
+		return fmt.Errorf("stream %s has no_ack, so nobody knows what it has taken; a relay needs one without", c.Name)
+	}
+	return nil
 }
 
 func (st *storage) openBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,16 +15,6 @@ import (
 
 // requestTimeout is how long JetStream has to answer a request.
 const requestTimeout = 5 * time.Second
-
-// readAhead is how many messages a reader asks for at once.
-const readAhead = 64
-
-// A server that answers a request for messages sends a heartbeat every pullHeartbeat. When two are missing, as when the
-// server has ended, the reader asks again. With jetstream's defaults it would wait for half a minute.
-const (
-	pullFor       = 10 * time.Second
-	pullHeartbeat = 2 * time.Second
-)
 
 // maxEventAge is how far back a new sink looks for open events, and how long a record lives. Azure announces no
 // maintenance longer ahead.
@@ -44,6 +33,7 @@ type rawMessage struct {
 	subject string
 	header  nats.Header
 	data    []byte
+	reply   string // the subject on which the message is acknowledged; "" if none is expected
 }
 
 // message decodes it. An error tells why it isn't a CloudEvent.
@@ -53,163 +43,69 @@ func (r rawMessage) message() (message, error) {
 
 // follow calls f with each message of the stream in order, from the place that from names, until f fails, the stream
 // can't be read, or ctx is done. It never skips a message: if one may be lost with a connection, it returns an error.
-//
-// jetstream's ordered consumer does the same, but ignores ctx while it waits for a stream that was deleted.
 func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
 	f func(rawMessage) error) error {
-	return consume(ctx, js, stream, from, false, f)
+	return read(ctx, js, stream, from, false, f)
 }
 
 // readToEnd is follow, but returns nil when no message is left to read, or when f returns errStop. It doesn't compare
 // with the stream's last sequence number, because that message may be deleted.
 func readToEnd(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
 	f func(rawMessage) error) error {
-	err := consume(ctx, js, stream, from, true, f)
+	err := read(ctx, js, stream, from, true, f)
 	if errors.Is(err, errStop) {
 		return nil
 	}
 	return err
 }
 
-// consume implements follow and readToEnd.
-func consume(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, toEnd bool,
-	f func(rawMessage) error) error {
-	wrong := func(err error) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
+// read implements follow and readToEnd, with a consumer of its own.
+func read(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, toEnd bool,
+	f func(rawMessage) error) (err error) {
+	defer func() {
+		switch {
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		case err != nil && !errors.Is(err, errStop):
+			err = fmt.Errorf("read stream %s: %w", stream, err)
 		}
-		return fmt.Errorf("read stream %s: %w", stream, err)
-	}
+	}()
 	from.AckPolicy, from.MemoryStorage, from.Replicas, from.InactiveThreshold = jetstream.AckNonePolicy, true, 1,
 		consumerExpiry
 	opening, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	consumer, err := js.CreateConsumer(opening, stream, from)
 	if err != nil {
-		return wrong(err)
+		return err
 	}
+	info := consumer.CachedInfo()
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = js.DeleteConsumer(ctx, stream, consumer.CachedInfo().Name) // otherwise it expires
+		_ = js.DeleteConsumer(ctx, stream, info.Name) // otherwise it expires
 	}()
-	if toEnd && consumer.CachedInfo().NumPending == 0 {
+	if toEnd && info.NumPending == 0 {
 		return nil
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead), jetstream.PullExpiry(pullFor),
-		jetstream.PullHeartbeat(pullHeartbeat))
+	p, err := newPuller(js, stream, info.Name)
 	if err != nil {
-		return wrong(err)
+		return err
 	}
-	defer messages.Stop()
-	x := &sequence{js: js, stream: stream, filter: from.FilterSubject, f: f, next: 1, from: from.OptStartSeq}
+	defer p.close()
 	for {
-		msg, err := receive(ctx, messages, toEnd)
-		if ctx.Err() != nil {
-			return wrong(err)
-		}
-		if err != nil { // or a message that looks like one
-			asking, cancel := context.WithTimeout(ctx, requestTimeout)
-			info, gone := consumer.Info(asking)
-			cancel()
-			if gone != nil {
-				return wrong(err)
-			}
-			if fault := x.fill(ctx, info.Delivered.Consumer, info.Delivered.Stream); fault != nil {
-				return wrong(fault)
-			}
-			switch {
-			case toEnd && info.NumPending == 0:
-				return nil
-			case errors.Is(err, context.DeadlineExceeded):
-				continue
-			}
-			return wrong(err)
-		}
-		meta, err := msg.Metadata()
-		if err != nil {
-			return wrong(err)
-		}
-		at := meta.Sequence
-		if at.Consumer < x.next {
-			continue // it came late, and was filled in
-		}
-		if err := x.fill(ctx, at.Consumer-1, at.Stream-1); err != nil {
-			return wrong(err)
-		}
-		err = x.take(rawMessage{at.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()})
-		if err != nil || toEnd && meta.NumPending == 0 {
-			return err
-		}
-	}
-}
-
-// receive returns the next message. To the end of a stream it waits for a while only, and returns
-// context.DeadlineExceeded then: nats.go may have taken the last message for a word of the server's.
-func receive(ctx context.Context, messages jetstream.MessagesContext, toEnd bool) (jetstream.Msg, error) {
-	if toEnd {
-		waiting, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		ctx = waiting
-	}
-	return messages.Next(jetstream.NextContext(ctx))
-}
-
-// A sequence calls f with each message that a consumer delivers, in order. nats.go keeps messages that look like words
-// of the server's to itself, those with a header Status and no body: they are read one by one.
-type sequence struct {
-	js     jetstream.JetStream
-	stream string
-	filter string // the subjects that the consumer delivers: one, or all that begin so and end in >; "" for all
-	f      func(rawMessage) error
-	next   uint64 // number of the consumer's next message
-	from   uint64 // the first number in the stream that it may have; 0 if that is unknown
-}
-
-// maxFilled is how many messages are read one by one: more than a consumer delivers before it is asked again.
-const maxFilled = 4 * readAhead
-
-// fill reads what the consumer has delivered and nobody has taken, up to a number of the consumer and the one in the
-// stream.
-func (x *sequence) fill(ctx context.Context, consumer, stream uint64) error {
-	missed := consumer + 1 - min(x.next, consumer+1)
-	if missed == 0 {
-		return nil
-	}
-	first := x.from
-	if first == 0 {
-		first = stream + 1 - min(missed, stream)
-	}
-	if missed > maxFilled || first > stream || stream-first >= 100*maxFilled {
-		return errors.New("messages were lost on the way")
-	}
-	for seq := first; seq <= stream; seq++ {
-		r, err := getMessage(ctx, x.js, x.stream, seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
-		}
-		if err == nil && x.wants(r.subject) {
-			err = x.f(r)
-		}
+		batch, err := p.batch(ctx, readAhead)
 		if err != nil {
 			return err
 		}
-		x.from = seq + 1
+		for _, r := range batch {
+			if err := f(r); err != nil {
+				return err
+			}
+		}
+		if toEnd && p.atEnd {
+			return nil
+		}
 	}
-	x.next, x.from = consumer+1, stream+1
-	return nil
-}
-
-// wants reports whether the consumer delivers messages of a subject.
-func (x *sequence) wants(subject string) bool {
-	start, all := strings.CutSuffix(x.filter, ">")
-	return x.filter == "" || subject == x.filter || all && strings.HasPrefix(subject, start)
-}
-
-// take calls f with the consumer's next message.
-func (x *sequence) take(r rawMessage) error {
-	x.next, x.from = x.next+1, r.seq+1
-	return x.f(r)
 }
 
 // getMessage reads one message of a stream.
@@ -237,11 +133,7 @@ func lastMessage(ctx context.Context, js jetstream.JetStream, stream, subjects s
 func getOne(ctx context.Context, js jetstream.JetStream, stream, which string) (rawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	api := "$JS.API."
-	if domain := js.Options().Domain; domain != "" {
-		api = "$JS." + domain + ".API."
-	}
-	reply, err := js.Conn().RequestWithContext(ctx, api+"STREAM.MSG.GET."+stream, []byte(which))
+	reply, err := js.Conn().RequestWithContext(ctx, api(js)+"STREAM.MSG.GET."+stream, []byte(which))
 	if err != nil {
 		return rawMessage{}, err
 	}
@@ -270,6 +162,14 @@ func getOne(ctx context.Context, js jetstream.JetStream, stream, which string) (
 		r.header, err = nats.DecodeHeadersMsg(m.Header)
 	}
 	return r, err
+}
+
+// api returns the beginning of the subjects of JetStream's API.
+func api(js jetstream.JetStream) string {
+	if domain := js.Options().Domain; domain != "" {
+		return "$JS." + domain + ".API."
+	}
+	return "$JS.API."
 }
 
 // consumerExpiry is how long the server keeps a consumer that is not read from.

@@ -59,7 +59,7 @@ func (q *queue) keep(u *unkept) error {
 	why := cmp.Or(u.report.Error, u.item.Error)
 	if !u.dead {
 		why = cmp.Or(u.item.Error, u.report.Error)
-		ce, _, err := q.Read(u.item)
+		ce, _, err := q.read(u.item)
 		if err == nil {
 			err = q.publishForFallback(u.item, ce, why)
 		}
@@ -162,7 +162,6 @@ func (q *queue) applyKept(u *unkept) {
 	}
 	q.mu.Unlock()
 	_ = q.save(changed) // saveErr holds the error
-	q.advance()
 }
 
 // unkeptProblem describes why deliveries can't be kept, for people; "" if all are. mu is held.

@@ -1,0 +1,345 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/imds"
+	"forewarn/bridge/mutes"
+)
+
+// ackWait is how long a server waits for an acknowledgement before it sends a message once more: longer than a mute or a
+// lead, so that it never does while a relay has the message.
+const ackWait = mutes.Longest + maxEventAge
+
+// consumerName returns the name of a sink's consumer.
+func consumerName(sink string) string { return "forewarn-" + token(sink) }
+
+func stateKey(sink string) string { return "sink." + token(sink) }
+
+// A sinkState is what the bucket keeps of a sink besides its records. It is written when a relay takes the sink over or
+// leaves it, and every stateEvery.
+type sinkState struct {
+	// Stream is when the stream was created. A new stream of the same name starts from 1 again.
+	Stream time.Time `json:"stream"`
+	// Everything up to After was settled. The sink's consumer knows better, unless somebody deleted it.
+	After uint64 `json:"after"`
+	// Read is the last message that was read, and ReadAt when the stream stored it; zero if that is unknown.
+	Read   uint64    `json:"read"`
+	ReadAt time.Time `json:"readAt,omitzero"`
+	// From is the first message that the sink gets. Of older ones it gets those of Open: about the Azure events that were
+	// open when it was new.
+	From uint64   `json:"from"`
+	Open []uint64 `json:"open,omitempty"`
+	// Blocked means that the other sinks were told that this one is.
+	Blocked bool `json:"blocked,omitempty"`
+}
+
+// gets reports whether the sink gets the message with that number at all.
+func (s sinkState) gets(seq uint64) bool { return seq >= s.From || slices.Contains(s.Open, seq) }
+
+// open finds where the sink goes on, and makes its consumer begin there. Nothing of an earlier relay's is left then:
+// neither its requests, nor what it has not acknowledged.
+func (q *queue) open() error {
+	info, err := q.streamInfo()
+	if err != nil {
+		return err
+	}
+	var s sinkState
+	q.stateEntry.key = stateKey(q.route.Name)
+	q.stateEntry.rev, err = q.bucket.get(q.ctx, q.stateEntry.key, &s)
+	if err != nil {
+		return err
+	}
+	if s, err = q.goOn(s, info); err != nil {
+		return err
+	}
+	q.blocked, q.told = s.Blocked, s.Blocked
+	q.state, q.streamCreated, q.catchUpTo = s, info.Created, info.State.LastSeq
+	q.lastRead = s.After
+	q.skipDeleted(info, s.After)
+	if err := q.saveState(q.ctx); err != nil {
+		return err
+	}
+	return q.beginAfter(q.lastRead)
+}
+
+// goOn returns the state with which the sink goes on.
+func (q *queue) goOn(was sinkState, info *jetstream.StreamInfo) (s sinkState, err error) {
+	floor, found, err := q.ackFloor()
+	if err != nil {
+		return s, err
+	}
+	missing, err := lost(q.ctx, q.js, info, was.Read, was.ReadAt)
+	if err != nil {
+		return s, err
+	}
+	name := info.Config.Name
+	switch {
+	case was.Stream.IsZero():
+		s, err = q.begin(info, q.from)
+		q.log.Info("this sink is new to the stream", "stream", name, "from", s.From, "open", len(s.Open))
+	case !was.Stream.Equal(info.Created):
+		q.log.Warn("the stream was made again, so it is read from its end, with the latest message of each open event",
+			"stream", name, "created", info.Created)
+		s, err = q.begin(info, time.Time{})
+	case missing:
+		q.log.Warn("the stream's servers lost messages, so what came since is read again", "stream", name,
+			"since", was.ReadAt)
+		s, err = q.begin(info, was.ReadAt.Add(-lostBefore))
+		if !found {
+			floor = was.After
+		}
+		s.From = min(s.From, max(floor+1, was.From)) // some may have waited for longer
+		s.Open = append(s.Open, was.Open...)
+		s.After = min(s.After, floor)
+	case found:
+		s = was
+		if floor >= info.State.FirstSeq { // otherwise the server may have moved it with the stream's first message
+			s.After = floor
+		}
+	default:
+		q.log.Warn("the consumer of this sink was deleted, so the stream is read again from where a relay took the sink "+
+			"over; what is on record is not sent again", "consumer", consumerName(q.route.Name), "from", was.After+1)
+		s = was
+	}
+	s.Blocked = was.Blocked
+	return s, err
+}
+
+// lost reports whether a stream's servers lost the message with this number, stored at that time, as they may when they
+// crash before it is on disk. Other messages get its number then, and those of the messages before it.
+func lost(
+	ctx context.Context, js jetstream.JetStream, info *jetstream.StreamInfo, seq uint64, stored time.Time,
+) (bool, error) {
+	switch {
+	case stored.IsZero():
+		return false, nil
+	case seq > info.State.LastSeq:
+		return true, nil
+	}
+	r, err := getMessage(ctx, js, info.Config.Name, seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) { // its limits may have deleted it
+		return false, nil
+	}
+	return err == nil && !r.stored.Equal(stored), err
+}
+
+// stateEvery is how often the state of a sink is written.
+const stateEvery = time.Minute
+
+// lostBefore is how long before the last message that is known a stream is read again that lost messages, because the
+// clocks of its servers may differ. Those that were told are on record for much longer.
+const lostBefore = time.Hour
+
+// begin returns the state of a sink that is new to the stream. The sink gets the latest change of each open Azure event,
+// what came of its approval since, and everything since from; if that is zero, from now on.
+func (q *queue) begin(info *jetstream.StreamInfo, from time.Time) (sinkState, error) {
+	s := sinkState{
+		Stream: info.Created, From: info.State.LastSeq + 1, Read: info.State.LastSeq, ReadAt: info.State.LastTime.UTC(),
+	}
+	latest := map[string]uint64{}  // by Azure event
+	answers := map[string]uint64{} // likewise: what came of its approval since
+	stages := map[string]stage{}   // likewise
+	first := uint64(0)             // the first message that is not older than from
+	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
+		if first == 0 && !from.IsZero() && !r.stored.Before(from) {
+			first = r.seq
+		}
+		m, err := r.message()
+		switch {
+		case err != nil, m.onlySink != "", m.eventID == "", first != 0:
+		case m.change.Kind.OfAzure():
+			now := stages[m.group()]
+			if now.outdated(m) {
+				return
+			}
+			now.update(m)
+			stages[m.group()], latest[m.group()] = now, r.seq
+			delete(answers, m.group())
+			if m.change.Kind == imds.Vanished {
+				delete(latest, m.group())
+			}
+		case m.change.Kind == imds.Approved && latest[m.group()] != 0:
+			answers[m.group()] = r.seq
+		}
+	})
+	if err != nil {
+		return s, err
+	}
+	if first != 0 {
+		s.From = first
+	}
+	for id, seq := range latest {
+		s.Open = append(s.Open, seq)
+		if answers[id] != 0 {
+			s.Open = append(s.Open, answers[id])
+		}
+	}
+	// Without slices.Sort, which costs the binary 4 kB for each type of number.
+	sort.Slice(s.Open, func(i, j int) bool { return s.Open[i] < s.Open[j] })
+	s.After = s.From - 1
+	if len(s.Open) > 0 {
+		s.After = min(s.After, s.Open[0]-1)
+	}
+	return s, nil
+}
+
+// saveState writes the state of the sink.
+func (q *queue) saveState(ctx context.Context) error {
+	q.saving <- struct{}{}
+	defer func() { <-q.saving }()
+	q.mu.Lock()
+	next := q.state
+	next.After, next.Blocked = q.floor(), q.told
+	if q.lastRead > next.Read {
+		next.Read, next.ReadAt = q.lastRead, q.lastReadAt
+	}
+	q.mu.Unlock()
+	if q.ctx.Err() != nil && q.stateEntry.unanswered != nil {
+		return nil // the next relay may have written the same, and put could not tell them apart
+	}
+	body, err := json.Marshal(next)
+	if err == nil {
+		err = q.bucket.save(ctx, &q.stateEntry, body)
+	}
+	if errors.Is(err, errOvertaken) {
+		q.endLease(err)
+	}
+	if err == nil {
+		q.mu.Lock()
+		q.state, q.stateSaved = next, time.Now()
+		q.mu.Unlock()
+	}
+	return err
+}
+
+// ackFloor returns the number up to which all messages are acknowledged for the sink. found is false if it has no
+// consumer.
+func (q *queue) ackFloor() (seq uint64, found bool, err error) {
+	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	defer cancel()
+	consumer, err := q.js.Consumer(ctx, q.streamName(), consumerName(q.route.Name))
+	switch {
+	case errors.Is(err, jetstream.ErrConsumerNotFound):
+		return 0, false, nil
+	case err != nil:
+		return 0, false, fmt.Errorf("look at the consumer: %w", err)
+	}
+	return consumer.CachedInfo().AckFloor.Stream, true, nil
+}
+
+// beginAfter has the consumer begin behind a message. It deletes the consumer and makes it again, which works on all
+// servers: ResetConsumer needs version 2.14 on each of a cluster.
+func (q *queue) beginAfter(seq uint64) error {
+	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	defer cancel()
+	name, stream := consumerName(q.route.Name), q.streamName()
+	err := q.js.DeleteConsumer(ctx, stream, name)
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("delete consumer %s: %w", name, err)
+	}
+	config := startAfter(seq)
+	config.Durable, config.AckPolicy, config.AckWait = name, jetstream.AckExplicitPolicy, ackWait
+	config.MaxAckPending = q.maxUnsettled + readAhead
+	config.Description = "how far the sink " + imds.Printable(q.route.Name, 200) + " has come; of forewarn relay"
+	consumer, err := q.js.CreateConsumer(ctx, stream, config)
+	if err != nil {
+		return fmt.Errorf("create consumer %s: %w", name, err)
+	}
+	if q.puller != nil {
+		q.puller.close()
+	}
+	q.puller, err = newPuller(q.js, stream, name)
+	if err == nil && consumer.CachedInfo().NumPending == 0 {
+		q.endCatchUp()
+	}
+	return err
+}
+
+// resume makes sure that the consumer goes on behind the last message that was read, after something may have been lost,
+// or somebody changed the consumer. It ends the lease if the stream was made again, or its servers lost messages: then a
+// new queue begins.
+func (q *queue) resume() error {
+	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	defer cancel()
+	consumer, err := q.js.Consumer(ctx, q.streamName(), consumerName(q.route.Name))
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("look at the consumer: %w", err)
+	}
+	q.checked = time.Now()
+	if err == nil && q.follows(consumer.CachedInfo()) {
+		q.puller.again()
+		return nil
+	}
+	info, err := q.streamInfo()
+	if err != nil {
+		return err
+	}
+	q.mu.Lock()
+	read, readAt, floor := q.lastRead, q.lastReadAt, q.floor()
+	q.mu.Unlock()
+	missing, err := lost(q.ctx, q.js, info, read, readAt)
+	if err != nil {
+		return err
+	}
+	if missing || read > info.State.LastSeq || !info.Created.Equal(q.streamCreated) {
+		q.endLease(fmt.Errorf("stream %s is another one than before", info.Config.Name))
+		return errOtherStream
+	}
+	return q.beginAfter(floor)
+}
+
+var errOtherStream = errors.New("the stream is another one than before")
+
+// checkEvery is how often a queue that has nothing to read looks whether its consumer is as it should be.
+const checkEvery = 30 * time.Second
+
+// follows reports whether a consumer is as this queue made it, and nothing that it sent, or was told, is missing.
+func (q *queue) follows(info *jetstream.ConsumerInfo) bool {
+	q.mu.Lock()
+	unsettled := q.unsettled()
+	q.mu.Unlock()
+	if info.NumAckPending > unsettled && !q.saidUnacked {
+		q.saidUnacked = true
+		q.log.Warn("what is settled is acknowledged in vain, so it is read again now and then; a relay needs the right to "+
+			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", q.js.Conn().LastError())
+	}
+	return info.Delivered.Consumer == q.puller.received && info.NumAckPending <= unsettled &&
+		info.Config.MaxAckPending == q.maxUnsettled+readAhead && info.Config.AckWait == ackWait
+}
+
+// floor returns the number up to which everything is settled for good. mu is held.
+func (q *queue) floor() uint64 {
+	floor := q.lastRead
+	for seq := range q.pending {
+		floor = min(floor, seq-1)
+	}
+	for seq := range q.unsaved {
+		floor = min(floor, seq-1)
+	}
+	return floor
+}
+
+// ack acknowledges messages. What can't be acknowledged now is by the next flush.
+func (q *queue) ack(replies ...string) {
+	q.mu.Lock()
+	all := append(q.unacked, replies...)
+	q.unacked = nil
+	q.mu.Unlock()
+	for n, reply := range all {
+		if err := q.js.Conn().Publish(reply, []byte("+ACK")); err != nil {
+			q.mu.Lock()
+			q.unacked = append(q.unacked, all[n:]...)
+			q.mu.Unlock()
+			return
+		}
+	}
+}

@@ -1,0 +1,180 @@
+package relay_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// Whatever somebody does to the consumer of a sink, all that comes is told, once and in order, within a minute, also what
+// was pending then.
+func TestAConsumerThatSomebodyTouchesLosesNothing(t *testing.T) {
+	const name = "forewarn-hook"
+	for what, touch := range map[string]func(s *stage) error{
+		"nothing": func(*stage) error { return nil },
+		"deletes": func(s *stage) error { return s.js.DeleteConsumer(s.Context(), "FOREWARN", name) },
+		"takes from": func(s *stage) error {
+			consumer, err := s.js.Consumer(s.Context(), "FOREWARN", name)
+			if err != nil {
+				return err
+			}
+			pause(3 * time.Second)
+			go func() { // it waits for the next message, beside the relay
+				if msg, err := consumer.Next(jetstream.FetchMaxWait(20 * time.Second)); err == nil {
+					_ = msg.Ack()
+				}
+			}()
+			return nil
+		},
+		"bounds": func(s *stage) error {
+			return s.changeConsumer(name, func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 1 })
+		},
+		"hurries": func(s *stage) error {
+			return s.changeConsumer(name, func(c *jetstream.ConsumerConfig) { c.AckWait = 2 * time.Second })
+		},
+		"resets": func(s *stage) error {
+			_, err := s.js.ResetConsumerToSequence(s.Context(), "FOREWARN", name, 1)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, From: time.Now().Add(-time.Hour)})
+				pause(2 * time.Second)
+				var all []event.Event
+				say := func(n int) {
+					ce := eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+					all = append(all, ce)
+					s.publish(ce)
+				}
+				say(1)
+				pause(time.Second)
+				sink.say(fails(errRefused))
+				say(2)
+				pause(time.Second)
+				if err := touch(s); err != nil {
+					t.Fatal(err)
+				}
+				for n := range 5 {
+					say(3 + n)
+				}
+				pause(time.Minute)
+				sink.say(nil)
+				pause(6 * time.Minute)
+				wantIDs(t, "told", sorted(sink.all()), all...)
+				s.settled("hook")
+				stop()
+			})
+		})
+	}
+}
+
+// changeConsumer changes a consumer of the stream.
+func (s *stage) changeConsumer(name string, change func(*jetstream.ConsumerConfig)) error {
+	consumer, err := s.js.Consumer(s.Context(), "FOREWARN", name)
+	if err != nil {
+		return err
+	}
+	config := consumer.CachedInfo().Config
+	change(&config)
+	_, err = s.js.UpdateConsumer(s.Context(), "FOREWARN", config)
+	return err
+}
+
+// What nats.go takes for a word of the server's, because of its headers, is read like any other message.
+func TestAMessageThatLooksLikeAWordOfTheServersIsRead(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		for _, status := range []string{"100", "404", "408", "409", "503"} {
+			s.publishRaw("forewarn.events.x", nats.Header{"Status": {status}, "Description": {"Consumer Deleted"}}, nil)
+		}
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(10 * time.Second)
+		wantIDs(t, "told", sink.all(), ce)
+		s.settled("hook")
+		stop()
+	})
+}
+
+// A consumer that was deleted while no relay ran costs nothing, and repeats nothing.
+func TestAConsumerThatIsDeletedBetweenRelaysLosesNothing(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		first, second := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"), eventNo(2).say(t, imds.Scheduled, "vm-1")
+		s.publish(first)
+		pause(time.Second)
+		sink.say(fails(errRefused))
+		s.publish(second)
+		pause(time.Second)
+		stop()
+		if err := s.js.DeleteConsumer(t.Context(), "FOREWARN", "forewarn-hook"); err != nil {
+			t.Fatal(err)
+		}
+		third := eventNo(3).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(third)
+		sink.say(nil)
+		_, stop = s.run(route("hook", sink))
+		pause(time.Minute)
+		wantIDs(t, "told", sorted(sink.all()), first, second, third)
+		stop()
+	})
+}
+
+// A stream that can't be what a relay reads is refused by name, with what to do.
+func TestAStreamThatARelayCannotReadIsRefused(t *testing.T) {
+	for _, tt := range []struct {
+		what   string
+		config jetstream.StreamConfig
+		want   []string
+	}{
+		{"interest", jetstream.StreamConfig{Retention: jetstream.InterestPolicy}, []string{"FOREWARN", "interest", "limits"}},
+		{"work queue", jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}, []string{"FOREWARN", "workqueue", "limits"}},
+		{"no ack", jetstream.StreamConfig{NoAck: true}, []string{"FOREWARN", "no_ack"}},
+		{"mirror", jetstream.StreamConfig{Mirror: &jetstream.StreamSource{Name: "ORIGIN"}}, []string{"FOREWARN", "mirror", "sources"}},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				if err := s.js.DeleteStream(t.Context(), "FOREWARN"); err != nil {
+					t.Fatal(err)
+				}
+				origin := jetstream.StreamConfig{Name: "ORIGIN", Subjects: []string{"forewarn.>"}}
+				tt.config.Name = "FOREWARN"
+				if tt.config.Mirror == nil {
+					tt.config.Subjects = []string{"forewarn.events.>", "forewarn.relay.>"}
+					origin.Subjects = []string{"other.>"}
+				}
+				for _, c := range []jetstream.StreamConfig{origin, tt.config} {
+					if c.Name == "ORIGIN" && tt.config.Mirror == nil {
+						continue
+					}
+					if err := s.js.DeleteStream(t.Context(), "FOREWARN_heartbeats"); tt.config.Mirror != nil && c.Name == "ORIGIN" && err != nil {
+						t.Fatal(err)
+					}
+					if _, err := s.js.CreateStream(t.Context(), c); err != nil {
+						t.Fatal(err)
+					}
+				}
+				r, stop := s.run(route("hook", newRecorder()))
+				reasons := strings.Join(r.Status().Reasons, "\n")
+				for _, word := range tt.want {
+					if !strings.Contains(reasons, word) {
+						t.Errorf("the reasons are %q, want the word %s", reasons, word)
+					}
+				}
+				stop()
+			})
+		})
+	}
+}

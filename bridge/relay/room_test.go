@@ -1,0 +1,158 @@
+package relay_test
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// At the bound a sink that accepts nothing loses the oldest that isn't urgent, for each that comes: that becomes a dead
+// letter. It is said once in the log, in the status, and to the other sinks. What comes when the sink accepts again is told.
+func TestUnsettledIsBounded(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		hook, other := newRecorder(), newRecorder()
+		hook.answer = fails(errRefused)
+		trouble := with(route("other", other), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble })
+		trouble.Filter.Only.Types = []string{"Preempt"}
+		r, stop := s.start(relay.Options{
+			Routes: []bridge.Route{route("hook", hook), trouble}, MaxUnsettled: 10,
+			Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		pause(2 * time.Second)
+		var all []event.Event
+		for n := range 40 {
+			all = append(all, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		s.publish(all...)
+		pause(time.Minute)
+		st := r.Status()
+		want := "the sink hook: 10 deliveries are unsettled, so the oldest that isn't urgent becomes a dead letter for each " +
+			"that comes: 30 so far"
+		if st.Ready || !slices.Contains(st.Reasons, want) || st.Sinks[0].Pending > 10 {
+			t.Errorf("%d are pending, reasons %q, want %q", st.Sinks[0].Pending, st.Reasons, want)
+		}
+		letters, _, err := r.List(t.Context(), relay.Selection{State: "dead", Sink: "hook"}, 100)
+		if err != nil || len(letters) != 30 || letters[0].Reason != delivery.ReasonOverflow || letters[0].ID != all[0].ID() {
+			t.Errorf("%d dead letters, the first is %+v, %v; want the 30 oldest", len(letters), letters[:min(1, len(letters))], err)
+		}
+		if n := log.count("too much is unsettled"); n != 1 {
+			t.Errorf("it is logged %d times, want once", n)
+		}
+		if n := len(other.all()); n == 0 || n > 3 {
+			t.Errorf("the other sink heard of it %d times, want a message or two", n)
+		}
+		hook.say(nil)
+		pause(6 * time.Minute)
+		more := eventNo(99).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(more)
+		pause(10 * time.Minute)
+		wantIDs(t, "told", sorted(hook.all()), append(slices.Clone(all[30:]), more)...)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("it isn't ready, because of %q", st.Reasons)
+		}
+		stop()
+	})
+}
+
+// Nothing urgent waits behind a bound: not while a sink is dead whose fallback works, and not under a mute of all else.
+func TestNothingUrgentWaitsBehindABound(t *testing.T) {
+	for name, muted := range map[string]bool{"dead, with a fallback": false, "muted": true} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				chat, mail := newRecorder(), newRecorder()
+				hook, told := route("chat", chat), mail
+				if muted {
+					told = chat
+				} else {
+					chat.answer = fails(errRefused)
+					hook.Terms.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute}
+				}
+				spare := route("mail", mail)
+				spare.Filter.Only.Types = []string{"Terminate"}
+				r, stop := s.start(relay.Options{Routes: []bridge.Route{hook, spare}, MaxUnsettled: 10})
+				pause(2 * time.Second)
+				if muted {
+					if _, err := r.Mute(delivery.Mute{Sink: "chat", Reason: "work", By: "alice"}, 24*time.Hour); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for n := range 20 {
+					s.publish(eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+				}
+				pause(10 * time.Minute)
+				soon := eventNo(50).in(20 * time.Minute)
+				soon.typ = "Preempt"
+				soon.notBefore = time.Now().Add(5 * time.Minute)
+				urgent := soon.say(t, imds.Scheduled, "vm-1")
+				s.publish(urgent)
+				pause(2 * time.Minute)
+				if !slices.Contains(told.all(), urgent.ID()) {
+					t.Errorf("the Preempt isn't told; chat tried %d, mail heard %d", len(chat.attempts()), len(mail.all()))
+				}
+				if !muted {
+					letters, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 100)
+					if err != nil || len(letters) > 10 {
+						t.Errorf("%d dead letters, %v; want none of what the fallback had", len(letters), err)
+					}
+				}
+				stop()
+			})
+		})
+	}
+}
+
+// A backlog that is larger than the bound is told whole and in order by a sink that works.
+func TestABacklogBeyondTheBoundIsTold(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		var all []event.Event
+		for n := range 50 {
+			all = append(all, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		s.publish(all...)
+		slow := route("hook", sink)
+		sink.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(2 * time.Second)
+			return delivery.Answer{}, nil
+		}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{slow}, MaxUnsettled: 10, From: time.Now().Add(-time.Hour)})
+		pause(10 * time.Minute)
+		wantIDs(t, "told", sorted(sink.all()), all...)
+		stop()
+	})
+}
+
+// Bodies beyond what may be in memory are read again.
+func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		_, stop := s.run(route("hook", sink))
+		var all []event.Event
+		for n := range 80 {
+			ce := eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			if err := ce.SetData("application/json", map[string]string{"filler": strings.Repeat("x", 900*1024)}); err != nil {
+				t.Fatal(err)
+			}
+			ce.SetID(fmt.Sprintf("%s-%03d", ce.ID(), n))
+			all = append(all, ce)
+			s.publish(ce)
+		}
+		pause(time.Minute)
+		sink.say(nil)
+		pause(15 * time.Minute)
+		wantIDs(t, "told", sorted(sink.all()), all...)
+		stop()
+	})
+}
