@@ -831,6 +831,13 @@ var brokenVariants = []variant{
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},
 		deliver: rewrite(saysRule(2, 1))},
+	{number: 9, claim: "an approval without an answer had no effect", promise: "approval", story: []step{
+		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}}}}},
+		{at(time.Second), endpointTrouble{how: losesAnswers, end: time.Hour}},
+		{at(time.Minute), list{event: reboot}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	},
+		deliver: rewrite(func(h *handed) { h.body = strings.ReplaceAll(h.body, `"unanswered"`, `"moot"`) })},
 	{number: 9, claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 15,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			return verdict{}

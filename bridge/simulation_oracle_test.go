@@ -163,6 +163,7 @@ func (o *oracle) event(id string, b belief) []finding {
 	x.isolation(b)
 	x.approvals(id, b)
 	x.approvedBy(id, b)
+	x.moot(id)
 	x.outcome(id, b)
 	x.whileAway(id, b)
 	return x.findings

@@ -21,9 +21,7 @@ func (o *oracle) approvals(id string, b belief) {
 		if o.doubted(p, b) {
 			o.add("approval", "%s was approved at %v, when every look left a doubt", name(id), short(p.at))
 		}
-		i := slices.IndexFunc(o.hands, func(h hand) bool {
-			return h.what == "approve" && h.event_ == id && p.at-h.at < 30*time.Second && p.at >= h.at
-		})
+		i := o.byHand(p)
 		if i >= 0 {
 			if shown := o.hands[i].shown; shown != p.listed && p.listed.id != "" {
 				o.add("approval", "%s was approved by hand at %v, and was shown as %v", name(id), short(p.at), list{event: shown})
@@ -32,6 +30,39 @@ func (o *oracle) approvals(id string, b belief) {
 		}
 		if why := o.forbids(p, b); why != "" {
 			o.add("approval", "%s was approved at %v although %s", name(id), short(p.at), why)
+		}
+	}
+}
+
+// byHand returns the place of the approval by hand that made a request; below 0 if a rule did.
+func (o *oracle) byHand(p *post) int {
+	return slices.IndexFunc(o.hands, func(h hand) bool {
+		return h.what == "approve" && h.event_ == p.id && p.at-h.at < 30*time.Second && p.at >= h.at
+	})
+}
+
+// moot: of a decision that was sent nobody says that it had no effect.
+func (o *oracle) moot(id string) {
+	for _, list := range o.taken[id] {
+		for _, t := range list {
+			var data struct {
+				Approval struct {
+					Result   string
+					Decided  time.Time
+					Attempts int
+				}
+			}
+			a := &data.Approval
+			if t.change != "approved" || json.Unmarshal([]byte(t.body), &data) != nil || a.Result != "moot" {
+				continue
+			}
+			made := o.made(t)
+			sent := slices.ContainsFunc(o.posts, func(p *post) bool {
+				return p.id == id && p.at <= made && p.at >= made-t.time.Sub(a.Decided) && o.byHand(p) < 0
+			})
+			if sent || a.Attempts > 0 {
+				o.add("approval", "%s says that an approval had no effect that was sent", t.id)
+			}
 		}
 	}
 }
