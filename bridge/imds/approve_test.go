@@ -62,12 +62,49 @@ func TestOnlyAPermanentClientErrorIsARefusal(t *testing.T) {
 	} {
 		c := answering(t, func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(code)
-			io.WriteString(w, "why")
+			if code >= 300 {
+				io.WriteString(w, "why")
+			}
 		})
 		_, err := c.Approve(t.Context(), doc, doc.Events[0])
 		is, isRefused := errors.AsType[*RefusedError](err)
 		if isRefused != refused || (err == nil) != (code < 300) || isRefused && is.Text != "why" {
 			t.Errorf("after %d: %v, want refused %v", code, err, refused)
 		}
+	}
+}
+
+// Azure answers an approval with nothing, or as always in JSON. What anything else between Azure and the VM answers with a
+// status of success, such as a page that wants a login, is no answer of Azure's: nobody is told that the event is approved.
+func TestOnlyAzuresOwnAnswerApproves(t *testing.T) {
+	doc, err := DecodeDocument([]byte(document7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		body     string
+		approved bool
+	}{
+		{"", true},
+		{"\r\n", true},
+		{`{"DocumentIncarnation":7,"Events":[]}`, true},
+		{"null", true},
+		{"<!DOCTYPE html><title>Sign in</title>", false},
+		{"\ufeff\n<html>", false},
+		{"Access denied by policy", false},
+		{`{"DocumentIncarnation":7,"Events":[`, false},
+	} {
+		c := answering(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, tt.body) })
+		_, err := c.Approve(t.Context(), doc, doc.Events[0])
+		_, refused := errors.AsType[*RefusedError](err)
+		if (err == nil) != tt.approved || refused {
+			t.Errorf("after 200 and %q: %v, want approved %v, and nothing refused", tt.body, err, tt.approved)
+		}
+	}
+	c := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100") // of which nothing comes
+	})
+	if status, err := c.Approve(t.Context(), doc, doc.Events[0]); err == nil {
+		t.Errorf("after 200 and a body that breaks off: %s, want an error", status)
 	}
 }

@@ -334,7 +334,8 @@ func (e *RefusedError) Error() string {
 
 // Approve asks Azure to start an event of the document at once. It returns the status of the answer, such as "200 OK".
 // If Azure refuses, the error is a *RefusedError. After any other error Azure may have accepted the approval; it can
-// be sent again, because approving twice does no harm.
+// be sent again, because approving twice does no harm. An answer that is neither empty nor JSON is such an error: it is
+// from something between Azure and the VM.
 func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status string, err error) {
 	i := slices.IndexFunc(doc.Events, func(other Event) bool { return other.ID == e.ID })
 	if i < 0 {
@@ -350,9 +351,15 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 		return "", err
 	}
 	defer resp.Body.Close()
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	text = bytes.TrimSpace(text)
+	success := resp.StatusCode >= 200 && resp.StatusCode <= 299
 	switch code := resp.StatusCode; {
-	case code >= 200 && code <= 299:
+	case success && err != nil:
+		return "", fmt.Errorf("%s, but the answer breaks off: %w", resp.Status, err)
+	case success && len(text) > 0 && !json.Valid(text):
+		return "", fmt.Errorf("%s, but the answer isn't Azure's: %s", resp.Status, excerpt(text))
+	case success:
 		return resp.Status, nil
 	case isTransient(code):
 		return "", fmt.Errorf("%s: %s", resp.Status, excerpt(text))
