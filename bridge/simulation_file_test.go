@@ -44,8 +44,11 @@ func (f *file) Open() (opened bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if first { // not when a poll is made too, so that it is clear which came first
-		time.Sleep(30 * time.Millisecond)
+	if first {
+		if err := f.disk.reads(); err != nil { // who opens it reads it
+			return false, err
+		}
+		time.Sleep(30 * time.Millisecond) // not when a poll is made too, so that it is clear which came first
 		f.disk.w.loaded()
 	}
 	f.mu.Lock()
