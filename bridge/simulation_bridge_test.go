@@ -39,7 +39,7 @@ func start(w *world) *process {
 	p := &process{w: w, done: make(chan error, 1)}
 	left, _ := w.image.(buckets)
 	file := newFile(left)
-	p.disk = &disk{w: w, content: file.content, lifted: make(chan struct{})}
+	p.disk = &disk{w: w, content: file.content, damage: file.damage, lifted: make(chan struct{})}
 	file.disk, w.disk = p.disk, p.disk
 	p.disk.late = w.late > w.trueTime()
 	b := w.variant.bounds(w.plan.bounds)

@@ -38,6 +38,7 @@ type variant struct {
 	forgets     bool // its file
 	slower      int  // than it should poll, so many times
 	blank       bool // is what it takes a file for that comes late
+	empty       bool // is the new file that it begins in place of a damaged one
 	splits      bool // a batch when it crashes
 	boundsOf    func(bounds) bounds
 	blind       bool // to what was shown to who approves by hand
@@ -385,6 +386,22 @@ var brokenVariants = []variant{
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{number: 3, claim: "a file that comes late is taken for empty", promise: "nothing is lost", seed: 24, blank: true},
+	{number: 6, claim: "a new file begins without what memory has", promise: "nothing is lost", empty: true, story: []step{
+		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(4 * time.Minute), unlist{reboot.id}},
+		{at(6 * time.Minute), damage{fileCut}},
+		{at(10 * time.Minute), restart{off: time.Second}},
+		{at(30 * time.Minute), restyle{}},
+	}},
+	{number: 6, claim: "a lost CloudEvent is given up though its event is open", promise: "dead letters", story: []step{
+		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 10 * time.Minute, share: 100}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(4 * time.Minute), list{event: moved}},
+		{at(6 * time.Minute), damage{fileCut}},
+		{at(20 * time.Minute), restyle{}},
+	},
+		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateDrop })},
 	{number: 3, claim: "a machine with a copy of the disk does not notice", promise: "clones", story: []step{
 		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: time.Hour, share: 100}},
 		{at(2 * time.Minute), list{event: reboot}},

@@ -14,7 +14,8 @@ import (
 // the answer, and keep what a crash would leave.
 type disk struct {
 	w       *world
-	content func() any // all that is in the file
+	content func() any       // all that is in the file
+	damage  func(how string) // see damage
 
 	mu     sync.Mutex // held during a transaction, so that no image is taken in its middle
 	lifted chan struct{}

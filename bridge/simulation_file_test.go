@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -14,10 +15,16 @@ import (
 type file struct {
 	disk *disk
 
-	mu      sync.Mutex
-	open    bool
-	buckets buckets
+	mu         sync.Mutex
+	open       bool
+	buckets    buckets
+	saved      buckets // see damage
+	damaged    bool    // the next write notices that
+	unreadable bool
+	fresh      bool // it was begun in place of another
 }
+
+var errDamaged = fmt.Errorf("%w: somebody did that", outbox.ErrDamaged)
 
 type buckets map[string]map[string][]byte
 
@@ -64,12 +71,19 @@ func (f *file) Write(all []outbox.Write) error {
 	return f.disk.transaction([]int{len(all)}, func(n int) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		if f.damaged {
+			return errDamaged
+		}
 		writes := all
 		if n == 0 && f.disk.w.variant.splits {
 			writes = all[:len(all)/2]
 		} else if n == 0 {
 			writes = nil
 		}
+		if f.fresh && f.disk.w.variant.empty {
+			writes = nil
+		}
+		f.fresh = false
 		for _, w := range f.disk.w.variant.writes(writes) {
 			if f.buckets[w.Bucket] == nil {
 				f.buckets[w.Bucket] = map[string][]byte{}
@@ -95,6 +109,9 @@ func (f *file) Read(bucket, key string) ([]byte, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.unreadable {
+		return nil, errDamaged
+	}
 	return slices.Clone(f.buckets[bucket][key]), nil
 }
 
@@ -103,8 +120,11 @@ func (f *file) Walk(bucket, from string, visit func(key string, value []byte) er
 		return err
 	}
 	f.mu.Lock()
-	keys := maps.Clone(f.buckets[bucket])
+	keys, unreadable := maps.Clone(f.buckets[bucket]), f.unreadable
 	f.mu.Unlock()
+	if unreadable {
+		return errDamaged
+	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if key < from {
 			continue
@@ -119,10 +139,16 @@ func (f *file) Walk(bucket, from string, visit func(key string, value []byte) er
 func (f *file) SetAside(string, error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.open, f.buckets = false, buckets{}
+	f.open, f.buckets, f.damaged, f.unreadable, f.fresh = false, buckets{}, false, false, true
 	return nil
 }
 
 func (f *file) Compact() error { return nil }
 func (f *file) Size() int64    { return 0 }
-func (f *file) Close() error   { return nil }
+
+func (f *file) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open = false
+	return nil
+}

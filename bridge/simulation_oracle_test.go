@@ -58,7 +58,9 @@ func examine(w *world) []finding {
 			note(o.taken, h, a)
 		}
 	}
-	o.firstRun = slices.IndexFunc(w.boots, func(b *boot) bool { return b.late > 0 || b.vm > 0 })
+	o.firstRun = slices.IndexFunc(w.boots, func(b *boot) bool {
+		return b.late > 0 || b.vm > 0 || o.damaged(b.began.at, b.ended.at)
+	})
 	if o.blurred = o.firstRun >= 0; !o.blurred {
 		o.firstRun = len(w.boots)
 	}
@@ -184,7 +186,7 @@ func (o *oracle) blurs(id string, b belief) bool {
 			to = max(to, t.start)
 		}
 	}
-	return slices.ContainsFunc(o.boots, func(x *boot) bool {
+	return o.damaged(from, to) || slices.ContainsFunc(o.boots, func(x *boot) bool {
 		if x.late == 0 && x.vm == 0 {
 			return false
 		}
@@ -253,7 +255,7 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
-		if !has && !kept && !excused && !byHand && !o.neverDue(b, i, route) {
+		if !has && !kept && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, told) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
@@ -389,7 +391,7 @@ func (o *oracle) once(route string, told []taken) {
 		was, again := last[t.id]
 		last[t.id] = t
 		if again && was.settled && !o.replayed(t, was) && !o.unsettled(was, t.boot) && !o.returned(route, was.at, t.at) &&
-			!o.unaware(was, t) {
+			!o.unaware(was, t) && !o.damaged(was.at, t.at) {
 			promise := "told once"
 			if t.instead != "" {
 				promise = "told once, by the fallback"

@@ -385,6 +385,8 @@ func (o *oracle) deadLetters() {
 		case "removed":
 			stepped := func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour }
 			right = slices.ContainsFunc(o.boots, stepped) || o.longAway(e.sink)
+		case "lost":
+			right = o.mayLose(e)
 		case "overflow":
 			right = len(o.ills) > 0 || o.plan.bounds.pending > 0
 		}

@@ -82,6 +82,7 @@ func planOf(seed uint64) plan {
 	p.steps = append(p.steps, reloadSteps(seed, p.routes, p.length)...)
 	p.steps = append(p.steps, replaySteps(seed, p.routes, p.length)...)
 	p.steps = append(p.steps, doubtSteps(seed, p.length)...)
+	p.steps = append(p.steps, damageSteps(seed, p)...)
 	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	return p
 }
@@ -190,6 +191,7 @@ type world struct {
 	writes   []written
 	hands    []hand
 	ills     []interval      // of the disk
+	damages  []fact          // to the file
 	unread   []interval      // in which CloudEvents could not be read from it
 	skews    []time.Duration // what the clock was off by, in each run of the program
 	left     []entry         // in the end
