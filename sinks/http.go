@@ -35,6 +35,7 @@ type caller struct {
 	dial      Dialer
 	blockedOn []int                  // statuses that block, besides the usual ones
 	denied    func(body string) bool // whether an answer of 2xx says that nothing was taken; nil for never
+	success   success                // what an answer of 2xx must meet besides
 
 	mu        sync.Mutex // guards the fields below: Close may be called during a request
 	transport *http.Transport
@@ -123,6 +124,12 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	if err == nil && c.denied != nil && c.denied(r.body) {
 		text := answer.Status + " from " + origin(req.URL) + ", but the message was not taken: "
 		err = r.withRetryAfter(errors.New(text + redact.line(r.body, maxShown)))
+	}
+	if err == nil {
+		if why := c.success.check(r); why != nil {
+			text := answer.Status + " from " + origin(req.URL) + ", but " + redact.line(why.Error(), maxShown) + ": "
+			err = r.withRetryAfter(errors.New(text + redact.line(r.body, maxShown)))
+		}
 	}
 	return answer, err
 }

@@ -25,6 +25,7 @@ type webhookSettings struct {
 	URL            Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
 	URLFile        Path              `yaml:"url_file"`
 	URLEnv         string            `yaml:"url_env"`
+	Method         string            `yaml:"method" default:"POST" doc:"POST, PUT or PATCH"`
 	Mode           string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
 	Body           string            `yaml:"body" doc:"ready-made body to send instead of a CloudEvent"`
 	BodyText       string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
@@ -32,7 +33,8 @@ type webhookSettings struct {
 	BodySecrets    map[string]Value  `yaml:"body_secrets" doc:"secrets of the body, which has them as .secret.NAME"`
 	RunbookURL     string            `yaml:"runbook_url" doc:"link to a runbook, for the body"`
 	RunbookURLFile Path              `yaml:"runbook_url_file"`
-	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json)"`
+	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json, of a CloudEvent application/cloudevents+json)"`
+	Success        string            `yaml:"success" doc:"an expression over an answer of 2xx that must hold too, such as json.errors == false; it sees status, headers, json and text"`
 	BlockedOn      []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
 	Headers        map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}"`
 	Bearer         Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
@@ -75,8 +77,9 @@ type webhook struct {
 	identity    *identity // nil without azure_identity
 	binary      bool
 	body        *templates.Template // nil to send the CloudEvent itself
-	contentType string              // of body
-	runbook     runbook             // for body
+	method      string
+	contentType string  // of body; of a CloudEvent "" for the usual one
+	runbook     runbook // for body
 	now         func() time.Time
 }
 
@@ -84,6 +87,9 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	w := &webhook{Host: h, binary: s.Mode == "binary", now: time.Now}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "structured", "binary"), "mode", "%q is unknown; expected structured or binary", s.Mode)
+	w.method = cmp.Or(strings.ToUpper(s.Method), http.MethodPost)
+	wrong.when(!oneOf(w.method, http.MethodPost, http.MethodPut, http.MethodPatch), "method",
+		"%q is no way to send; expected POST, PUT or PATCH", s.Method)
 	var err error
 	w.secrets, err = newCredentials(s, h)
 	wrong.add(err)
@@ -100,6 +106,8 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	w.caller.denied = deniedBy(s.Body)
 	w.caller.blockedOn, err = blockedOn(s)
 	wrong.add(err)
+	w.caller.success, err = parseSuccess(s.Success)
+	wrong.when(err != nil, "success", "%w", err)
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
@@ -132,8 +140,12 @@ func (w *webhook) openBody(s webhookSettings) error {
 	if err != nil {
 		return err
 	}
+	w.contentType = s.ContentType
+	_, _, mediaErr := mime.ParseMediaType(w.contentType)
+	wrong.when(w.contentType != "" && (mediaErr != nil || !validHeaderValue(w.contentType)), "content_type",
+		"%q is not a media type; expected one such as text/plain; charset=utf-8", w.contentType)
 	if key == "" {
-		wrong.when(s.ContentType != "", "content_type", "is for body or body_text; a CloudEvent's is fixed by its mode")
+		wrong.when(s.ContentType != "" && w.binary, "content_type", "is that of the data in mode binary; expected mode structured")
 		wrong.when(len(s.BodySecrets) > 0, "body_secrets", "is for body or body_text; a CloudEvent holds no secret")
 		wrong.when(s.RunbookURL != "" || s.RunbookURLFile != "", "runbook_url",
 			"is for body or body_text; a CloudEvent holds no link")
@@ -142,9 +154,6 @@ func (w *webhook) openBody(s webhookSettings) error {
 	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
 	wrong.add(w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
 	w.contentType = cmp.Or(s.ContentType, "application/json")
-	_, _, err = mime.ParseMediaType(w.contentType)
-	wrong.when(err != nil || !validHeaderValue(w.contentType), "content_type",
-		"%q is not a media type; expected one such as text/plain; charset=utf-8", w.contentType)
 	w.body, err = templates.Parse(key, text)
 	if err == nil && s.Body == "" { // executing a ready-made one reports a missing secret better
 		err = templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(s.BodySecrets))))
@@ -296,7 +305,7 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 		header.Set("webhook-timestamp", strconv.FormatInt(now.Unix(), 10))
 		header.Set("webhook-signature", sign(a.keys, id, now, body))
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, w.method, "", bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -328,6 +337,6 @@ func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header
 		}
 		return ce.Data(), nil
 	}
-	header.Set("Content-Type", structuredType)
+	header.Set("Content-Type", cmp.Or(w.contentType, structuredType))
 	return d.Event.MarshalJSON()
 }
