@@ -106,6 +106,7 @@ type Host struct {
 	Zone     *time.Location // for times in texts for people; nil means UTC
 	NoEnd    bool           // the sink is not told when Azure closes an event, so no text promises that
 	NoStart  bool           // the sink may not be told of an event before it begins
+	ForAll   bool           // the sink is told of an event for all its VMs, whichever of them saw it
 	Lead     time.Duration  // how long before an event begins the sink is told of it; 0 for at once
 	Endpoint string         // URL of the metadata service, without a final slash
 

@@ -30,6 +30,7 @@ var MessageDocs = map[string]string{
 	"announced":   "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":       "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"fallbackFor": "when another sink could not deliver it: that sink's name in sink, its kind, and what went wrong in error; else nil",
+	"forAll":      "whether the message speaks for all VMs of the event, as on a relay or with vms: leader or all",
 	"end":         "whether the sink is told when an event ends",
 	"told":        "whether the sink was told of the event before this message, as far as that is known",
 	"runbook":     "the link that runbook_url gives; else empty",
@@ -51,6 +52,7 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 		if change := group[i]["change"]; h.Lead > 0 && (change == string(imds.Scheduled) || change == string(imds.Updated)) {
 			group[i]["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.NotBefore.Add(-h.Lead))).Seconds())
 		}
+		group[i]["forAll"] = h.ForAll
 		group[i]["end"] = !h.NoEnd
 		group[i]["told"] = h.toldBefore(d, group[i])
 		if d.FallbackFor != nil {

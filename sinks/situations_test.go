@@ -331,6 +331,9 @@ func situations() map[string]situation {
 	}
 	all["bridge.sink.blocked-refused"] = situation{now: messageTime,
 		batch: deliveryOf(cloudevent.WrapBridge(cloudevent.SinkBlocked, refusedMail, dbHost, messageTime.clock()))}
+	for name, s := range fleetSituations(webHost(1)) {
+		all[name] = s
+	}
 	waited := slices.Concat(all["started"].batch, all["bridge.sink.recovered"].batch) // both told at the end of a mute
 	for i := range waited {
 		waited[i].Mute = &delivery.Mute{By: "root (alice)"}
@@ -338,6 +341,68 @@ func situations() map[string]situation {
 	waited[1].Attempt = 4 // its server was down, too
 	all["muted"] = situation{batch: waited, now: at("05:55:00")}
 	return all
+}
+
+// webHost returns a VM of a scale set.
+func webHost(n int) imds.Observer {
+	return imds.Observer{Name: fmt.Sprint("web_", n), ResourceGroup: "prod-web", ScaleSet: "web", Location: "westeurope"}
+}
+
+// fleetSituations are those of a sink that speaks for all VMs of an event, which o saw.
+func fleetSituations(o imds.Observer) map[string]situation {
+	all := map[string]situation{}
+	for name, n := range map[string]int{"one": 1, "two": 2, "many": 25} {
+		var vms []string
+		for i := range n {
+			vms = append(vms, fmt.Sprint("web_", i))
+		}
+		of := map[string]any{"Resources": vms}
+		scheduled, begun := azure("Scheduled", "Reboot", "04:10:00", of), azure("Started", "Reboot", "", of)
+		for state, c := range map[string]imds.Change{
+			"scheduled": {Kind: imds.Scheduled, Event: scheduled},
+			"updated": {Kind: imds.Updated, Event: azure("Scheduled", "Reboot", "04:20:00", of), Previous: &scheduled,
+				Fields: []string{"NotBefore"}},
+			"started": {Kind: imds.Started, Event: begun, Previous: &scheduled},
+			"over":    {Kind: imds.Vanished, Event: begun}, "cancelled": {Kind: imds.Vanished, Event: scheduled},
+			"evicted": {Kind: imds.Scheduled, Event: azure("Scheduled", "Preempt", "03:55:59", of)},
+		} {
+			in := cloudevent.Circumstances{Observer: o, Time: messageTime.clock(), Announced: messageTime.clock(), Incarnation: "7"}
+			switch state {
+			case "started":
+				in.Begun = in.Time
+			case "over":
+				in.Begun, in.End = in.Time, cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: in.Time.Add(2 * time.Minute)}
+			case "cancelled":
+				in.End.Outcome = cloudevent.OutcomeCanceled
+			}
+			all["fleet-"+name+"-"+state] = situation{deliveryOf(cloudevent.Wrap(c, in)), messageTime, state != "scheduled",
+				map[string]any{"forAll": true}}
+		}
+	}
+	return all
+}
+
+// What a message that speaks for all VMs says in front is the same, whichever VM saw the change first.
+func TestAMessageForAllVMsIsTheSameWhoeverSawIt(t *testing.T) {
+	head := func(s situation) string {
+		f := fieldsOf(t, s)
+		blocks := render(t, texts.slackBlocks, f)
+		section, _, _ := strings.Cut(blocks, `{"type":"context"`)
+		mail, _, _ := strings.Cut(render(t, texts.text, f), "seen ")
+		return render(t, texts.slackText, f) + "\n" + render(t, texts.subject, f) + "\n" + section + "\n" + mail
+	}
+	ofFirst, ofLast, ofNone := fleetSituations(webHost(0)), fleetSituations(webHost(24)), fleetSituations(webHost(99))
+	for name, s := range ofFirst {
+		if strings.HasPrefix(name, "fleet-one") { // the VM that is hit knows more about itself
+			continue
+		}
+		want := head(s)
+		for _, other := range []situation{ofLast[name], ofNone[name]} {
+			if got := head(other); got != want {
+				t.Errorf("%s: another VM says\n%s\nwant\n%s", name, got, want)
+			}
+		}
+	}
 }
 
 func deliveryOf(ce event.Event, err error) []delivery.Delivery {

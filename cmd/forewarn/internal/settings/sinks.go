@@ -175,6 +175,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	ends, _ := r.Filter.MatchChange(imds.Change{Kind: imds.Vanished}, "")
 	announces, _ := r.Filter.MatchChange(imds.Change{Kind: imds.Scheduled}, "")
 	l.Host.Name, l.Host.NoEnd, l.Host.NoStart = in.Name, !ends, !announces || r.Terms.Lead > 0
+	l.Host.ForAll = slices.Contains([]string{"leader", "all"}, strings.ToLower(r.Filter.Only.VMs))
 	l.Host.Lead = r.Terms.Lead
 	opened := l.open(doc, section, kind, s)
 	if kind.Open == nil || len(doc.problems) > before {
