@@ -5,13 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"forewarn/bridge/cloudevent"
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -62,7 +62,7 @@ func (d *decision) givenUp(why string) cloudevent.Approval {
 }
 
 // record completes the record of what came of the decision.
-func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cloudevent.Approval {
+func (d *decision) record(a cloudevent.Approval, op *openEvent, now time.Time) cloudevent.Approval {
 	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
 	a.After = now.Sub(op.Announced).Round(100 * time.Millisecond).Seconds()
 	return a
@@ -73,25 +73,28 @@ func (b *Bridge) approve(ctx context.Context) {
 	b.recordTurn(&b.lastApproving)
 	b.mu.Lock()
 	rules := len(b.rules) > 0
-	maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || !b.events.open(id) })
-	maps.DeleteFunc(b.standing, func(id string, _ []cloudevent.Rule) bool { return !rules || !b.events.open(id) })
-	maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return !b.events.open(id) })
+	over := func(id string) bool { return b.events.get(id) == nil }
+	maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || over(id) })
+	maps.DeleteFunc(b.standing, func(id string, _ []cloudevent.Rule) bool { return !rules || over(id) })
+	maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return over(id) })
 	b.mu.Unlock()
-	for _, id := range b.events.toApprove(rules) {
-		b.approveEvent(ctx, id)
-		b.recordTurn(&b.lastApproving)
+	for _, op := range b.events.all() {
+		if rules || op.Approval.unsent() || len(op.Promised) > 0 {
+			b.approveEvent(ctx, op.event.ID)
+			b.recordTurn(&b.lastApproving)
+		}
 	}
 }
 
 // approveEvent takes the next step towards the approval of one event, if there is one. It reads the present state of
 // the event and the rules, because the event before may have taken long.
 func (b *Bridge) approveEvent(ctx context.Context, id string) {
-	e, op, open := b.events.get(id)
+	op := b.events.get(id)
 	rules, byHand := b.approvers(id)
-	if !open || byHand { // if the approval by hand fails, the rules get their turn
+	if op == nil || byHand { // if the approval by hand fails, the rules get their turn
 		return
 	}
-	d, now := op.Approval, time.Now()
+	e, d, now := op.event, op.Approval, time.Now()
 	switch {
 	case d.unsent() && d.Seq != op.Latest:
 		b.endApproval(e, op, *d, d.givenUp("the event changed"))
@@ -106,7 +109,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	if d.unsent() && d.waits(now) && !all.final() {
 		why := b.lastRuling(id)
 		if why != "" && b.outbox.Durable() == nil { // else the next attempt finds out why
-			b.keepPromise(e, op, all, why)
+			b.keepPromise(op, all, why)
 		}
 		return
 	}
@@ -122,7 +125,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case rule == 0 && d.unsent() && all.final():
 		b.endApproval(e, op, *d, d.givenUp("the rules no longer approve it"))
 	case rule == 0:
-		b.keepPromise(e, op, all, "")
+		b.keepPromise(op, all, "")
 	case !d.unsent():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
 		if !b.keepDecision(e, decided) {
@@ -145,7 +148,7 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 }
 
 // verdicts applies the rules to the present state of an event.
-func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Time) (all verdicts) {
+func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Time) (all verdicts) {
 	err := b.outbox.Durable()
 	if err != nil { // then no wait is counted either
 		for i, r := range rules {
@@ -174,7 +177,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op openEvent, now time.Tim
 }
 
 // acceptance returns the state of a route's delivery of the latest change of an event.
-func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time) acceptance {
+func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Time) acceptance {
 	d := b.outbox.Delivery(route, op.Latest)
 	a := acceptance{state: d.State}
 	switch {
@@ -198,15 +201,15 @@ func (b *Bridge) acceptance(id string, op openEvent, route string, now time.Time
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
 // nothing. For an event that is not open it returns nil.
 func (b *Bridge) Forecasts(rules []Rule, id string) []Forecast {
-	e, op, open := b.events.get(id)
-	if !open {
+	op := b.events.get(id)
+	if op == nil {
 		return nil
 	}
 	gets := func(sink string) (time.Time, bool) {
 		a := b.acceptance(id, op, sink, time.Now())
 		return a.at, a.state == outbox.StatePending || a.accepted()
 	}
-	return Forecasts(rules, e, cloudevent.Fields(op.latest()), b.approverName(), gets, time.Now())
+	return Forecasts(rules, op.event, cloudevent.Fields(op.latest()), b.approverName(), gets, time.Now())
 }
 
 // noteRuling records why an event is not approved, for the status, and logs it if it is new.
@@ -253,7 +256,7 @@ func (b *Bridge) lastRuling(id string) string {
 
 // sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
 // reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it.
-func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d decision) {
+func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
 	problem := "approval not sent; trying again"
@@ -302,7 +305,7 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
 			return false
 		}
-		if b.verdicts(rules, e, *op, time.Now()).approving() != d.Rule {
+		if b.verdicts(rules, e, op, time.Now()).approving() != d.Rule {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
@@ -313,14 +316,22 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 // keep changes the state of an open event and writes it to disk. It returns false if change returns false, the event is
 // over, or the disk can't be written.
 func (b *Bridge) keep(id string, change func(*openEvent) bool) bool {
-	b.deciding.Lock()
-	_, op, open := b.events.get(id)
-	if !open || !change(&op) {
-		b.deciding.Unlock()
+	changed := false
+	wait := b.update(time.Now(), func() (c commit) {
+		op := b.events.get(id)
+		if op == nil {
+			return c
+		}
+		next := op.clone()
+		changed = change(next)
+		if changed {
+			c.setOpen(id, next)
+		}
+		return c
+	})
+	if !changed {
 		return false
 	}
-	wait := b.commit(commit{open: map[string]*openEvent{id: &op}}, time.Now())
-	b.deciding.Unlock()
 	if err := wait(); err != nil {
 		b.log.Error("approval waits until the outbox can be written", "event", id, "err", err)
 		return false
@@ -328,39 +339,42 @@ func (b *Bridge) keep(id string, change func(*openEvent) bool) bool {
 	return true
 }
 
-// endApproval records the result of an approval, and sends a CloudEvent about it. It returns the recorded approval.
-// After an approval by hand that failed, the decision of a rule still stands.
-func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudevent.Approval) cloudevent.Approval {
-	b.deciding.Lock()
-	now := time.Now()
-	a = d.record(a, op, now)
-	_, current, open := b.events.get(e.ID)
-	givenUp := a.Result == cloudevent.ResultMoot || a.Result == cloudevent.ResultUnanswered
-	if d.Rule != 0 && givenUp && !current.Approval.unsent() {
-		b.deciding.Unlock()
-		return a // the event vanished meanwhile, which has recorded that
-	}
-	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
-	if open {
-		op = current
-		if d.Rule == 0 {
-			d.Seq = op.Latest // Azure was asked about the event as it is now
+// endApproval records the result of an approval, and sends a CloudEvent about it. It returns the recorded approval. op is
+// the state of the event, or what is known of one that isn't open. After an approval by hand that failed, the decision of a
+// rule still stands.
+func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudevent.Approval) cloudevent.Approval {
+	wait := b.update(time.Now(), func() (c commit) {
+		now := time.Now()
+		a = d.record(a, op, now)
+		current := b.events.get(e.ID)
+		givenUp := a.Result == cloudevent.ResultMoot || a.Result == cloudevent.ResultUnanswered
+		if d.Rule != 0 && givenUp && (current == nil || !current.Approval.unsent()) {
+			return c // the event vanished meanwhile, which has recorded that
 		}
-		if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
-			if d.Seq == op.Latest {
-				op.promise(nil) // kept, or told otherwise
+		if current != nil {
+			op = c.change(current)
+			if d.Rule == 0 {
+				d.Seq = op.Latest // Azure was asked about the event as it is now
 			}
-			d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
-			op.Approval = &d
+			op.decided(d, a, now)
 		}
-		op.Approved = op.Approved || d.Attempts > 0
-		c.open[e.ID] = &op
-	}
-	b.changeContext(observation{now: now}).addApproval(&c, e, op, a)
-	wait := b.commit(c, now)
-	b.deciding.Unlock()
+		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, current == nil)
+		return c
+	})
 	_ = wait() // the outbox logs its errors
 	return a
+}
+
+// decided records the result of an approval.
+func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
+	if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
+		if d.Seq == op.Latest {
+			op.promise(nil) // kept, or told otherwise
+		}
+		d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
+		op.Approval = &d
+	}
+	op.Approved = op.Approved || d.Attempts > 0
 }
 
 // ApproveNow approves the event with that id for a user, whatever the rules say. shown is the Digest of the event as
@@ -387,9 +401,9 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	case err != nil:
 		return notSent(cloudevent.ResultMoot, err.Error())
 	}
-	_, op, open := b.events.get(id)
-	if !open {
-		op.Announced = d.Decided
+	op := b.events.get(id)
+	if op == nil {
+		op = &openEvent{Announced: d.Decided}
 	}
 	d.Attempts = 1
 	// A full disk must not keep people from approving, so the result is ignored.
@@ -423,53 +437,27 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 }
 
 // addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it; if
-// Azure refused, or no rule approves what was promised, so do routes on LevelTrouble.
-func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.Approval) {
+// Azure refused, or no rule approves what was promised, so do routes on LevelTrouble. over means that the event is over.
+func (s situation) addApproval(c *commit, e imds.Event, op *openEvent, a cloudevent.Approval, over bool) {
 	change := imds.Change{Kind: imds.Approved, Event: e}
-	base := cloudevent.ChangeID(change)
-	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
-	times := max(s.mark(e.ID, base).Times+1, int(s.now.UnixMilli()))
+	id := approvedID(e)
 	in := s.circumstances(op)
+	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
+	times := max(s.used[id]+1, int(s.now.UnixMilli()))
 	in.Repeat, in.Approval = times-1, &a
 	if a.Result != cloudevent.ResultWithheld {
 		in.Rules = nil
 	}
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
-		s.log.Error("cannot create the CloudEvent of an approval", "event", e.ID, "err", err)
+		c.log(slog.LevelError, "cannot create the CloudEvent of an approval", "event", e.ID, "err", err)
 		return
 	}
 	message := about(e, imds.Approved)
 	isTrouble := a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld
-	message.To = s.audience(s.routes, change, op, isTrouble, c.open[e.ID] == nil)
-	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
-		"status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
+	message.To = s.audience(s.routes, change, op, isTrouble, over)
+	c.log(slog.LevelInfo, "azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result,
+		"by", a.By, "status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
 	c.add(ce, message)
-	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
-}
-
-// audience returns those of the routes that get the CloudEvent about an approval now: one that waits for its lead gets it
-// then, after the change. over means that the event is over.
-func (s changeContext) audience(
-	routes []Route, change imds.Change, op openEvent, isTrouble, over bool,
-) (to []string) {
-	for _, r := range routes {
-		hears := r.Hears(change, s.observer.Name) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
-		switch {
-		case hears && slices.Contains(op.Waiting, r.Name):
-		case hears && slices.Contains(op.Routes, r.Name), isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
-			to = append(to, r.Name)
-		}
-	}
-	return to
-}
-
-// Hears reports whether a route that gets the event also gets approvals and reminders of it. A route that acts does
-// only if its filter names them.
-func (r Route) Hears(c imds.Change, self string) bool {
-	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
-		return false
-	}
-	ok, _ := r.Filter.MatchChange(c, self)
-	return ok
+	c.mark(e, id, times, s.now)
 }

@@ -15,8 +15,8 @@ func (b *Bridge) noteDoubts(doc imds.Document) {
 		listed[e.ID] = e
 	}
 	doubts := map[string]string{}
-	known, _ := b.events.all()
-	for _, e := range known {
+	for _, op := range b.events.all() {
+		e := op.event
 		now, there := listed[e.ID]
 		if there && !doc.Partial && !now.Contradicted && now.Doubt == "" && string(now.Raw) == string(e.Raw) {
 			continue // the usual case, which costs nothing

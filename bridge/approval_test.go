@@ -1064,7 +1064,7 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 		s.logged = func(words string) {
 			if words == "approving event" {
 				s.azure.End(idA)
-				ended.Store(b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()}))
+				ended.Store(b.take(&imds.Document{APIVersion: imds.DefaultAPIVersion}, lastAnswer{At: time.Now()}, observation{now: time.Now()}))
 			}
 		}
 		b = s.start(audit.all("audit"))
@@ -1091,7 +1091,7 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 		s.logged = func(words string) {
 			if words == "event not approved" {
 				s.azure.End(idA)
-				b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()})
+				b.take(&imds.Document{APIVersion: imds.DefaultAPIVersion}, lastAnswer{At: time.Now()}, observation{now: time.Now()})
 			}
 		}
 		b = s.start(audit.all("audit"))

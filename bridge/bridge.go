@@ -66,7 +66,6 @@ type Bridge struct {
 	learned          bool       // instance metadata has named the observer in this run
 	whyUnnamed       string     // why the observer's name is unknown
 	answer           lastAnswer // the last valid one, of this run or an earlier one
-	handled          lastAnswer // the last one whose changes are committed; only the poll loop uses it
 	touched          time.Time  // when it was last written to the outbox
 	routes           []Route
 	rules            []Rule
@@ -93,7 +92,7 @@ type Bridge struct {
 	lastApproving    time.Time               // the last turn of the approval loop
 
 	reloading  sync.Mutex    // one reload at a time
-	deciding   loggingMutex  // held while changes are derived from open events and committed; taken before mu
+	deciding   sync.Mutex    // held by update; taken before mu
 	nextDue    time.Time     // tellDue has nothing to do before; guarded by deciding
 	routed     chan struct{} // closed when Run has set the routes
 	watchEnded chan struct{} // closed when the poll loop has ended
@@ -151,11 +150,14 @@ func New(o Options) (*Bridge, error) {
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
-	b.deciding.logTo(o.Log)
 	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Forgot: o.Meter.Forgot})
 	b.decodeValue(valueObserver, o.Outbox.Value(valueObserver), &b.observer)
 	b.decodeValue(valueAnswer, o.Outbox.Value(valueAnswer), &b.answer)
-	b.events.load(o.Outbox.Groups(), o.Log)
+	events, unreadable := decodeAll(o.Outbox.Groups())
+	for _, err := range unreadable {
+		o.Log.Error(cannotRead, "err", err)
+	}
+	b.events.load(events)
 	b.setObserver(imds.Observer{})
 	return b, nil
 }
@@ -187,10 +189,12 @@ func (b *Bridge) takeOver(ctx context.Context) {
 	b.mu.Lock()
 	routes := b.routes
 	b.mu.Unlock()
-	b.deciding.Lock()
-	show := b.join()
-	b.setRoutes(routes, time.Now())
-	b.deciding.Unlock()
+	var show func()
+	b.update(time.Now(), func() (c commit) {
+		c, show = b.join()
+		return c
+	})
+	b.update(time.Now(), func() commit { return b.offerTo(routes) })
 	b.reloading.Unlock()
 	b.awaitPoll(ctx)
 	show()
@@ -199,7 +203,7 @@ func (b *Bridge) takeOver(ctx context.Context) {
 
 // join merges what a late file holds with what is known already, which is newer. No worker starts before the next poll.
 // The caller holds deciding.
-func (b *Bridge) join() (show func()) {
+func (b *Bridge) join() (c commit, show func()) {
 	file, show := b.outbox.Join()
 	var observer imds.Observer
 	var answer lastAnswer
@@ -216,10 +220,16 @@ func (b *Bridge) join() (show func()) {
 	b.mu.Unlock()
 	b.reread.Store(true)
 	b.nextDue = time.Time{}
-	groups := b.events.join(file.Groups, answer.At, b.options.Booted, b.deciding.log)
-	b.store(outbox.Batch{Groups: groups}, time.Now())
-	return show
+	events, unreadable := decodeAll(file.Groups)
+	c = b.events.join(events, answer.At, b.options.Booted)
+	for _, err := range unreadable {
+		c.log(slog.LevelError, cannotRead, "err", err)
+	}
+	return c, show
 }
+
+// cannotRead is the log message about an open event that can't be read.
+const cannotRead = "cannot read an open event from the outbox"
 
 // lastAnswer returns the last valid answer, of this run or an earlier one.
 func (b *Bridge) lastAnswer() lastAnswer {
@@ -228,47 +238,18 @@ func (b *Bridge) lastAnswer() lastAnswer {
 	return b.answer
 }
 
-// noteAnswer records a valid answer, and the gap since the last one with the open events.
-func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
+// beginActing lets what acts begin, because a valid answer is committed and shows which events are over.
+func (b *Bridge) beginActing() {
 	b.mu.Lock()
-	before := b.answer
-	b.answer = a
-	b.mu.Unlock()
-	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.age(a.At), rebooted) })
-	if len(groups) > 0 {
-		b.store(outbox.Batch{Groups: groups}, a.At)
+	defer b.mu.Unlock()
+	if b.current {
+		return
 	}
-}
-
-// keepAnswer writes the last answer to the outbox, once a minute and after a gap. It is called when all that follows
-// from the answer is committed: a crash before then must not hide the gap. With the first one, what acts may begin.
-func (b *Bridge) keepAnswer() {
-	b.mu.Lock()
-	first := !b.current
 	b.current = true
-	if first && b.delivering && !b.stopping {
+	if b.delivering && !b.stopping {
 		for _, r := range b.routes {
 			b.startWorker(r)
 		}
-	}
-	a, gap := b.answer, b.answer.At.Sub(b.handled.At) > gapAbove
-	due := gap || a.At.Sub(b.touched) >= touchEvery
-	b.handled = a
-	if due {
-		b.touched = a.At
-	}
-	b.mu.Unlock()
-	if due {
-		b.storeAnswer(a)
-	}
-}
-
-// storeAnswer writes an answer to the outbox, unless there was none.
-func (b *Bridge) storeAnswer(a lastAnswer) {
-	if !a.At.IsZero() {
-		b.keepValue(valueAnswer, imds.CompactJSON(a))
 	}
 }
 
@@ -286,9 +267,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.began, b.pauses.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
-	b.deciding.Lock()
-	b.setRoutes(routes, now)
-	b.deciding.Unlock()
+	b.update(now, func() commit { return b.offerTo(routes) })
 	b.endMutes()
 	close(b.routed)
 
@@ -317,7 +296,9 @@ func (b *Bridge) Run(ctx context.Context) error {
 	}
 	b.mu.Unlock()
 	b.running.wait()
-	b.storeAnswer(b.handled)
+	if a := b.lastAnswer(); !a.At.IsZero() {
+		b.keepValue(valueAnswer, imds.CompactJSON(a))
+	}
 	if err := b.outbox.Close(); err != nil { // deliveries are lost
 		return fmt.Errorf("%w; events that are still open are told again at the next start", err)
 	}
@@ -354,13 +335,13 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	b.deciding.Lock() // a change goes to the old routes or to the new ones
-	b.mu.Lock()
-	b.routes, b.rules, b.settings = routes, rules, s
-	b.generation++
-	b.mu.Unlock()
-	wait := b.setRoutes(routes, time.Now())
-	b.deciding.Unlock()
+	wait := b.update(time.Now(), func() commit { // a change goes to the old routes or to the new ones
+		b.mu.Lock()
+		b.routes, b.rules, b.settings = routes, rules, s
+		b.generation++
+		b.mu.Unlock()
+		return b.offerTo(routes)
+	})
 	_ = wait() // the outbox logs its errors
 	b.endMutes()
 	b.reread.Store(true)

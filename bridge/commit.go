@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -32,7 +31,130 @@ const (
 // A commit is one change of the bridge's state. It becomes one batch of the outbox.
 type commit struct {
 	outbox.Batch                       // without Groups
-	open         map[string]*openEvent // by EventId; nil for an event that is over
+	open         map[string]*openEvent // the events that change, by EventId; nil for one that is over
+	lines        []line                // of the log
+}
+
+// A line is written to the log when the commit is made, because writing it may be slow.
+type line struct {
+	level slog.Level
+	text  string
+	args  []any
+}
+
+func (c *commit) log(level slog.Level, text string, args ...any) {
+	c.lines = append(c.lines, line{level, text, args})
+}
+
+// setOpen sets the state of an event; nil for one that is over.
+func (c *commit) setOpen(id string, op *openEvent) {
+	if c.open == nil {
+		c.open = map[string]*openEvent{}
+	}
+	c.open[id] = op
+}
+
+// change returns a copy of the state of an event for the commit to change, or the copy that it has changed already.
+func (c *commit) change(op *openEvent) *openEvent {
+	next := c.open[op.event.ID]
+	if next == nil {
+		next = op.clone()
+		c.setOpen(op.event.ID, next)
+	}
+	return next
+}
+
+// mark records how often an id was used.
+func (c *commit) mark(e imds.Event, id string, times int, now time.Time) {
+	if c.Marks == nil {
+		c.Marks = map[string]outbox.Mark{}
+	}
+	c.Marks[id] = outbox.Mark{Times: times, Group: e.ID, At: now}
+}
+
+// add adds a CloudEvent.
+func (c *commit) add(ce event.Event, a outbox.Addition) {
+	describe(&a.Message, ce)
+	a.Body = marshalEvent(ce)
+	c.Add = append(c.Add, a)
+}
+
+// offers reports whether the commit gives a route the CloudEvent with that number.
+func (c *commit) offers(route string, seq uint64) bool {
+	return slices.ContainsFunc(c.Add, func(a outbox.Addition) bool { return a.Seq == seq && slices.Contains(a.To, route) })
+}
+
+// update derives a commit from the open events, and makes it before anybody else derives one. wait returns when it is on
+// disk; its error means that it is only in memory.
+func (b *Bridge) update(now time.Time, derive func() commit) (wait func() error) {
+	b.deciding.Lock()
+	c := derive()
+	wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+	b.deciding.Unlock()
+	b.committed(c)
+	return wait
+}
+
+// commit makes a commit that changes no open event. wait is that of update.
+func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
+	wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+	b.committed(c)
+	return wait
+}
+
+// apply makes a commit within a change of the outbox.
+func (b *Bridge) apply(tx *outbox.Tx, c commit) {
+	for i := range c.Add {
+		a := &c.Add[i]
+		isNew := a.Seq == 0
+		if isNew {
+			a.Seq = tx.Reserve()
+		}
+		op := c.open[a.Group]
+		if isNew && op != nil {
+			op.note(*a)
+		}
+		if imds.ChangeKind(a.Change).OfAzure() {
+			supersede(tx, *a, isNew, op)
+		}
+	}
+	if len(c.open) > 0 || c.Routes != nil {
+		b.nextDue = time.Time{}
+	}
+	c.Groups = b.events.set(c.open)
+	tx.Apply(c.Batch)
+}
+
+// supersede settles what a change of an event makes obsolete of what is pending about it. op is the event's state; nil if
+// it is over.
+func supersede(tx *outbox.Tx, newer outbox.Addition, isNew bool, op *openEvent) {
+	for _, d := range tx.Pending(newer.Group) {
+		waits := op != nil && slices.Contains(op.Waiting, d.Route)
+		comes := waits || slices.Contains(newer.To, d.Route)
+		isNews := isNew || comes && d.Seq < newer.Seq // what is offered again is news only to those that get it
+		if isNews && overtaken(d, newer, comes, waits) {
+			tx.Supersede(d)
+		}
+	}
+}
+
+// committed counts what a commit added, and writes its lines.
+func (b *Bridge) committed(c commit) {
+	for _, a := range c.Add {
+		if a.Body != nil {
+			b.meter.Committed(a.Type)
+		}
+	}
+	for _, l := range c.lines {
+		b.log.Log(context.Background(), l.level, l.text, l.args...)
+	}
+}
+
+// keepValue stores a small value in the outbox.
+func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
+	return b.outbox.Update(time.Now(), func(tx *outbox.Tx) {
+		tx.Apply(outbox.Batch{Values: map[string][]byte{name: v}})
+	})
 }
 
 // about returns a message about an event, without recipients.
@@ -54,74 +176,6 @@ func again(e imds.Event, k kept) (a outbox.Addition, ce event.Event) {
 func describe(m *delivery.Message, ce event.Event) {
 	m.ID, m.Type = ce.ID(), ce.Type()
 	m.AzureType, _ = ce.Extensions()["azeventtype"].(string)
-}
-
-// add adds a CloudEvent to the commit.
-func (c *commit) add(ce event.Event, a outbox.Addition) {
-	describe(&a.Message, ce)
-	a.Body = marshalEvent(ce)
-	c.Add = append(c.Add, a)
-}
-
-// commit hands the change to the outbox, which applies it at once. wait returns when it is on disk; its error means
-// that it is only in memory. The caller holds deciding if the commit changes open events, and releases it before wait.
-func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
-	wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
-	b.countCommitted(c)
-	return wait
-}
-
-// apply makes a commit within a change of the outbox.
-func (b *Bridge) apply(tx *outbox.Tx, c commit) {
-	for i := range c.Add {
-		a := &c.Add[i]
-		again := a.Seq != 0
-		if !again {
-			a.Seq = tx.Reserve()
-		}
-		op := c.open[a.Group]
-		if op != nil && a.Change == string(imds.Approved) && !again {
-			op.Answer = &kept{a.Seq, a.Body}
-		}
-		if !imds.ChangeKind(a.Change).OfAzure() {
-			continue
-		}
-		if op != nil && !again {
-			op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
-		}
-		for _, d := range tx.Pending(a.Group) {
-			waits := op != nil && slices.Contains(op.Waiting, d.Route)
-			comes := waits || slices.Contains(a.To, d.Route)
-			isNews := !again || comes && d.Seq < a.Seq // what is offered again is news only to those that get it
-			if isNews && overtaken(d, *a, comes, waits) {
-				tx.Supersede(d)
-			}
-		}
-	}
-	if len(c.open) > 0 || c.Routes != nil {
-		b.nextDue = time.Time{}
-	}
-	c.Groups = b.events.set(c.open)
-	tx.Apply(c.Batch)
-}
-
-// countCommitted counts the CloudEvents that a commit added.
-func (b *Bridge) countCommitted(c commit) {
-	for _, a := range c.Add {
-		if a.Body != nil {
-			b.meter.Committed(a.Type)
-		}
-	}
-}
-
-// keepValue stores a small value in the outbox.
-func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
-	return b.store(outbox.Batch{Values: map[string][]byte{name: v}}, time.Now())
-}
-
-// store stores a batch as it is.
-func (b *Bridge) store(batch outbox.Batch, now time.Time) (wait func() error) {
-	return b.outbox.Update(now, func(tx *outbox.Tx) { tx.Apply(batch) })
 }
 
 // overtaken reports whether a newer change of its event makes a pending delivery obsolete. comes means that its route
@@ -146,44 +200,4 @@ func marshalEvent(ce event.Event) []byte {
 		panic(fmt.Sprintf("encode CloudEvent %s: %v", ce.ID(), err))
 	}
 	return slices.Clone(b.Bytes())
-}
-
-// A loggingMutex keeps the lines that its holder logs until it is released, because writing them may be slow.
-type loggingMutex struct {
-	sync.Mutex
-	log   *slog.Logger // for the holder of the lock only
-	lines []func()
-}
-
-// logTo makes the mutex write its lines to log.
-func (m *loggingMutex) logTo(log *slog.Logger) { m.log = slog.New(&heldLines{log.Handler(), m}) }
-
-// Unlock releases the lock, and writes the lines.
-func (m *loggingMutex) Unlock() {
-	lines := m.lines
-	m.lines = nil
-	m.Mutex.Unlock()
-	for _, write := range lines {
-		write()
-	}
-}
-
-// heldLines is the handler of a loggingMutex's log.
-type heldLines struct {
-	slog.Handler
-	m *loggingMutex
-}
-
-func (h *heldLines) Handle(ctx context.Context, r slog.Record) error {
-	r = r.Clone()
-	h.m.lines = append(h.m.lines, func() { _ = h.Handler.Handle(ctx, r) }) // slog ignores the error too
-	return nil
-}
-
-func (h *heldLines) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &heldLines{h.Handler.WithAttrs(attrs), h.m}
-}
-
-func (h *heldLines) WithGroup(name string) slog.Handler {
-	return &heldLines{h.Handler.WithGroup(name), h.m}
 }

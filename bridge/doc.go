@@ -3,7 +3,8 @@
 //
 // One event travels in six hops: imds.Client.Poll → imds.Diff → cloudevent.Wrap and Filter → one outbox.Batch →
 // delivery.Worker → delivery.Sink. The second and third are pure. Only the outbox reaches the disk. What a later hop
-// has to tell an earlier one, such as that a sink is blocked, it tells a function that it was given.
+// has to tell an earlier one, such as that a sink is blocked, it tells a function that it was given. README.md names all
+// functions on the way.
 //
 // # Promises
 //
@@ -43,8 +44,8 @@
 // of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one that
 // alone writes its file, and one for each read.
 //
-// Code that derives changes from the open events holds Bridge.deciding until it has handed them to the outbox, and
-// releases it before it waits for the disk. What the holder logs is written when it releases it, except for dead letters.
+// Bridge.update makes all changes of the open events: it holds Bridge.deciding while they are decided and handed to the
+// outbox, and releases it before it writes to the log or waits for the disk. Only dead letters are logged before.
 // No lock is held during I/O with a disk, a sink or the endpoint. The order of locks is Bridge.deciding, Bridge.mu,
 // openEvents.mu, and the outbox's own.
 package bridge

@@ -187,7 +187,7 @@ func (b *Bridge) learn(o imds.Observer) {
 	var fresh bool
 	b.outbox.Update(time.Now(), func(tx *outbox.Tx) { fresh = tx.Own(o.VMID) })
 	if fresh { // the state was another VM's
-		b.events.clear()
+		b.events.load(map[string]*openEvent{})
 		b.reread.Store(true)
 	}
 	b.mu.Lock()

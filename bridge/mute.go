@@ -66,7 +66,7 @@ func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute
 	if err != nil {
 		return err
 	}
-	b.countCommitted(c)
+	b.committed(c)
 	for _, m := range c.Mutes {
 		mutes.Log(b.log, m)
 	}

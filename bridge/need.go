@@ -126,7 +126,7 @@ func (n *NeedLog) Keep(k *SinkStatus) {
 
 // logNeeds logs which sinks begin or end to need somebody.
 func (b *Bridge) logNeeds(now time.Time) {
-	b.needs.Note(b.log, b.sinks(b.events.list(), now), now)
+	b.needs.Note(b.log, b.sinks(eventsOf(b.events.all()), now), now)
 }
 
 // sinks returns the status of all routes, in the order of their names.

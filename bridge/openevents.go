@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -39,7 +38,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// An openEvent is the state of an open Azure event. The outbox stores it as JSON.
+// An openEvent is the state of an open Azure event. The outbox stores it as JSON. It never changes once it is among the
+// open events: a commit replaces it.
 type openEvent struct {
 	Event        json.RawMessage `json:"event"`                  // as last committed
 	Occurrence   int             `json:"occurrence"`             // 1; more if the event came back after it had vanished
@@ -51,19 +51,18 @@ type openEvent struct {
 	Latest       uint64          `json:"-"`                      // sequence number of the latest change
 	Routes       []string        `json:"routes,omitempty"`       // the routes whose filter accepted it
 	LatestAt     time.Time       `json:"latestAt,omitzero"`      // when that was seen
-	Approval     *decision       `json:"approval,omitempty"`     // replaced, never changed
+	Approval     *decision       `json:"approval,omitempty"`     // the last one of a rule or a user
 	Approved     bool            `json:"approved,omitempty"`     // an approval was or may have been sent
-	// Promised are the rules that people were told will approve it, until that is kept or they are told why not; replaced,
-	// never changed. NotYet means that they were told what keeps the rules from it for now.
+	// Promised are the rules that people were told will approve it, until that is kept or they are told why not. NotYet
+	// means that they were told what keeps the rules from it for now.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
 	NotYet   bool              `json:"notYet,omitempty"`
-	// Answer is the last CloudEvent about its approval since the latest change; replaced, never changed.
+	// Answer is the last CloudEvent about its approval since the latest change.
 	Answer *kept `json:"answer,omitempty"`
 	// Waiting are the routes whose lead has not come. Then they get the latest change or, if their filter doesn't take
 	// that, the announcement.
 	Waiting []string `json:"waiting,omitempty"`
-	// Announcement is the change before the first update while routes wait; nil if that is the latest. It is replaced,
-	// never changed.
+	// Announcement is the change before the first update while routes wait; nil if that is the latest.
 	Announcement *kept `json:"announcement,omitempty"`
 
 	cloudEvent []byte     // the latest change; the outbox stores it beside this state
@@ -77,13 +76,25 @@ type kept struct {
 	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
 
-// unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that
-// changed the event.
-func (op *openEvent) unwatched(d time.Duration, rebooted bool) bool {
-	was := *op
+// unwatched records a time without valid answers, and whether the observer rebooted in it.
+func (op *openEvent) unwatched(d time.Duration, rebooted bool) {
 	op.Gap = op.Gap || d > gapAbove || d < 0 // negative: the clock was set back, so the length is unknown
 	op.Rebooted = op.Rebooted || rebooted
-	return op.Gap != was.Gap || op.Rebooted != was.Rebooted
+}
+
+// listed records what a document says of an event that it doesn't change. One that a partial document leaves out may be in
+// the part that cannot be read, so it is not watched. now is the event as the document lists it; nil if it doesn't.
+func (op *openEvent) listed(now *imds.Event, partial bool, at observation) {
+	switch {
+	case now != nil:
+		op.lastListed = time.Time{}
+		op.Rebooted = op.Rebooted && !op.notBegun(*now, at.now) // that reboot was another's
+	case partial:
+		op.Gap = true
+		if at.away && op.lastListed.IsZero() {
+			op.lastListed = at.before
+		}
+	}
 }
 
 // notBegun reports whether the event, as a document lists it, has certainly not begun. Nobody can say so of one that was
@@ -95,11 +106,21 @@ func (op *openEvent) notBegun(e imds.Event, now time.Time) bool {
 // promise records which rules people are told will approve the event; nil if none will.
 func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet = rules, false }
 
-// clone returns an independent copy.
-func (op *openEvent) clone() openEvent {
+// note takes in a CloudEvent that is being committed: the latest change, or what came of its approval since.
+func (op *openEvent) note(a outbox.Addition) {
+	switch kind := imds.ChangeKind(a.Change); {
+	case kind.OfAzure():
+		op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
+	case kind == imds.Approved:
+		op.Answer = &kept{a.Seq, a.Body}
+	}
+}
+
+// clone returns a copy that may be changed.
+func (op *openEvent) clone() *openEvent {
 	c := *op
 	c.Routes, c.Waiting = slices.Clone(op.Routes), slices.Clone(op.Waiting)
-	return c
+	return &c
 }
 
 // setWaiting records whether a route waits for its lead.
@@ -123,44 +144,37 @@ func (op *openEvent) group() *outbox.Group {
 	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest, CloudEvent: op.cloudEvent}
 }
 
-// openEvents holds the open Azure events. It is safe for concurrent use. Code that derives changes from them also holds
-// Bridge.deciding.
+// openEvents holds the open Azure events. It is safe for concurrent use. Only commits change them.
 type openEvents struct {
 	mu   sync.Mutex
 	byID map[string]*openEvent
 }
 
-// load loads the events that the outbox stores.
-func (o *openEvents) load(groups map[string]outbox.Group, log *slog.Logger) {
+// load replaces the events.
+func (o *openEvents) load(byID map[string]*openEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.byID = decodeAll(groups, log)
+	o.byID = byID
 }
 
-// join merges the events of a late file with those of this run, and returns what changed as the outbox stores it. until
-// is the last valid answer in the file. booted is when the observer did.
-func (o *openEvents) join(
-	groups map[string]outbox.Group, until, booted time.Time, log *slog.Logger,
-) map[string]*outbox.Group {
+// join merges the events of a late file with those of this run, and returns the commit of what changes. until is the last
+// valid answer in the file. booted is when the observer did.
+func (o *openEvents) join(file map[string]*openEvent, until, booted time.Time) (c commit) {
 	rebooted := !until.IsZero() && booted.After(until)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	changed := map[string]*outbox.Group{}
-	for id, was := range decodeAll(groups, log) {
-		op := o.byID[id]
+	for id, was := range file {
+		op := o.get(id)
 		switch {
 		case op == nil:
-			op = was
-			op.unwatched(elapsed(until, time.Now()), rebooted)
-			op.lastListed = until
-			o.byID[id] = op
+			was.unwatched(elapsed(until, time.Now()), rebooted)
+			was.lastListed = until
+			c.setOpen(id, was)
 		case op.Occurrence == 1: // else the occurrence in the file ended meanwhile, and the event came back
+			op = c.change(op)
 			op.unwatched(elapsed(until, op.Announced), was.Rebooted || rebooted)
 			op.merge(was)
 		}
-		changed[id] = op.group()
 	}
-	return changed
+	return c
 }
 
 // merge adds what was known of an event before it was taken for new.
@@ -178,42 +192,18 @@ func (op *openEvent) merge(was *openEvent) {
 	}
 }
 
-// decodeAll decodes open events. One that can't be read is logged and left out.
-func decodeAll(groups map[string]outbox.Group, log *slog.Logger) map[string]*openEvent {
-	byID := make(map[string]*openEvent, len(groups))
+// decodeAll decodes open events. It leaves out those that can't be read, and says why.
+func decodeAll(groups map[string]outbox.Group) (byID map[string]*openEvent, unreadable []error) {
+	byID = make(map[string]*openEvent, len(groups))
 	for id, g := range groups {
 		op, err := decodeOpen(g)
 		if err != nil {
-			log.Error("cannot read an open event from the outbox", "event", id, "err", err)
+			unreadable = append(unreadable, fmt.Errorf("event %s: %w", id, err))
 			continue
 		}
 		byID[id] = op
 	}
-	return byID
-}
-
-// listed records that a document lists these events. One that a partial document leaves out may be in the part that
-// cannot be read, so it is not watched. listed returns the events that this changed as the outbox stores them.
-func (o *openEvents) listed(doc imds.Document, at observation) map[string]*outbox.Group {
-	there := make(map[string]int, len(doc.Events))
-	for n, e := range doc.Events {
-		there[e.ID] = n
-	}
-	return o.note(func(op *openEvent) bool {
-		was := *op
-		n, listed := there[op.event.ID]
-		switch {
-		case listed:
-			op.lastListed = time.Time{}
-			op.Rebooted = op.Rebooted && !op.notBegun(doc.Events[n], at.now) // a reboot that was not its own
-		case doc.Partial:
-			op.Gap = true
-			if at.away && op.lastListed.IsZero() {
-				op.lastListed = at.before
-			}
-		}
-		return op.Gap != was.Gap || op.Rebooted != was.Rebooted
-	})
+	return byID, unreadable
 }
 
 func decodeOpen(g outbox.Group) (*openEvent, error) {
@@ -247,82 +237,26 @@ func committed(cloudEvent []byte) (ce event.Event) {
 	return ce
 }
 
-// clear removes all events.
-func (o *openEvents) clear() {
+// all returns the open events in the order in which they were first seen.
+func (o *openEvents) all() []*openEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	clear(o.byID)
+	return slices.SortedFunc(maps.Values(o.byID), byFirst)
 }
 
-// all returns the open events in the order in which they were first seen, and the state of each.
-func (o *openEvents) all() ([]imds.Event, map[string]openEvent) {
+// get returns an open event; nil if it is not open.
+func (o *openEvents) get(id string) *openEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	states := make(map[string]openEvent, len(o.byID))
-	events := make([]imds.Event, 0, len(o.byID))
-	for _, op := range slices.SortedFunc(maps.Values(o.byID), byFirst) {
-		states[op.event.ID] = op.clone()
-		events = append(events, op.event)
-	}
-	return events, states
+	return o.byID[id]
 }
 
-// list returns the open events in any order.
-func (o *openEvents) list() (events []imds.Event) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, op := range o.byID {
+// eventsOf returns the events as they were last committed.
+func eventsOf(open []*openEvent) (events []imds.Event) {
+	for _, op := range open {
 		events = append(events, op.event)
 	}
 	return events
-}
-
-// get returns an open event; ok is false if it is not open.
-func (o *openEvents) get(id string) (e imds.Event, state openEvent, ok bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	op, ok := o.byID[id]
-	if !ok {
-		return imds.Event{}, openEvent{}, false
-	}
-	return op.event, op.clone(), true
-}
-
-// open reports whether the event is open.
-func (o *openEvents) open(id string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.byID[id] != nil
-}
-
-// waiting reports whether a route waits for its lead with one of the events.
-func (o *openEvents) waiting() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, op := range o.byID {
-		if len(op.Waiting) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// toApprove returns the ids of the events for the approval loop in the order in which they were first seen: all of
-// them if there are rules, else those with an unsent approval, or a promise of one.
-func (o *openEvents) toApprove(rules bool) (ids []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var events []*openEvent
-	for _, op := range o.byID {
-		if rules || op.Approval.unsent() || len(op.Promised) > 0 {
-			events = append(events, op)
-		}
-	}
-	slices.SortFunc(events, byFirst)
-	for _, op := range events {
-		ids = append(ids, op.event.ID)
-	}
-	return ids
 }
 
 // byFirst orders events by when they were first seen.
@@ -330,8 +264,7 @@ func byFirst(a, b *openEvent) int {
 	return cmp.Or(a.Announced.Compare(b.Announced), cmp.Compare(a.event.ID, b.event.ID))
 }
 
-// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them. The caller has
-// held deciding since it copied them, so nobody has noted anything meanwhile.
+// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them.
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -346,65 +279,4 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 		groups[id] = op.group()
 	}
 	return groups
-}
-
-// note calls change for every open event, and returns those for which it returned true as the outbox stores them.
-func (o *openEvents) note(change func(*openEvent) bool) map[string]*outbox.Group {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var groups map[string]*outbox.Group
-	for id, op := range o.byID {
-		if change(op) {
-			if groups == nil { // rare, while note is called with every poll
-				groups = map[string]*outbox.Group{}
-			}
-			groups[id] = op.group()
-		}
-	}
-	return groups
-}
-
-// noteOne calls change for one open event, and returns it as the outbox stores it if change returned true.
-func (o *openEvents) noteOne(id string, change func(*openEvent) bool) *outbox.Group {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if op := o.byID[id]; op != nil && change(op) {
-		return op.group()
-	}
-	return nil
-}
-
-// maxOpenBytes bounds the JSON of all open events together. Any single document is smaller.
-const maxOpenBytes = 16 << 20
-
-// leftOut is the log message and problem while changes are left out.
-var leftOut = fmt.Sprintf("changes left out: %d events, or %d MiB of them, are open already",
-	imds.MaxEvents, maxOpenBytes>>20)
-
-// fitChanges returns the changes for which there is room beside the known events. Without a bound, documents that make
-// nothing vanish could open events without end.
-func fitChanges(known []imds.Event, changes []imds.Change) (fit []imds.Change) {
-	n, bytes := len(known), 0
-	for _, e := range known {
-		bytes += len(e.Raw)
-	}
-	for _, c := range changes {
-		if c.Kind == imds.Vanished {
-			n, bytes = n-1, bytes-len(c.Event.Raw)
-		}
-	}
-	for _, c := range changes {
-		if c.Kind != imds.Vanished {
-			more, longer := 1, len(c.Event.Raw)
-			if c.Previous != nil {
-				more, longer = 0, longer-len(c.Previous.Raw)
-			}
-			if n+more > imds.MaxEvents || bytes+longer > maxOpenBytes {
-				continue
-			}
-			n, bytes = n+more, bytes+longer
-		}
-		fit = append(fit, c)
-	}
-	return fit
 }

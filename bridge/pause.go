@@ -3,8 +3,6 @@ package bridge
 import (
 	"sync"
 	"time"
-
-	"forewarn/bridge/outbox"
 )
 
 // shortestPause is the shortest standstill that counts. On a busy machine, ticks are delayed by less.
@@ -41,14 +39,12 @@ func (b *Bridge) notePause() {
 
 // notePaused records a pause with the open events.
 func (b *Bridge) notePaused(d time.Duration) {
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
-	groups := b.events.note(func(op *openEvent) bool {
-		longer := d > op.LongestPause
-		op.LongestPause = max(op.LongestPause, d)
-		return longer
+	b.update(time.Now(), func() (c commit) {
+		for _, op := range b.events.all() {
+			if d > op.LongestPause {
+				c.change(op).LongestPause = d
+			}
+		}
+		return c
 	})
-	if len(groups) > 0 {
-		b.store(outbox.Batch{Groups: groups}, time.Now())
-	}
 }

@@ -27,7 +27,7 @@ func RuleName(number int, r Rule) string {
 
 // promises returns the rules that will approve an event before it may begin, once the sinks that they name have
 // accepted the change that ce and a are about and their wait is over. Every doubt means that it is not promised.
-func (s changeContext) promises(c imds.Change, ce event.Event, a outbox.Addition, op openEvent) []cloudevent.Rule {
+func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op *openEvent) []cloudevent.Rule {
 	e := c.Event
 	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
 	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || due || len(s.rules) == 0 {
@@ -198,7 +198,7 @@ const failingFor = time.Minute
 // were told of is no longer in the settings, or if none of the rules will approve the event: at once when that is for
 // good, otherwise once after failingFor, as something that may still pass. stuck is why Azure doesn't take an approval that
 // the rules have made; "" if they have made none.
-func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck string) {
+func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	if len(op.Promised) == 0 {
 		return
 	}
@@ -206,7 +206,7 @@ func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck str
 	if stuck != "" {
 		standing = nil
 	}
-	lasting := b.outbox.Durable() != nil || b.stuckFor(e.ID, op.Latest, len(standing) > 0, now) >= failingFor
+	lasting := b.outbox.Durable() != nil || b.stuckFor(op.event.ID, op.Latest, len(standing) > 0, now) >= failingFor
 	notYet := len(standing) == 0 && !all.final()
 	if notYet && (op.NotYet || !lasting) {
 		return
@@ -223,47 +223,26 @@ func (b *Bridge) keepPromise(e imds.Event, op openEvent, all verdicts, stuck str
 	if stuck != "" {
 		a.Sink, a.Error = "", stuck
 	}
-	b.withhold(e, op, a, standing)
+	b.withhold(op, a, standing)
 }
 
 // withhold puts on record that rules don't approve an event that they were to approve, or not yet, and which ones still
 // do. It does nothing if the event has changed since it was seen as op, or if that is on record.
-func (b *Bridge) withhold(e imds.Event, op openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
-	b.deciding.Lock()
-	at := time.Now()
-	_, now, open := b.events.get(e.ID)
-	if !open || len(now.Promised) == 0 || now.Latest != op.Latest {
-		b.deciding.Unlock()
-		return
-	}
-	a.Decided, a.After = at.UTC(), at.Sub(now.Announced).Round(100*time.Millisecond).Seconds()
-	if a.NotYet {
-		now.NotYet = true
-	} else {
-		now.promise(standing)
-	}
-	c := commit{open: map[string]*openEvent{e.ID: &now}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
-	b.changeContext(observation{now: at}).addApproval(&c, e, now, a)
-	wait := b.commit(c, at)
-	b.deciding.Unlock()
+func (b *Bridge) withhold(op *openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
+	wait := b.update(time.Now(), func() (c commit) {
+		now, current := time.Now(), b.events.get(op.event.ID)
+		if current == nil || len(current.Promised) == 0 || current.Latest != op.Latest {
+			return c
+		}
+		next := c.change(current)
+		a.Decided, a.After = now.UTC(), now.Sub(next.Announced).Round(100*time.Millisecond).Seconds()
+		if a.NotYet {
+			next.NotYet = true
+		} else {
+			next.promise(standing)
+		}
+		b.situation(observation{now: now}, op.event).addApproval(&c, op.event, next, a, false)
+		return c
+	})
 	_ = wait() // the outbox logs its errors
-}
-
-// releaseAnswer adds what came of an approval for the routes that were to get it after a change, when their lead has come,
-// and now don't get that change.
-func (s changeContext) releaseAnswer(c *commit, op openEvent) {
-	who := routesThat(func(r Route) bool { return slices.Contains(op.Waiting, r.Name) }, s.routes)
-	op.Waiting = nil
-	s.offerAnswer(c, op.event, op, who)
-}
-
-// offerAnswer adds what came of the approval of an event since its latest change, for routes that are offered that
-// change: the change may say that a rule will approve it.
-func (s changeContext) offerAnswer(c *commit, e imds.Event, op openEvent, who []Route) {
-	if op.Answer == nil {
-		return
-	}
-	a, _ := again(e, *op.Answer)
-	a.To = s.audience(who, imds.Change{Kind: imds.Approved, Event: e}, op, false, false)
-	c.Add = append(c.Add, a)
 }

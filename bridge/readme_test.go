@@ -3,6 +3,7 @@ package bridge
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -33,6 +34,44 @@ func TestREADMEExplainsEveryFile(t *testing.T) {
 		}
 		if _, rest, more := strings.Cut(explained, ".go`"); more {
 			t.Errorf("a file of %s is explained that isn't there, before %.40q", dir, rest)
+		}
+	}
+}
+
+// README names the functions that an event passes through, at most 30, and none that isn't there.
+func TestREADMENamesTheFunctionsThatAnEventPassesThrough(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "\nOne event passes through these functions")
+	table, _, _ := strings.Cut(rest, "\nWhat a later one")
+	names := regexp.MustCompile("`([A-Za-z.]+)`").FindAllStringSubmatch(table, -1)
+	if len(names) == 0 || len(names) > 30 {
+		t.Errorf("%d functions are named, want 1 to 30", len(names))
+	}
+	var source []byte
+	for _, dir := range []string{".", "imds", "cloudevent", "delivery", "outbox"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			code, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source = append(source, code...)
+		}
+	}
+	for _, name := range names {
+		of, method, isMethod := strings.Cut(name[1], ".")
+		pattern := `(?m)^func ` + of + `\(`
+		if isMethod {
+			pattern = `(?m)^func \(\w+ \*?` + of + `\) ` + method + `\(|^type ` + of + ` interface`
+		}
+		if !regexp.MustCompile(pattern).Match(source) {
+			t.Errorf("there is no %s", name[1])
 		}
 	}
 }

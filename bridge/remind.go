@@ -1,13 +1,13 @@
 package bridge
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
-	"forewarn/bridge/outbox"
 )
 
 // lookAtLeast is the longest interval between looks at what is due.
@@ -23,54 +23,48 @@ func (b *Bridge) tellDue(now time.Time) {
 	b.mu.Lock()
 	polled := !b.imds.lastTurn.IsZero()
 	b.mu.Unlock()
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
-	if !polled || b.nextDue.After(now) {
+	if !polled {
 		return
 	}
-	s := b.changeContext(observation{now: now})
-	events, states := b.events.all()
-	c := s.dueEvents(events, states)
-	if len(c.Add) > 0 {
-		b.commit(c, now)
-	}
-	next := now.Add(lookAtLeast)
-	for _, e := range events {
-		op := states[e.ID]
-		for _, lead := range dueLeads(s.routes, op.Routes, e, now) {
-			if c, due := s.reminder(e, op, lead); due {
-				b.commit(c, now)
-			}
+	b.update(now, func() (c commit) {
+		if b.nextDue.After(now) {
+			return c
 		}
-		next = nextLead(s.routes, e, now, next)
-	}
-	b.nextDue = next
-	if !s.current {
-		b.nextDue = now
-	}
+		s := b.situation(observation{now: now})
+		b.nextDue = now.Add(lookAtLeast)
+		for _, op := range b.events.all() {
+			due := s.due(op, s.routes)
+			if len(due) > 0 {
+				op = c.change(op)
+				b.offerDue(&c, s, op, due)
+			}
+			for _, lead := range dueLeads(s.routes, op.Routes, op.event, now) {
+				b.remind(&c, s, op, lead)
+			}
+			b.nextDue = nextLead(s.routes, op.event, now, b.nextDue)
+		}
+		if !s.current {
+			b.nextDue = now
+		}
+		return c
+	})
 }
 
-// dueEvents returns the commit that gives open events to the routes whose lead has come, and updates their states.
-func (s changeContext) dueEvents(events []imds.Event, states map[string]openEvent) commit {
-	c := commit{open: map[string]*openEvent{}}
-	for _, e := range events {
-		op := states[e.ID]
-		due := s.due(e, op, s.routes)
-		if len(due) == 0 {
-			continue
-		}
-		given := routesThat(func(r Route) bool { return s.gets(r.Name, op.Latest) }, due) // somebody replayed it to them
-		for _, r := range given {
+// offerDue offers an event to routes whose lead has come. One that was given its latest change already, by a replay, gets
+// only what came of its approval since.
+func (b *Bridge) offerDue(c *commit, s situation, op *openEvent, due []Route) {
+	var given, others []Route
+	for _, r := range due {
+		if b.outbox.Delivery(r.Name, op.Latest).State != "" {
+			given = append(given, r)
 			op.setWaiting(r.Name, false)
+		} else {
+			others = append(others, r)
 		}
-		s.offerEvent(&c, e, &op, s.due(e, op, due))
-		s.offerAnswer(&c, e, op, given)
-		states[e.ID] = op
-		for _, r := range due {
-			s.log.Info("lead has come", "event", e.ID, "sink", r.Name)
-		}
+		c.log(slog.LevelInfo, "lead has come", "event", op.event.ID, "sink", r.Name)
 	}
-	return c
+	s.offer(c, op, others)
+	s.offerAnswer(c, op, given)
 }
 
 // nextLead returns when the next lead or reminder of the event may be due, at most at.
@@ -111,43 +105,53 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 	return due
 }
 
-// reminder returns the commit of one reminder; due is false if it was sent before. A route that was told of a change
-// just now gets none, and what nobody gets is only recorded as sent. A change in the future is one of before the clock
-// was set back.
-func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) (c commit, due bool) {
-	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
+// remind adds one reminder to the commit, unless it was sent before.
+func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duration) {
+	change := imds.Change{Kind: imds.Reminder, Event: op.event, Lead: lead}
 	id := cloudevent.ChangeID(change)
-	if s.mark(e.ID, id).Times > 0 {
-		return commit{}, false
+	if b.outbox.Mark(op.event.ID, id).Times > 0 || c.Marks[id].Times > 0 {
+		return
 	}
-	c.Marks = map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}
-	d := s.now.Sub(op.LatestAt)
-	justNow := 0 <= d && d <= remindAgain
 	in := s.circumstances(op)
-	rules, asked := s.standing(e.ID)
+	rules, asked := b.standingRules(op.event.ID)
 	if asked { // people were told what the rules said then
 		in.Rules = rules
 	}
+	d := s.now.Sub(op.LatestAt)
+	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
+	told := map[string]bool{}
+	for _, route := range op.Routes {
+		told[route] = justNow && (c.offers(route, op.Latest) || b.outbox.Delivery(route, op.Latest).State != "")
+	}
+	s.addReminder(c, op, change, in, told)
+}
+
+// addReminder adds a reminder to the commit. A route that was told of a change just now gets none, and what nobody gets is
+// only recorded as sent.
+func (s situation) addReminder(
+	c *commit, op *openEvent, change imds.Change, in cloudevent.Circumstances, told map[string]bool,
+) {
+	e, id := op.event, cloudevent.ChangeID(change)
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
-		s.log.Error("cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
-		return commit{}, false
+		c.log(slog.LevelError, "cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
+		return
 	}
+	c.mark(e, id, 1, s.now)
 	a := about(e, imds.Reminder)
 	for _, r := range s.routes {
-		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
-			r.Hears(change, s.observer.Name) && !(justNow && s.gets(r.Name, op.Latest)) {
+		if dueLead(r, e.NotBefore.Sub(s.now)) == change.Lead && slices.Contains(op.Routes, r.Name) &&
+			r.Hears(change, s.self()) && !told[r.Name] {
 			a.To = append(a.To, r.Name)
 		}
 	}
-	if len(a.To) > 0 {
-		s.log.Info("reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
-			"to", strings.Join(a.To, ","))
-		c.add(ce, a)
-		if len(in.Rules) > 0 {
-			op.promise(in.Rules)
-			c.open = map[string]*openEvent{e.ID: &op}
-		}
+	if len(a.To) == 0 {
+		return
 	}
-	return c, true
+	c.log(slog.LevelInfo, "reminder due", "event", e.ID, "lead", cloudevent.LeadText(change.Lead), "id", id,
+		"to", strings.Join(a.To, ","))
+	c.add(ce, a)
+	if len(in.Rules) > 0 {
+		c.change(op).promise(in.Rules)
+	}
 }

@@ -45,7 +45,7 @@ func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 		report.addDropped(&c, dropped, by)
 		b.apply(tx, c)
 	})()
-	b.countCommitted(c)
+	b.committed(c)
 	for _, d := range dropped {
 		b.log.Warn("delivery dropped", "key", d.Key, "id", d.ID, "by", by)
 	}

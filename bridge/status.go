@@ -198,7 +198,8 @@ func (b *Bridge) recordTurn(at *time.Time) {
 // Status returns the current status.
 func (b *Bridge) Status() Status {
 	now := time.Now()
-	events, states := b.events.all()
+	open := b.events.all()
+	events := eventsOf(open)
 	sinks := b.sinks(events, now)
 	durable := b.outbox.Durable()
 	bytes, mutes := b.outbox.Totals().FileBytes, b.Mutes()
@@ -226,15 +227,16 @@ func (b *Bridge) Status() Status {
 		s.Outbox.Error = durable.Error()
 		s.Reasons = append(s.Reasons, "the outbox cannot be written: "+durable.Error())
 	}
-	for _, e := range events {
-		approved, refused := states[e.ID].approval()
+	for _, op := range open {
+		e := op.event
+		approved, refused := op.approval()
 		s.Events = append(s.Events, EventStatus{
-			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
+			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
 			Approval: cmp.Or(refused, b.rulings[e.ID]), Approved: approved,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
-	leads := firstLeads(b.routes, states)
+	leads := firstLeads(b.routes, open)
 	for i, k := range s.Sinks {
 		if lead := leads[k.Name]; k.Pending == 0 && !lead.IsZero() {
 			s.Sinks[i].NextAttempt, s.Sinks[i].WaitsFor = lead.UTC(), delivery.WaitsForLead
@@ -248,9 +250,9 @@ func (b *Bridge) Status() Status {
 }
 
 // firstLeads returns when the first lead comes of those that each route waits for.
-func firstLeads(routes []Route, states map[string]openEvent) map[string]time.Time {
+func firstLeads(routes []Route, open []*openEvent) map[string]time.Time {
 	first := map[string]time.Time{}
-	for _, op := range states {
+	for _, op := range open {
 		for _, r := range routes {
 			at, was := r.LeadTime(imds.Scheduled, op.event.NotBefore), first[r.Name]
 			if slices.Contains(op.Waiting, r.Name) && (was.IsZero() || at.Before(was)) {
@@ -262,7 +264,7 @@ func firstLeads(routes []Route, states map[string]openEvent) map[string]time.Tim
 }
 
 // approval returns the approval of the event's latest change, or else why it was refused.
-func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
+func (op *openEvent) approval() (approved *ApprovedStatus, refused string) {
 	d := op.Approval
 	if d == nil || d.Seq != op.Latest {
 		return nil, ""

@@ -114,38 +114,38 @@ func (b *Bridge) trouble(route string, why error) {
 
 // reportTrouble decides on such a report once more, because another goroutine may have been faster.
 func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
-	b.deciding.Lock()
-	defer b.deciding.Unlock()
-	b.mu.Lock()
-	c := b.workers[route]
-	b.mu.Unlock()
-	st := b.outbox.Stats()[route]
-	if c == nil || !b.isNews(route, why) ||
-		// It was removed meanwhile, or only events about the bridge are pending: those never cause another.
-		why != nil && (!st.Gone.IsZero() || !c.State().OfGroup) {
-		return func() error { return nil }
-	}
-	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
-	typ := cloudevent.SinkRecovered
-	if why != nil {
-		typ, data["since"], data["error"] = cloudevent.SinkBlocked, c.State().Oldest, why.Error()
-		if urgent := b.mostUrgent(route); urgent != nil {
-			data["urgent"] = urgent
+	return b.update(time.Now(), func() (c commit) {
+		b.mu.Lock()
+		w := b.workers[route]
+		b.mu.Unlock()
+		st := b.outbox.Stats()[route]
+		if w == nil || !b.isNews(route, why) ||
+			// It was removed meanwhile, or only events about the bridge are pending: those never cause another.
+			why != nil && (!st.Gone.IsZero() || !w.State().OfGroup) {
+			return c
 		}
-	}
-	report := reporting(valueBlocked+route, why != nil)
-	now := b.addReport(&report, typ, data, route)
-	return b.commit(report, now)
+		data := map[string]any{"sink": route, "kind": w.kind, "pending": st.Pending}
+		typ := cloudevent.SinkRecovered
+		if why != nil {
+			typ, data["since"], data["error"] = cloudevent.SinkBlocked, w.State().Oldest, why.Error()
+			if urgent := b.mostUrgent(route); urgent != nil {
+				data["urgent"] = urgent
+			}
+		}
+		c = reporting(valueBlocked+route, why != nil)
+		b.addReport(&c, typ, data, route)
+		return c
+	})
 }
 
 // mostUrgent describes the open event that is due next of those whose latest change is pending for a route; nil for
 // none.
 func (b *Bridge) mostUrgent(route string) map[string]any {
-	events, states := b.events.all()
 	var next *imds.Event
-	for i, e := range events {
-		if b.outbox.Delivery(route, states[e.ID].Latest).State == outbox.StatePending && (next == nil || sooner(e, *next)) {
-			next = &events[i]
+	for _, op := range b.events.all() {
+		pending := b.outbox.Delivery(route, op.Latest).State == outbox.StatePending
+		if pending && (next == nil || sooner(op.event, *next)) {
+			next = &op.event
 		}
 	}
 	if next == nil {
@@ -233,7 +233,7 @@ func (b *Bridge) reportDeadOf(route string) {
 		report.add(&c, cloudevent.DeliveryDeadLettered, describeAll(route, letters), route)
 		b.apply(tx, c)
 	})
-	b.countCommitted(c)
+	b.committed(c)
 	_ = wait() // the outbox logs its errors
 }
 

@@ -169,32 +169,37 @@ func (w *watcher) reached(now time.Time) {
 
 // answered handles a valid answer.
 func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
-	first := w.last.IsZero()
+	first, before := w.last.IsZero(), w.lastAnswer()
 	w.last = now
-	before := w.lastAnswer()
-	next := lastAnswer{At: now, Incarnation: before.Incarnation}
-	if p.Class == imds.PollDocument {
-		next.Incarnation = p.Document.Incarnation
-	}
-	w.noteAnswer(next, !before.At.IsZero() && w.options.Booted.After(before.At))
+	o := observation{now: now, before: before.At, since: before.age(now)}
+	o.away = first || o.since > awayAbove
+	o.rebooted = !before.At.IsZero() && w.options.Booted.After(before.At)
 	if first {
 		w.reportStarted(before.At, now)
 	}
 	if w.reported(valueUnavailable) {
 		w.reportRecovered(before.At, now)
 	}
-	if p.Class != imds.PollUnchanged {
-		w.document(ctx, p, observation{now: now, before: before.At, away: first || before.age(now) > awayAbove})
-	}
-	if ctx.Err() == nil { // else the document may not be committed
-		w.keepAnswer()
+	w.document(p, before, o)
+	if ctx.Err() == nil {
+		w.beginActing()
 	}
 }
 
-// document handles the document of a valid answer.
-func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
-	etag := p.ETag // copied, so that the answer can be freed while handle waits for the disk
-	if !p.Seen && (p.Sum != w.seen.Sum || !w.done) {
+// document takes in a valid answer, and its document if that is a new one.
+func (w *watcher) document(p imds.Poll, before lastAnswer, o observation) {
+	etag, number := p.ETag, before.Incarnation // copied, so that the answer can be freed while take waits for the disk
+	if p.Class == imds.PollDocument {
+		number = p.Document.Incarnation
+	}
+	a := lastAnswer{At: o.now, Incarnation: number}
+	if p.Class == imds.PollUnchanged {
+		w.take(nil, a, o)
+		return
+	}
+	if p.Seen || p.Sum == w.seen.Sum && w.done {
+		w.take(nil, a, o)
+	} else {
 		number, version := p.Document.Incarnation, p.Document.APIVersion
 		if p.Sum != w.seen.Sum && number == w.seen.Incarnation && version == w.seen.Version && number != "" {
 			w.log.Warn("the document changed but its incarnation did not", "incarnation", number)
@@ -202,7 +207,7 @@ func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 		w.report(p.Document.Problems)
 		w.seen = imds.Seen{Class: p.Class, Sum: p.Sum, Version: version, Incarnation: number, Buffer: &w.buffer}
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
-		w.done = w.handle(p.Document, o)
+		w.done = w.take(&p.Document, a, o)
 		w.noteDoubts(p.Document)
 	}
 	w.etag = ""

@@ -28,11 +28,16 @@ type routeWorker struct {
 // begun about those.
 func (b *Bridge) startWorkers(ctx context.Context) {
 	all := b.outbox.Totals()
-	if all.Pending+all.Unreported > 0 || b.events.waiting() {
+	if all.Pending+all.Unreported > 0 || b.leadsWait() {
 		b.awaitName(ctx, b.nameLimit())
 		b.awaitPoll(ctx)
 	}
 	b.deliver(ctx)
+}
+
+// leadsWait reports whether a route waits for its lead with an open event.
+func (b *Bridge) leadsWait() bool {
+	return slices.ContainsFunc(b.events.all(), func(op *openEvent) bool { return len(op.Waiting) > 0 })
 }
 
 // deliver starts the workers.
@@ -66,7 +71,7 @@ func (b *Bridge) awaitedPoll() chan struct{} {
 }
 
 // waitsForAnswer reports whether a route begins nothing yet: what is pending about an event may start something, and the
-// event may be over by now. keepAnswer starts its worker. The caller holds mu.
+// event may be over by now. beginActing starts its worker. The caller holds mu.
 func (b *Bridge) waitsForAnswer(r Route) bool {
 	return !b.current && r.Terms.Late == delivery.LateDrop && b.outbox.Stats()[r.Name].Pending > 0
 }

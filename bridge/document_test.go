@@ -51,7 +51,7 @@ func TestTheOutcomeIsHonest(t *testing.T) {
 		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 		{"a status nobody knows", imds.Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 	} {
-		if got := end(imds.Change{Event: tt.event}, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
+		if got := end(imds.Change{Event: tt.event}, &tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
 			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
 		}
 	}
@@ -1051,7 +1051,7 @@ func TestNothingIsLoggedUnderALock(t *testing.T) {
 			return false
 		}
 		s.logged = func(words string) {
-			if b := b.Load(); b != nil && !(free(&b.deciding.Mutex) && free(&b.mu)) {
+			if b := b.Load(); b != nil && !(free(&b.deciding) && free(&b.mu)) {
 				t.Errorf("%q is logged under a lock", words)
 			}
 			mu.Lock()

@@ -1,0 +1,176 @@
+package bridge
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
+)
+
+// address adds those of the routes whose filter accepts the change as recipients, unless they wait for their lead. It
+// records in op which get the event, and which wait. ce is the change's CloudEvent.
+func (s situation) address(
+	c *commit, a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent,
+) {
+	var fields map[string]any
+	for _, r := range routes {
+		if r.Filter.needsFields() && fields == nil {
+			fields = cloudevent.Fields(ce)
+		}
+		if !s.subscribe(c, r, change, fields, op) {
+			continue
+		}
+		wanted, _ := r.Filter.MatchChange(change, s.self())
+		if !wanted {
+			continue
+		}
+		waits := r.LeadTime(change.Kind, change.Event.NotBefore).After(s.now)
+		op.setWaiting(r.Name, waits)
+		if !waits {
+			a.To = append(a.To, r.Name)
+		}
+	}
+}
+
+// subscribe reports whether a route gets the event: if its filter has decided so before, or does so now, which is recorded
+// in op.
+func (s situation) subscribe(c *commit, r Route, change imds.Change, fields map[string]any, op *openEvent) bool {
+	if slices.Contains(op.Routes, r.Name) {
+		return true
+	}
+	wanted, _, err := r.Filter.MatchEvent(change, fields, s.self())
+	if err != nil {
+		c.log(slog.LevelWarn, "filter failed; the event passes", "sink", r.Name, "event", change.Event.ID, "err", err)
+	}
+	if !wanted {
+		return false
+	}
+	if s.self() == "" && !imds.SameWord(r.Filter.Only.VMs, "all") {
+		c.log(slog.LevelWarn, "VM name unknown; the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
+	}
+	op.Routes = append(op.Routes, r.Name)
+	return true
+}
+
+// offer adds to the commit the latest change of an open event for those of the routes whose filter takes it, unless they
+// wait for their lead, and what came of its approval since. The routes are new, have returned, or have waited for a lead
+// that has come; one that has waited, and whose filter doesn't take the latest change, gets the announcement. op is the
+// event's state, which offer changes.
+func (s situation) offer(c *commit, op *openEvent, routes []Route) {
+	latest := kept{op.Latest, op.cloudEvent}
+	announcement := *cmp.Or(op.Announcement, &latest)
+	a, ce := again(op.event, latest)
+	s.address(c, &a, routes, ce, cloudevent.ChangeOf(ce), op)
+	c.Add = append(c.Add, a)
+	first, _ := again(op.event, announcement)
+	for _, r := range s.due(op, routes) {
+		op.setWaiting(r.Name, false)
+		first.To = append(first.To, r.Name)
+	}
+	if len(first.To) > 0 {
+		c.Add = append(c.Add, first)
+	}
+	s.offerAnswer(c, op, routes)
+}
+
+// offerAnswer adds what came of the approval of an event since its latest change, for routes that are offered that
+// change: the change may say that a rule will approve it.
+func (s situation) offerAnswer(c *commit, op *openEvent, routes []Route) {
+	if op.Answer == nil {
+		return
+	}
+	a, _ := again(op.event, *op.Answer)
+	a.To = s.audience(routes, imds.Change{Kind: imds.Approved, Event: op.event}, op, false, false)
+	c.Add = append(c.Add, a)
+}
+
+// releaseAnswer adds what came of an approval for the routes that were to get it after a change, when their lead has come,
+// and now don't get that change.
+func (s situation) releaseAnswer(c *commit, op *openEvent) {
+	waiting := routesThat(func(r Route) bool { return slices.Contains(op.Waiting, r.Name) }, s.routes)
+	op.Waiting = nil
+	s.offerAnswer(c, op, waiting)
+}
+
+// audience returns those of the routes that get the CloudEvent about an approval now: one that waits for its lead gets it
+// then, after the change. over means that the event is over.
+func (s situation) audience(
+	routes []Route, change imds.Change, op *openEvent, isTrouble, over bool,
+) (to []string) {
+	for _, r := range routes {
+		hears := r.Hears(change, s.self()) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
+		switch {
+		case hears && slices.Contains(op.Waiting, r.Name):
+		case hears && slices.Contains(op.Routes, r.Name), isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
+			to = append(to, r.Name)
+		}
+	}
+	return to
+}
+
+// due returns those of the routes that wait for a lead which has come. What acts also waits for Azure's first answer
+// after a start: the event may be over.
+func (s situation) due(op *openEvent, routes []Route) []Route {
+	return routesThat(func(r Route) bool {
+		may := s.current || r.Terms.Late != delivery.LateDrop
+		return may && slices.Contains(op.Waiting, r.Name) && !r.LeadTime(imds.Scheduled, op.event.NotBefore).After(s.now)
+	}, routes)
+}
+
+// LeadTime returns when a change may be told to a route with a lead; zero for at once.
+func (r Route) LeadTime(kind imds.ChangeKind, notBefore time.Time) time.Time {
+	if r.Terms.Lead <= 0 || !kind.Announces() {
+		return time.Time{}
+	}
+	return notBefore.Add(-r.Terms.Lead)
+}
+
+// Hears reports whether a route that gets the event also gets approvals and reminders of it. A route that acts does
+// only if its filter names them.
+func (r Route) Hears(c imds.Change, self string) bool {
+	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
+		return false
+	}
+	matched, _ := r.Filter.MatchChange(c, self)
+	return matched
+}
+
+// offerTo returns the commit that replaces the routes in the outbox. A new or returning route is offered every open event
+// whose latest change it does not have yet. The caller holds deciding.
+func (b *Bridge) offerTo(routes []Route) (c commit) {
+	c.Routes, c.Values = []outbox.Route{}, map[string][]byte{}
+	for _, r := range routes {
+		c.Routes = append(c.Routes, outbox.Route{
+			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
+		})
+	}
+	now := time.Now()
+	var added, back []string
+	b.outbox.Update(now, func(tx *outbox.Tx) { added, back = tx.NewRoutes(c.Routes) })
+	for _, name := range added { // what was told of an earlier route of that name says nothing about this one
+		if b.reported(valueBlocked + name) {
+			c.Values[valueBlocked+name] = []byte(troubleBefore)
+		}
+	}
+	isAdded := func(route string) bool { return slices.Contains(added, route) }
+	s := b.situation(observation{now: now})
+	for _, op := range b.events.all() {
+		missed := routesThat(func(r Route) bool {
+			returned := slices.Contains(back, r.Name)
+			return isAdded(r.Name) || returned && b.outbox.Delivery(r.Name, op.Latest).State == ""
+		}, routes)
+		if len(missed) > 0 {
+			next := c.change(op)
+			next.forget(isAdded)
+			s.offer(&c, next, missed)
+		}
+	}
+	return c
+}
