@@ -182,6 +182,59 @@ func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 	}
 }
 
+// What was under way when its event ended is on record as attempted, with its answer if one comes, and isn't tried again.
+func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		why     error
+		crashes bool
+	}{
+		"it fails for good": {why: fmt.Errorf("%w: exit status 1", delivery.ErrRejected)},
+		"it wants more":     {why: errors.New("exit status 75")},
+		"nobody knows":      {crashes: true},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{answer: func(delivery.Delivery) error {
+					time.Sleep(10 * time.Second)
+					return tt.why
+				}}
+				r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+				r.Filter.Only.Changes = []string{"scheduled"}
+				b := s.start(r)
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(3 * time.Second)
+				s.azure.End(idA)
+				pause(3 * time.Second)
+				if tt.crashes {
+					b.crash()
+					b = s.start(r)
+				}
+				pause(20 * time.Minute)
+				if n := len(e.tried()); n != 1 {
+					t.Errorf("it was tried %d times", n)
+				}
+				lives, err := History(b.Outbox, Period{Event: idA})
+				if err != nil || len(lives) != 1 {
+					t.Fatalf("History = %v, %v", lives, err)
+				}
+				want := HistoryDelivery{Sink: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver}
+				if tt.why != nil {
+					want.Error = tt.why.Error()
+				}
+				got := lives[0].Changes[0].Deliveries
+				if len(got) == 1 {
+					got[0].At = time.Time{}
+				}
+				if !slices.Equal(got, []HistoryDelivery{want}) {
+					t.Errorf("the history says %+v, want %+v", got, want)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
 // After a start nobody knows which events are over until Azure answers. What acts waits for that, and what is still to come
 // then begins.
 func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {

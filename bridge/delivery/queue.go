@@ -16,7 +16,8 @@ type Queue interface {
 	Changed() <-chan struct{}
 	// Changes returns what has changed since the last call. The first call returns all pending deliveries.
 	Changes() Changes
-	// Read returns the CloudEvent of an item and the latest receipt for its group. The error wraps ErrLost if the
+	// Read returns the CloudEvent of an item and the latest receipt for its group. Without an error, an attempt begins,
+	// and counts even if the item is settled before its result is reported. The error wraps ErrLost if the
 	// CloudEvent can never be read again, and ErrSettled if the item is no longer pending: then no attempt is made, so
 	// that none begins after the end of its event is known. It must not wait for long.
 	Read(i *Item) (ce event.Event, receipt []byte, err error)

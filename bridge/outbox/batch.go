@@ -166,9 +166,15 @@ func (tx *Tx) remove(e *entry) {
 	tx.dropTransient(e.message)
 }
 
-// supersede ends a pending delivery that a newer one replaces, or that why makes obsolete.
+// supersede ends a pending delivery that a newer one replaces, or that why makes obsolete. An attempt under way counts;
+// its error is recorded when it comes.
 func (tx *Tx) supersede(e *entry, why string) {
-	tx.record(e.message, &e.Item, Result{Route: e.Route, State: StateSuperseded, Attempts: e.Attempts, Answer: why})
+	r := Result{Route: e.Route, State: StateSuperseded, Attempts: e.Attempts, Answer: why}
+	if e.underWay {
+		r.Attempts++
+		e.route.cutShort[e.Seq] = r
+	}
+	tx.record(e.message, &e.Item, r)
 	tx.remove(e)
 }
 

@@ -45,6 +45,8 @@ type entry struct {
 	change  uint64 // number of the change that made it pending, or dead
 	shown   bool   // a reader has it, perhaps from before it was on disk
 	stale   bool   // removed from memory, or replaced
+
+	underWay bool // its reader makes an attempt, whose result it has not reported
 }
 
 // newEntry returns a pending delivery of a CloudEvent.
@@ -89,7 +91,8 @@ func (e *entry) bucket() string {
 
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
-	return &entry{Delivery: e.Delivery, message: e.message, route: e.route, change: e.change, shown: e.shown}
+	return &entry{Delivery: e.Delivery, message: e.message, route: e.route, change: e.change, shown: e.shown,
+		underWay: e.underWay}
 }
 
 func bySeq(a, b *entry) int {

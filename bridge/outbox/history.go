@@ -27,8 +27,8 @@ type Result struct {
 	AnswerID string    `json:"answerId,omitempty"`
 	// ReplayedBy is the user who last made a dead letter pending again; "" for none.
 	ReplayedBy string `json:"replayedBy,omitempty"`
+	Error      string `json:"error,omitempty"` // of the last attempt
 	Reason     string `json:"-"`
-	Error      string `json:"-"`
 }
 
 // pageSize is how many records Walk reads at a time.

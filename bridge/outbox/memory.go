@@ -66,6 +66,7 @@ type route struct {
 	delivered  int                              // since the start
 	accepted   time.Time                        // the last acceptance since the start
 	reader     *queue
+	cutShort   map[uint64]Result // by sequence number: of what was superseded while an attempt was under way
 }
 
 // A group is the state of one group.
@@ -130,7 +131,7 @@ func (m *memory) reset() {
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
-		r = &route{name: name, unreported: map[*entry]bool{}}
+		r = &route{name: name, unreported: map[*entry]bool{}, cutShort: map[uint64]Result{}}
 		m.routes[name] = r
 		m.assignMutesOf(r)
 	}

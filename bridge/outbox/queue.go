@@ -81,26 +81,39 @@ func (q *queue) Changes() (c delivery.Changes) {
 
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	o := q.outbox
+	ce, err = o.decoded(i.Seq)
 	o.mu.Lock()
-	pending := o.pendingEntry(q.name, i.Seq) != nil
-	if g := o.groups[i.Group]; g.receiptIndex(q.name) >= 0 {
-		receipt = g.receipts[g.receiptIndex(q.name)].value
+	defer o.mu.Unlock()
+	g := o.groups[i.Group]
+	n := g.receiptIndex(q.name)
+	if n >= 0 {
+		receipt = g.receipts[n].value
 	}
-	o.mu.Unlock()
-	if !pending {
+	e := o.pendingEntry(q.name, i.Seq)
+	switch {
+	case e == nil:
 		return ce, receipt, delivery.ErrSettled
+	case err != nil:
+		return ce, receipt, err
 	}
-	body, err := o.cloudEvent(i.Seq)
+	e.underWay = true
+	return ce, receipt, nil
+}
+
+// decoded returns the CloudEvent with that sequence number.
+func (o *Outbox) decoded(seq uint64) (ce event.Event, err error) {
+	body, err := o.cloudEvent(seq)
 	if err != nil {
-		return ce, nil, err
+		return ce, err
 	}
 	if !json.Valid(body) { // the SDK accepts damaged data
-		return ce, nil, fmt.Errorf("%w: CloudEvent %d is damaged", delivery.ErrLost, i.Seq)
+		return ce, fmt.Errorf("%w: CloudEvent %d is damaged", delivery.ErrLost, seq)
 	}
-	if err := ce.UnmarshalJSON(body); err != nil {
-		return ce, nil, fmt.Errorf("%w: CloudEvent %d: %v", delivery.ErrLost, i.Seq, err)
+	err = ce.UnmarshalJSON(body)
+	if err != nil {
+		return ce, fmt.Errorf("%w: CloudEvent %d: %v", delivery.ErrLost, seq, err)
 	}
-	return ce, receipt, nil
+	return ce, nil
 }
 
 // body returns the JSON of a CloudEvent; nil if only the storage has it. The caller holds mu.
@@ -230,7 +243,15 @@ func (tx *Tx) report(r *route, rep delivery.Report) {
 		same := func(i *delivery.Item) bool { return i.Seq == e.Seq }
 		tx.giveUp(e, rep.Reason, rep.Error, ofAttempt && !slices.ContainsFunc(counted, same))
 	})
+	for _, i := range slices.Concat(rep.Failed, rep.Dead) {
+		result, wasCutShort := r.cutShort[i.Seq]
+		if wasCutShort {
+			result.Error = rep.Error
+			tx.record(cmp.Or(tx.message(i.Seq), &message{Message: *i.Message}), i, result)
+		}
+	}
 	for _, i := range slices.Concat(rep.Accepted, rep.Failed, rep.Dead) {
+		delete(r.cutShort, i.Seq)
 		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > tx.foreign {
 			tx.keepReceipt(i.Group, r.name, slices.Clone(rep.Answer.Receipt))
 		}
@@ -274,7 +295,7 @@ func (tx *Tx) replaceLost(e *entry) bool {
 // recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.
 func (tx *Tx) recordFailure(e *entry, rep delivery.Report) {
 	next := e.copy()
-	next.LastAttempt = rep.Now.UTC()
+	next.LastAttempt, next.underWay = rep.Now.UTC(), false
 	next.Attempts++
 	next.Next = rep.Next.UTC()
 	next.Error = cmp.Or(rep.Error, e.Error)

@@ -316,7 +316,7 @@ func deliveryWords(d bridge.HistoryDelivery, changed time.Time, zone *time.Locat
 	case d.State == outbox.StateAccepted:
 		words = "delivered"
 	case d.State == outbox.StateSuperseded && d.Answer == delivery.EventOver:
-		words, d.Answer = "not sent, the event is over", ""
+		words, d.Answer = "not delivered, the event is over", ""
 		if d.Attempts > 0 {
 			words = "given up, the event is over"
 		}
