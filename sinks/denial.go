@@ -32,18 +32,23 @@ func deniedBy(service string) func(body string) bool {
 }
 
 // isDenial reports whether a body is a denial of any service for messages: it is a web page, as of a proxy that wants a
-// login, or has ok or success as false, or an error without a yes.
+// login, or has ok or success as false, or without a yes has an error or a status of failure.
 func isDenial(body string) bool {
 	if isUndelivered(body) || strings.HasPrefix(strings.TrimLeft(body, "\ufeff \t\r\n"), "<") {
 		return true
 	}
 	fields := answerFields(body)
 	for _, name := range []string{"ok", "success"} {
-		if yes, said := fields[name].(bool); said {
-			return !yes
+		switch fields[name] {
+		case true, "true":
+			return false
+		case false, "false":
+			return true
 		}
 	}
-	return isFilled(fields["error"]) || isFilled(fields["errors"])
+	status, _ := fields["status"].(string)
+	failed := oneOf(strings.ToLower(status), "error", "fail", "failed", "failure")
+	return failed || isFilled(fields["error"]) || isFilled(fields["errors"])
 }
 
 // isUndelivered reports whether a body is Microsoft's way to say that Teams, behind the webhook, has refused a message.
@@ -51,14 +56,22 @@ func isUndelivered(body string) bool {
 	return strings.Contains(strings.ToLower(body), "webhook message delivery failed")
 }
 
-// answerFields returns the fields of a JSON object by their names in lower case, nil if body is something else.
+// answerFields returns the fields of a JSON object by their names in lower case, nil if body is something else. It reads
+// as far as it can: of a body that breaks off, the fields before that.
 func answerFields(body string) map[string]any {
-	var object map[string]any
-	if json.Unmarshal([]byte(body), &object) != nil || object == nil {
+	decoder := json.NewDecoder(strings.NewReader(strings.TrimPrefix(body, "\ufeff")))
+	begin, _ := decoder.Token()
+	if begin != json.Delim('{') {
 		return nil
 	}
-	fields := make(map[string]any, len(object))
-	for name, value := range object {
+	fields := make(map[string]any)
+	for decoder.More() {
+		token, _ := decoder.Token()
+		name, isName := token.(string)
+		var value any
+		if !isName || decoder.Decode(&value) != nil {
+			break
+		}
 		fields[strings.ToLower(name)] = value
 	}
 	return fields

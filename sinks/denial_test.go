@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"compress/gzip"
 	"io"
 	"net/http"
 	"strings"
@@ -48,6 +49,19 @@ func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
 		{"azure-automation", 202, ``, accepted},
 		{"azure-automation", 202, `{"JobIds":[]}`, again},
 
+		{"ntfy", 200, "\ufeff" + `{"ok":false}`, again},
+		{"ntfy", 200, `{"ok":"false"}`, again},
+		{"ntfy", 200, `{"ok":"true","error":"none"}`, accepted},
+		{"ntfy", 200, `{"ok":1,"status":"queued"}`, accepted},
+		{"ntfy", 200, `{"status":"error","message":"no such key"}`, again},
+		{"ntfy", 200, `{"status":"Failed"}`, again},
+		{"ntfy", 200, `{"status":"ok","ok":true,"error":"deprecated"}`, accepted},
+		{"ntfy", 200, `{"ok":false,"error":"a text that breaks o`, again},
+		{"ntfy", 200, `{"success":false,"message":"` + strings.Repeat("x", maxBody) + `"}`, again},
+		{"ntfy", 200, `{"id":"a text that breaks o`, accepted},
+		{"ntfy", 200, `{"ok":true} {"ok":false}`, accepted},
+		{"ntfy", 200, `[{"ok":false}]`, accepted},
+
 		{"event-grid", 200, ``, accepted},
 		{"event-grid", 200, `{"error":{"code":"BadRequest","message":"why"}}`, again},
 		{"azure-monitor", 204, ``, accepted},
@@ -72,5 +86,21 @@ func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), ", but the message was not taken: ") {
 			t.Errorf("body %q: %v, want it to say that the message was not taken", tt.body, err)
 		}
+	}
+}
+
+// An answer is read also if it is compressed, as those of some gateways always are.
+func TestACompressedAnswerIsRead(t *testing.T) {
+	t.Parallel()
+	srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		compressed := gzip.NewWriter(w)
+		io.WriteString(compressed, `{"ok":false,"error":"no such topic"}`)
+		compressed.Close()
+	}))
+	s := mustOpen(t, "webhook", "url: "+srv.URL+"\nbody: ntfy\nbody_secrets: {topic: vms-of-ours}", testHost(t))
+	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	if classOf(err) != again || !strings.Contains(err.Error(), "no such topic") {
+		t.Errorf("Deliver = %v, want the answer read", err)
 	}
 }

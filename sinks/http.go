@@ -104,7 +104,7 @@ func (c *caller) current() (*http.Transport, error) {
 	}
 	c.stamp, c.transport = stamp, &http.Transport{
 		Proxy: c.proxy, DialContext: c.dial, TLSClientConfig: config, TLSHandshakeTimeout: connectTime,
-		ForceAttemptHTTP2: true, DisableCompression: true, MaxIdleConns: 1, IdleConnTimeout: idleTime,
+		ForceAttemptHTTP2: true, MaxIdleConns: 1, IdleConnTimeout: idleTime,
 		MaxResponseHeaderBytes: maxAnswer, OnProxyConnectResponse: proxyAnswer,
 	}
 	return c.transport, nil

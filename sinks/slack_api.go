@@ -250,7 +250,7 @@ func (a *slackAPI) refusal(err error) error {
 	return a.last.withRetryAfter(&slackError{code, withClass(kind.class, text)})
 }
 
-// slackErrorKinds groups Slack's errors by what an operator has to do.
+// slackErrorKinds groups Slack's errors by what an operator has to do, which is nothing about the last ones.
 type slackErrorKinds []slackErrorKind
 
 type slackErrorKind struct {
@@ -294,6 +294,7 @@ var slackErrors = slackErrorKinds{
 		"invalid_json json_not_object missing_charset superfluous_charset invalid_payload " +
 		"missing_text_or_fallback_or_attachments"},
 	{delivery.ErrRejected, "", blocksErrors},
+	{nil, "", "rate_limited ratelimited rollup_error internal_error fatal_error service_unavailable"},
 }
 
 // Slack's errors that the sink handles itself: the blocks are refused, so the text is sent alone; the root is lost or

@@ -137,6 +137,7 @@ func TestSlackWebhookErrorsHaveClasses(t *testing.T) {
 		{slackNo{body: `{"ok":false}`}, again, "no answer of Slack"},
 		{slackNo{body: `{"success":false,"error":"no such room"}`}, again, "no such room"},
 		{slackNo{body: `{"ok":false,"error":"invalid_token"}`}, blocked, "make a new incoming webhook"},
+		{slackNo{body: "rate_limited"}, again, "rate_limited"},
 		{slackNo{body: "no_service"}, blocked, "make a new incoming webhook"},
 		{slackNo{body: "invalid_payload"}, rejected, "invalid_payload"},
 		{slackNo{status: 400, body: "invalid_payload"}, rejected, "invalid_payload"},
