@@ -64,13 +64,17 @@ func sinkNotes(s *settings.Settings, rows []sampleRow, self string, now time.Tim
 }
 
 // actsApart warns of two sinks of which one acts when an event is announced and the other when it is over: nothing keeps
-// their runs in order.
+// what they do in order. A command acts, and so does a sink with late: drop. The sample of an unknown type doesn't count,
+// because it passes every types.
 func actsApart(routes []bridge.Route, self string, now time.Time) (notes []string, err error) {
 	begins, ends := map[string][]string{}, map[string][]string{} // samples by sink
 	for _, r := range routes {
+		if !r.Terms.Acts && r.Terms.Late != delivery.LateDrop {
+			continue
+		}
 		for _, name := range cloudevent.SampleNames {
 			sample, _ := cloudevent.NewSample(name, self, now)
-			if !r.Terms.Acts || sample.Change.Kind != imds.Scheduled {
+			if sample.Change.Kind != imds.Scheduled || !slices.Contains(imds.Types, sample.Change.Event.Type) {
 				continue
 			}
 			begin, err := filterResult(r.Filter, sample, imds.Observer{Name: self}, now)
