@@ -436,6 +436,10 @@ func slackEscape(v any) string {
 // whole.
 const longestInSlack = 500
 
+// literally replaces what Slack reads as formatting by what looks the same, because Slack has no escape for it. An
+// underscore stays: names have it in their middle, where it is none, and people copy them.
+var literally = strings.NewReplacer("*", "∗", "~", "∼", "`", "ˋ")
+
 // slack returns a copy of the fields for Slack's mrkdwn: every text in it is shortened and escaped, and marked so that
 // clock returns date tokens.
 func slack(fields any) any {
@@ -449,11 +453,11 @@ func slack(fields any) any {
 func escapeAll(v any) any {
 	switch v := v.(type) {
 	case string:
-		return slackEscape(Cut(v, longestInSlack))
+		return slackEscape(literally.Replace(Cut(v, longestInSlack)))
 	case []string:
 		all := make([]string, len(v))
 		for i, s := range v {
-			all[i] = slackEscape(Cut(s, longestName))
+			all[i] = slackEscape(literally.Replace(Cut(s, longestName)))
 		}
 		return all
 	case []any:

@@ -78,6 +78,7 @@ func TestFunctions(t *testing.T) {
 		{`{{fullTime .at "2026-11-20T23:10:04Z"}}; {{fullTime (dict "zone" "America/New_York") "2026-11-21T04:10:04Z"}}`, `Sat 21 Nov 2026 at 00:10 CET (Fri 23:10 UTC); Fri 20 Nov 2026 at 23:10 EST (Sat 04:10 UTC)`},
 		{`{{slackEscape .text}}`, `Réboot &lt;vm&gt; &amp; "more"`},
 		{`{{(slack .).list}} {{(slack .).map.a}} {{slack "<"}}`, `[a 1.5] &lt;x&gt; &lt;`},
+		{"{{(slack (dict \"a\" \"*x* ~y~ `z` vm_0\")).a}}", "∗x∗ ∼y∼ ˋzˋ vm_0"},
 		{`{{slackEscape "a<b" | trunc 5}} {{trunc 7 "a &c; def"}}`, `a… a &c; …`},
 		{`{{slackTime "{time}" "a|b>" "2026-11-21T04:10:00Z"}}`, `<!date^1795234200^{time}|ab>`},
 		{`{{portalURL "/subscriptions/1/resourceGroups/a b|c"}} {{portalURL .missing}}`, `https://portal.azure.com/#@/resource/subscriptions/1/resourceGroups/a%20b%7Cc `},
