@@ -20,7 +20,7 @@ import (
 type natsProvision struct {
 	Stream     string        `yaml:"stream" doc:"name of the stream"`
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
-	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 1 for a new stream)"`
+	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
 	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
 	MaxBytes   Size          `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
 	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
@@ -70,10 +70,14 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	return &full, wrong.err()
 }
 
-func (p *natsProvision) config() jetstream.StreamConfig {
+func (p *natsProvision) config(inCluster bool) jetstream.StreamConfig {
+	replicas := 1
+	if inCluster {
+		replicas = 3 // so that it may lose a server
+	}
 	c, _ := p.changed(jetstream.StreamConfig{
 		Name: p.Stream, Subjects: p.Subjects, Retention: jetstream.LimitsPolicy, Storage: jetstream.FileStorage,
-		Discard: jetstream.DiscardOld, Replicas: 1, MaxBytes: -1, Duplicates: natsDuplicates, AllowDirect: true,
+		Discard: jetstream.DiscardOld, Replicas: replicas, MaxBytes: -1, Duplicates: natsDuplicates, AllowDirect: true,
 	})
 	return c
 }
@@ -115,7 +119,7 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	stream, err := s.js.Stream(ctx, name)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		c := n.provision.config()
+		c := n.provision.config(s.conn.ConnectedClusterName() != "")
 		if _, err := s.js.CreateStream(ctx, c); err != nil {
 			return provisionError("create", name, err)
 		}

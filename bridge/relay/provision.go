@@ -19,7 +19,7 @@ import (
 // it is.
 type Retention struct {
 	Subjects   []string      // beside those that a relay publishes to; none: forewarn.events.> and forewarn.bridge.>
-	Replicas   int           // of a new one 1
+	Replicas   int           // of a new one 3 in a cluster, else 1; what is beside the stream has as many as that, at least
 	MaxAge     time.Duration // of the stream; of a new one none
 	MaxBytes   int64         // of the stream; of a new one none
 	Duplicates time.Duration // within which the stream knows an id again; of a new one 24 h
@@ -54,7 +54,12 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		return Plan{}, err
 	}
 	plan := Plan{js: js}
+	replicas := want.Replicas
+	if replicas == 0 && conn.ConnectedClusterName() != "" {
+		replicas = inCluster
+	}
 	for _, c := range wanted(stream, want) {
+		c.Replicas = max(1, replicas)
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
@@ -70,12 +75,19 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		case err != nil:
 			return plan, explainSilence(conn, fmt.Errorf("look for stream %s: %w", c.Name, err))
 		default:
-			config, changes := updated(there.CachedInfo().Config, c, want, c.Name == stream)
+			is := there.CachedInfo().Config
+			if want.Replicas == 0 && (c.Name == stream || is.Replicas >= replicas) {
+				c.Replicas = is.Replicas // which is left as it is
+			}
+			config, changes := updated(is, c, want, c.Name == stream)
 			s := Step{Name: c.Name, Action: "update", Changes: changes, config: config}
 			if len(changes) == 0 {
 				s.Action, s.Changes = "keep", described(config)
 			}
 			plan.Steps = append(plan.Steps, s)
+		}
+		if c.Name == stream {
+			replicas = c.Replicas
 		}
 	}
 	return plan, nil
@@ -94,13 +106,28 @@ func (p Plan) Do(ctx context.Context) error {
 			_, err = p.js.UpdateStream(ctx, s.config)
 		}
 		if err != nil {
-			return fmt.Errorf("%s %s: %w", s.Action, s.Name, err)
+			return fmt.Errorf("%s %s%s: %w", s.Action, s.Name, replicasAdvice(err, s.config.Replicas), err)
 		}
 	}
 	return nil
 }
 
-// wanted returns the stream, and what is kept beside it, as they are created.
+// inCluster is how many replicas a new stream has in a cluster, which may then lose a server.
+const inCluster = 3
+
+// replicasAdvice says what may help against an error, if a cluster has too few servers for so many replicas.
+func replicasAdvice(err error, replicas int) string {
+	refused, ok := errors.AsType[*jetstream.APIError](err)
+	if replicas == 1 || !ok || !slices.Contains(tooFewServers, refused.ErrorCode) {
+		return ""
+	}
+	return fmt.Sprintf(" with %d replicas, which nats.provision.replicas changes", replicas)
+}
+
+// tooFewServers are the codes with which servers refuse replicas.
+var tooFewServers = []jetstream.ErrorCode{10005, 10023, 10074}
+
+// wanted returns the stream, and what is kept beside it, as they are created, without their replicas.
 func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	subjects := want.Subjects
 	if len(subjects) == 0 {
@@ -109,9 +136,8 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	if !slices.ContainsFunc(subjects, func(s string) bool { return covers(s, sinkPrefix+">") }) {
 		subjects = append(slices.Clone(subjects), sinkPrefix+">")
 	}
-	replicas := max(1, want.Replicas)
 	audit := jetstream.StreamConfig{
-		Name: stream, Subjects: subjects, Storage: jetstream.FileStorage, Replicas: replicas, MaxAge: want.MaxAge,
+		Name: stream, Subjects: subjects, Storage: jetstream.FileStorage, MaxAge: want.MaxAge,
 		MaxBytes: cmp.Or(want.MaxBytes, -1), Duplicates: cmp.Or(want.Duplicates, newDuplicates), AllowDirect: true,
 	}
 	if audit.MaxAge > 0 {
@@ -119,15 +145,15 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	}
 	all := []jetstream.StreamConfig{
 		audit,
-		bucketConfig(recordsBucket(stream), maxEventAge, replicas),
-		bucketConfig(leasesBucket(stream), leasesAge, replicas),
+		bucketConfig(recordsBucket(stream), maxEventAge),
+		bucketConfig(leasesBucket(stream), leasesAge),
 		{
 			Name: deadStream(stream), Subjects: []string{deadSubject(stream) + ".>"}, Storage: jetstream.FileStorage,
-			Replicas: replicas, MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
+			MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 		{
 			Name: heartbeatsStream(stream), Subjects: []string{heartbeatsSubject}, Storage: jetstream.FileStorage,
-			Replicas: replicas, MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
+			MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 	}
 	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, heartbeatsSubject) }) {
@@ -138,9 +164,9 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 
 // bucketConfig returns the stream of a key-value bucket. Unlike the usual one it has no AllowDirect, because a server
 // that lags behind must not answer.
-func bucketConfig(name string, age time.Duration, replicas int) jetstream.StreamConfig {
+func bucketConfig(name string, age time.Duration) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Storage: jetstream.FileStorage, Replicas: replicas,
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Storage: jetstream.FileStorage,
 		MaxAge: age, MaxMsgsPerSubject: 1, MaxBytes: -1, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
 		Duplicates: 2 * time.Minute,
 	}
@@ -160,9 +186,9 @@ func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstrea
 			is.Subjects = append(slices.Clone(is.Subjects), subject)
 		}
 	}
-	if want.Replicas > 0 && is.Replicas != want.Replicas {
-		change("replicas", is.Replicas, want.Replicas)
-		is.Replicas = want.Replicas
+	if is.Replicas != c.Replicas {
+		change("replicas", is.Replicas, c.Replicas)
+		is.Replicas = c.Replicas
 	}
 	if !audit {
 		if is.AllowDirect {

@@ -55,6 +55,7 @@ func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st
 	if err := unfit(st.stream.CachedInfo().Config); err != nil {
 		return nil, err
 	}
+	st.checkReplicas(stream, st.stream, st.stream)
 	st.duplicates = st.stream.CachedInfo().Config.Duplicates
 	st.records.kv, err = st.openBucket(ctx, recordsBucket(stream))
 	if err != nil {
@@ -65,10 +66,11 @@ func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st
 		return nil, err
 	}
 	dead := deadStream(stream)
-	_, err = js.Stream(ctx, dead)
+	letters, err := js.Stream(ctx, dead)
 	if err != nil {
 		return nil, notFound("stream", dead, err)
 	}
+	st.checkReplicas(dead, letters, st.stream)
 	st.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(stream), maxPayload: int(js.Conn().MaxPayload())}
 	st.heartbeats, err = js.StreamNameBySubject(ctx, heartbeatsSubject)
 	if err != nil {
@@ -122,7 +124,22 @@ func (st *storage) openBucket(ctx context.Context, name string) (jetstream.KeyVa
 	if c := under.CachedInfo().Config; c.AllowDirect && c.Replicas > 1 {
 		st.note("bucket %s may be read from a server that lags behind, and a change may be told twice", name)
 	}
+	st.checkReplicas("KV_"+name, under, st.stream)
 	return kv, nil
+}
+
+// checkReplicas notes if a stream in a cluster has so few replicas that the death of one server would stop the relays.
+func (st *storage) checkReplicas(name string, stream, audit jetstream.Stream) {
+	n := stream.CachedInfo().Config.Replicas
+	if st.js.Conn().ConnectedClusterName() == "" || n >= inCluster {
+		return
+	}
+	text := fmt.Sprintf("stream %s has %d of %d replicas, so the death of one server would stop every sink", name, n, inCluster)
+	if audit.CachedInfo().Config.Replicas >= inCluster {
+		st.note("%s", text)
+		return
+	}
+	st.notes = append(st.notes, text+"; forewarn relay --provision with nats.provision.replicas: 3 mends that")
 }
 
 // awaitHeartbeats waits until a stream takes heartbeats, as after --provision. The error is that of ctx.

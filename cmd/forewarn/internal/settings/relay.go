@@ -25,7 +25,7 @@ type RelaySettings struct {
 // Provision is what a stream shall be like. What is not given stays as it is.
 type Provision struct {
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
-	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 1 for a new stream)"`
+	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
 	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
 	MaxBytes   sinks.Size    `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
 	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`

@@ -1,0 +1,141 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
+)
+
+// newCluster starts three NATS servers that know of each other.
+func newCluster(t *testing.T) *fleet {
+	t.Helper()
+	var routes []*url.URL
+	var ports []int
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
+		l.Close()
+	}
+	var urls []string
+	for i, port := range ports {
+		s, err := server.NewServer(&server.Options{
+			ServerName: fmt.Sprint("nats-", i+1), Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true,
+			StoreDir: t.TempDir(), Cluster: server.ClusterOpts{Name: "fleet", Host: "127.0.0.1", Port: port}, Routes: routes,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+		if !s.ReadyForConnections(patience) {
+			t.Fatal("the server takes no connections")
+		}
+		urls = append(urls, s.ClientURL())
+	}
+	f := &fleet{T: t}
+	f.connect = func(context.Context) (*nats.Conn, error) {
+		return nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1))
+	}
+	var err error
+	if f.conn, err = f.connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.conn.Close)
+	if f.js, err = jetstream.New(f.conn); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the cluster has a leader", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := f.js.AccountInfo(ctx)
+		return err == nil
+	}, nil)
+	return f
+}
+
+// replicas returns how many each stream has.
+func (f *fleet) replicas() map[string]int {
+	f.Helper()
+	all := map[string]int{}
+	streams := f.js.ListStreams(f.Context())
+	for info := range streams.Info() {
+		all[info.Config.Name] = info.Config.Replicas
+	}
+	if err := streams.Err(); err != nil {
+		f.Fatal(err)
+	}
+	return all
+}
+
+// In a cluster what is provisioned has three replicas, unless the settings say otherwise, and what is beside a stream
+// never has fewer than that: a bridge's sink may have raised the stream alone. Until then the status says that the death
+// of one server would stop every sink.
+func TestInAClusterOneServerMayDie(t *testing.T) {
+	systemtest.LeftToGate(t)
+	t.Parallel()
+	f := newCluster(t)
+	want := func(what string, want map[string]int) {
+		t.Helper()
+		for name, n := range f.replicas() {
+			if n != want[name] {
+				t.Errorf("%s: %s has %d replicas, want %d", what, name, n, want[name])
+			}
+		}
+	}
+	one := map[string]int{
+		"FOREWARN": 1, "FOREWARN_dead": 1, "FOREWARN_heartbeats": 1, "KV_FOREWARN_records": 1, "KV_FOREWARN_leases": 1,
+	}
+	f.provision(relay.Retention{Replicas: 1})
+	want("as the settings say", one)
+	r, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())}})
+	f.begin("hook")
+	if notes := strings.Join(r.Status().Warnings, "\n"); strings.Count(notes, "the death of one server would stop every sink") != 4 {
+		t.Errorf("the warnings are\n%s\nwant one for each stream without which no sink is served", notes)
+	}
+	stop()
+	f.provision(relay.Retention{})
+	want("a stream that is there", one)
+	stream, err := f.js.Stream(t.Context(), "FOREWARN")
+	if err == nil {
+		c := stream.CachedInfo().Config
+		c.Replicas = 3
+		_, err = f.js.UpdateStream(t.Context(), c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.provision(relay.Retention{})
+	three := map[string]int{}
+	for name := range one {
+		three[name] = 3
+	}
+	want("beside a stream of three", three)
+	for name := range one {
+		if err := f.js.DeleteStream(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.provision(relay.Retention{})
+	want("new ones", three)
+	r, _ = f.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())}})
+	f.begin("hook")
+	if notes := r.Status().Warnings; len(notes) > 0 {
+		t.Errorf("the warnings are %q, want none", notes)
+	}
+}
