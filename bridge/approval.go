@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -73,11 +72,8 @@ func (b *Bridge) approve(ctx context.Context) {
 	b.recordTurn(&b.lastApproving)
 	b.mu.Lock()
 	rules := len(b.rules) > 0
-	over := func(id string) bool { return b.events.get(id) == nil }
-	maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || over(id) })
-	maps.DeleteFunc(b.standing, func(id string, _ []cloudevent.Rule) bool { return !rules || over(id) })
-	maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return over(id) })
 	b.mu.Unlock()
+	b.reviews.forget(func(id string) bool { return b.events.get(id) != nil }, rules)
 	for _, op := range b.events.all() {
 		if rules || op.Approval.unsent() || len(op.Promised) > 0 {
 			b.approveEvent(ctx, op.event.ID)
@@ -101,13 +97,13 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
-		b.noteStanding(id, nil)
+		b.reviews.setStanding(id, nil)
 		return
 	}
 	all := b.verdicts(rules, e, op, now)
-	b.noteStanding(id, all.standing())
+	b.reviews.setStanding(id, all.standing())
 	if d.unsent() && d.waits(now) && !all.final() {
-		why := b.lastRuling(id)
+		why := b.reviews.get(id).why
 		if why != "" && b.outbox.Durable() == nil { // else the next attempt finds out why
 			b.keepPromise(op, all, why)
 		}
@@ -166,8 +162,8 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 			delivered(route)
 		}
 	}
-	all = judge(rules, e, fields, b.approverName(), delivered, b.firstSeen(e.ID, op.Latest, "", now), now)
-	doubt := b.doubt(e.ID)
+	all = judge(rules, e, fields, b.approverName(), delivered, b.reviews.firstSeen(e.ID, op.Latest, "", now), now)
+	doubt := b.reviews.get(e.ID).doubt
 	for i, v := range all {
 		if doubt != "" && !v.final {
 			all[i].ruling = notYet("%s", doubt)
@@ -187,7 +183,7 @@ func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Tim
 	case d.State == outbox.StateDead:
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
-		a.at = b.firstSeen(id, op.Latest, route, now)
+		a.at = b.reviews.firstSeen(id, op.Latest, route, now)
 	case slices.Contains(op.Waiting, route):
 		latest, _ := again(op.event, kept{op.Latest, op.cloudEvent})
 		b.mu.Lock()
@@ -215,43 +211,12 @@ func (b *Bridge) Forecasts(rules []Rule, id string) []Forecast {
 // noteRuling records why an event is not approved, for the status, and logs it if it is new.
 func (b *Bridge) noteRuling(id, why string, final bool) {
 	switch {
-	case !b.setRuling(id, why), why == "":
+	case !b.reviews.setRuling(id, why), why == "":
 	case final:
 		b.log.Info("event not approved", "event", id, "why", why)
 	default:
 		b.log.Info("event not approved yet", "event", id, "why", why)
 	}
-}
-
-// setRuling records why an event is not approved, for the status. It reports whether that is new.
-func (b *Bridge) setRuling(id, why string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	news := b.rulings[id] != why
-	b.rulings[id] = why
-	return news
-}
-
-// noteStanding records which rules still can approve an event in time, for its reminders.
-func (b *Bridge) noteStanding(id string, rules []cloudevent.Rule) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.standing[id] = rules
-}
-
-// standingRules returns which rules still can approve an event in time; asked is false if none were asked.
-func (b *Bridge) standingRules(id string) (rules []cloudevent.Rule, asked bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	rules, asked = b.standing[id]
-	return rules, asked
-}
-
-// lastRuling returns why an event is not approved; "" if nothing is known.
-func (b *Bridge) lastRuling(id string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.rulings[id]
 }
 
 // sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
@@ -283,7 +248,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 	d.Failures++
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
-	b.setRuling(e.ID, fmt.Sprintf("Azure doesn't take the approval (attempts: %d): %v; it is tried again", d.Failures, err))
+	b.reviews.setRuling(e.ID, fmt.Sprintf("Azure doesn't take the approval (attempts: %d): %v; it is tried again", d.Failures, err))
 	b.log.Warn(problem, "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }

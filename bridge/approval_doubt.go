@@ -14,35 +14,24 @@ func (b *Bridge) noteDoubts(doc imds.Document) {
 	for _, e := range doc.Events {
 		listed[e.ID] = e
 	}
-	doubts := map[string]string{}
 	for _, op := range b.events.all() {
-		e := op.event
+		e, why := op.event, ""
 		now, there := listed[e.ID]
-		if there && !doc.Partial && !now.Contradicted && now.Doubt == "" && string(now.Raw) == string(e.Raw) {
-			continue // the usual case, which costs nothing
+		if !there || doc.Partial || now.Contradicted || now.Doubt != "" || string(now.Raw) != string(e.Raw) { // rare
+			one := imds.Document{Partial: doc.Partial}
+			if there {
+				one.Events = []imds.Event{now}
+			}
+			why = doubtOf(e, one)
 		}
-		one := imds.Document{Partial: doc.Partial}
-		if there {
-			one.Events = []imds.Event{now}
-		}
-		if why := doubtOf(e, one); why != "" {
-			doubts[e.ID] = why
-		}
+		b.reviews.setDoubt(e.ID, why)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.doubts = doubts
 }
 
 // noteDoubt records what a later document than that of the last poll says against an event. It counts until the next poll,
 // which reads its document whatever its ETag.
 func (b *Bridge) noteDoubt(id, why string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.doubts == nil {
-		b.doubts = map[string]string{}
-	}
-	b.doubts[id] = why
+	b.reviews.setDoubt(id, why)
 	b.reread.Store(true)
 }
 
@@ -57,11 +46,4 @@ func doubtOf(known imds.Event, doc imds.Document) string {
 		return "Azure's newest document differs in " + imds.Printable(strings.Join(imds.DifferingFields(known, now), ", "), 200)
 	}
 	return err.Error()
-}
-
-// doubt returns what speaks against the event in the newest document; "" for nothing.
-func (b *Bridge) doubt(id string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.doubts[id]
 }

@@ -69,15 +69,11 @@ type Bridge struct {
 	touched          time.Time  // when it was last written to the outbox
 	routes           []Route
 	rules            []Rule
-	rulings          map[string]string            // by EventId: why it is not approved
-	standing         map[string][]cloudevent.Rule // by EventId: the rules that still can approve it in time
-	doubts           map[string]string            // by EventId: what in the newest document speaks against it
-	waits            map[string]wait              // by EventId: what the rules wait for
-	byHand           map[string]int               // by EventId: the number of approvals by hand under way
-	workers          map[string]*routeWorker      // by route, also of removed routes until they have ended
-	delivering       bool                         // workers have been started
-	current          bool                         // a valid answer is committed since the start, or since join
-	polled           chan struct{}                // closed when a poll was handled that began after it was set: see awaitPoll
+	byHand           map[string]int          // by EventId: the number of approvals by hand under way
+	workers          map[string]*routeWorker // by route, also of removed routes until they have ended
+	delivering       bool                    // workers have been started
+	current          bool                    // a valid answer is committed since the start, or since join
+	polled           chan struct{}           // closed when a poll was handled that began after it was set: see awaitPoll
 	settings         SettingsInfo
 	generation       int  // how often Reload has replaced the routes
 	stopping         bool // no more workers are started
@@ -85,6 +81,7 @@ type Bridge struct {
 	lastHeartbeat    map[string]beat         // by route
 	lastHead         map[string]reportedHead // by route
 	disk             diskOutage              // only housekeep uses it
+	reviews          reviews                 // has a lock of its own
 	needs            NeedLog                 // has a lock of its own
 	lastDead         map[string]time.Time    // by route: when its dead letters were last reported
 	stamps           stamps                  // of CloudEvents about the bridge
@@ -141,8 +138,7 @@ func New(o Options) (*Bridge, error) {
 	b := &Bridge{
 		options: o, client: o.Client, outbox: o.Outbox, log: o.Log, meter: o.Meter,
 		began: time.Now(), routes: o.Routes, rules: o.Rules, settings: o.Settings,
-		rulings: map[string]string{}, standing: map[string][]cloudevent.Rule{},
-		waits: map[string]wait{}, byHand: map[string]int{},
+		byHand:        map[string]int{},
 		whyUnnamed:    "instance metadata has not answered yet",
 		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, lastDead: map[string]time.Time{},
 		workers: map[string]*routeWorker{}, routed: make(chan struct{}),

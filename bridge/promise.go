@@ -206,7 +206,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	if stuck != "" {
 		standing = nil
 	}
-	lasting := b.outbox.Durable() != nil || b.stuckFor(op.event.ID, op.Latest, len(standing) > 0, now) >= failingFor
+	lasting := b.outbox.Durable() != nil || b.reviews.stuckFor(op.event.ID, op.Latest, len(standing) > 0, now) >= failingFor
 	notYet := len(standing) == 0 && !all.final()
 	if notYet && (op.NotYet || !lasting) {
 		return

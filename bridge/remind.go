@@ -113,9 +113,9 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 		return
 	}
 	in := s.circumstances(op)
-	rules, asked := b.standingRules(op.event.ID)
-	if asked { // people were told what the rules said then
-		in.Rules = rules
+	review := b.reviews.get(op.event.ID)
+	if review.asked { // people were told what the rules said then
+		in.Rules = review.standing
 	}
 	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back

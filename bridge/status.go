@@ -232,7 +232,7 @@ func (b *Bridge) Status() Status {
 		approved, refused := op.approval()
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: cmp.Or(refused, b.rulings[e.ID]), Approved: approved,
+			Approval: cmp.Or(refused, b.reviews.get(e.ID).why), Approved: approved,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}

@@ -20,7 +20,7 @@ const (
 	longestRetry       = time.Minute       // bound of Retry-After: a Spot VM has half a minute's notice
 	fullPoll           = time.Minute       // interval of unconditional polls
 	gapAbove           = 10 * time.Second  // longer times between valid answers are a gap
-	awayAbove          = time.Minute       // changes found after longer times are late (whileAway)
+	awayAbove          = time.Minute       // changes found after longer times were missed meanwhile (whileAway)
 	slowFirst          = 10 * time.Second  // time without a first answer after which a hint is logged
 )
 

@@ -61,8 +61,8 @@ func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
 
 // What a wait is counted from has a reading of the monotonic clock, without which a step of the clock would end it early.
 func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
-	b := &Bridge{waits: map[string]wait{}}
-	if from := b.firstSeen(idA, 1, "drain", time.Now()); from == from.Round(0) {
+	var r reviews
+	if from := r.firstSeen(idA, 1, "drain", time.Now()); from == from.Round(0) {
 		t.Errorf("it is counted from %v, want a monotonic reading too", from)
 	}
 }

@@ -1,0 +1,111 @@
+package bridge
+
+import (
+	"sync"
+	"time"
+
+	"forewarn/bridge/cloudevent"
+)
+
+// reviews holds what this run knows about the approval of events, beside what is stored with them. It is safe for
+// concurrent use. The zero value knows nothing.
+type reviews struct {
+	mu   sync.Mutex
+	byID map[string]*review
+}
+
+// A review is what is known about the approval of one event.
+type review struct {
+	why      string            // it is not approved, for the status
+	asked    bool              // the rules were asked; standing is what they said
+	standing []cloudevent.Rule // those that still can approve it in time
+	doubt    string            // what in the newest document speaks against it
+
+	// When each acceptance of one change of the event was first seen. The times come from this run, so they have the
+	// monotonic clock, which does not jump. Times in the outbox don't; so after a restart a wait is counted anew.
+	change uint64
+	since  map[string]time.Time // by route; "" for the change itself
+	stuck  time.Time            // see stuckFor
+}
+
+// with calls f with the review of an event, which f may change.
+func (r *reviews) with(id string, f func(*review)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.byID[id]
+	if v == nil {
+		v = &review{}
+		if r.byID == nil {
+			r.byID = map[string]*review{}
+		}
+		r.byID[id] = v
+	}
+	f(v)
+}
+
+// get returns the review of an event; the zero review if nothing is known.
+func (r *reviews) get(id string) (v review) {
+	r.with(id, func(known *review) { v = *known })
+	return v
+}
+
+// forget drops the reviews of events that are over, and without rules what those said.
+func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, v := range r.byID {
+		if !isOpen(id) {
+			delete(r.byID, id)
+		}
+		if !rules {
+			v.why, v.asked, v.standing = "", false, nil
+		}
+	}
+}
+
+// setRuling records why an event is not approved. It reports whether that is new.
+func (r *reviews) setRuling(id, why string) (news bool) {
+	r.with(id, func(v *review) {
+		news = v.why != why
+		v.why = why
+	})
+	return news
+}
+
+// setStanding records which rules still can approve an event in time, for its reminders.
+func (r *reviews) setStanding(id string, rules []cloudevent.Rule) {
+	r.with(id, func(v *review) { v.asked, v.standing = true, rules })
+}
+
+// setDoubt records what speaks against an event; "" for nothing.
+func (r *reviews) setDoubt(id, why string) {
+	r.with(id, func(v *review) { v.doubt = why })
+}
+
+// firstSeen returns when the route's acceptance of an event's change was first seen, and records it if that is now.
+func (r *reviews) firstSeen(id string, change uint64, route string, now time.Time) (at time.Time) {
+	r.with(id, func(v *review) { at = v.firstSeen(change, route, now) })
+	return at
+}
+
+func (v *review) firstSeen(change uint64, route string, now time.Time) time.Time {
+	if v.change != change || v.since == nil {
+		v.change, v.since, v.stuck = change, map[string]time.Time{}, time.Time{}
+	}
+	if v.since[route].IsZero() {
+		v.since[route] = now
+	}
+	return v.since[route]
+}
+
+// stuckFor returns for how long no rule has been on course to approve the event's change, and none has.
+func (r *reviews) stuckFor(id string, change uint64, onCourse bool, now time.Time) (d time.Duration) {
+	r.with(id, func(v *review) {
+		v.firstSeen(change, "", now)
+		if onCourse || v.stuck.IsZero() {
+			v.stuck = now
+		}
+		d = now.Sub(v.stuck)
+	})
+	return d
+}
