@@ -1,0 +1,203 @@
+package relay_test
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// What a sink's filter accepted stays accepted while it is pending: a reload that narrows the filter, or a takeover at a
+// time at which it would refuse, takes nothing away.
+func TestWhatWasAcceptedIsDelivered(t *testing.T) {
+	early := `now() < date("2000-01-01T00:01:00Z")`
+	for what, filter := range map[string]struct {
+		before, after string
+		takeover      bool
+	}{
+		"a reload narrows the filter": {`true`, `azeventtype == "Preempt"`, false},
+		"a takeover comes later":      {early, early, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				of := func(when string) bridge.Route {
+					r := route("hook", sink)
+					parsed, err := bridge.ParseWhen(when)
+					if err != nil {
+						t.Fatal(err)
+					}
+					r.Filter.When = parsed
+					return r
+				}
+				r, stop := s.run(of(filter.before))
+				if _, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "work", By: "alice"}, 10*time.Minute); err != nil {
+					t.Fatal(err)
+				}
+				ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+				s.publish(ce)
+				pause(2 * time.Minute)
+				if filter.takeover {
+					stop()
+					_, stop = s.run(of(filter.after))
+				} else {
+					r.Reload([]bridge.Route{of(filter.after)}, bridge.SettingsInfo{})
+				}
+				pause(15 * time.Minute)
+				wantIDs(t, "told", sink.all(), ce)
+				stop()
+			})
+		})
+	}
+}
+
+// While records can't be read nothing is told, and the relay is never ready; it says so once. When they can, all is told.
+func TestARelayThatCannotReadRecordsIsNotReady(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		sink, wire := newRecorder(), &cable{}
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: s.over(wire),
+			Log: slog.New(slog.NewTextHandler(&log, nil))})
+		pause(2 * time.Second)
+		wire.fail("$KV.FOREWARN_records.record.hook")
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(10 * time.Second)
+		ready := 0
+		for range 290 {
+			pause(time.Second)
+			if r.Status().Ready {
+				ready++
+			}
+		}
+		if ready > 0 || len(sink.all()) > 0 {
+			t.Errorf("in %d of 290 samples it is ready; told %q", ready, sink.all())
+		}
+		if n := log.count("the stream can't be read, trying again"); n != 1 {
+			t.Errorf("it is logged %d times, want once", n)
+		}
+		wire.fail("")
+		pause(20 * time.Second)
+		wantIDs(t, "told", sink.all(), ce)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("then it isn't ready, because of %q", st.Reasons)
+		}
+		stop()
+	})
+}
+
+// A takeover announces nothing that is over, however many records it has to read and however slowly: it speaks when it has
+// read all that there was. What is urgent doesn't wait for that.
+func TestATakeoverCatchesUpBeforeItSpeaks(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		latest := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateLatest })
+		_, stop := s.run(latest)
+		stop()
+		var scheduled, ends []event.Event
+		for n := range 400 {
+			a := eventNo(n).in(24 * time.Hour)
+			scheduled = append(scheduled, a.say(t, imds.Scheduled, "vm-1"))
+			ends = append(ends, a.say(t, imds.Vanished, "vm-1"))
+		}
+		s.publish(scheduled...)
+		soon := eventNo(900)
+		soon.typ, soon.notBefore = "Preempt", time.Now().Add(10*time.Minute)
+		urgent := soon.say(t, imds.Scheduled, "vm-1")
+		s.publish(urgent)
+		s.publish(ends...)
+		wire := &cable{latency: 20 * time.Millisecond}
+		_, stop = s.start(relay.Options{Routes: []bridge.Route{latest}, Connect: s.over(wire)})
+		pause(5 * time.Minute)
+		announced := 0
+		for _, id := range sink.all() {
+			if strings.HasSuffix(id, "-scheduled") && id != urgent.ID() {
+				announced++
+			}
+		}
+		if announced > 0 || len(sink.all()) != 401 {
+			t.Errorf("%d that are over were announced, of %d messages", announced, len(sink.all()))
+		}
+		if at := slices.Index(sink.all(), urgent.ID()); at > 0 {
+			t.Errorf("what is urgent came as number %d", at+1)
+		}
+		stop()
+	})
+}
+
+// A sink stops after 32 deliveries whose records aren't written, exec after one, so that another relay repeats no more.
+func TestASinkStopsWhileNothingIsPutOnRecord(t *testing.T) {
+	for most, durable := range map[int]bool{32: false, 1: true} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				first, second := newRecorder(), newRecorder()
+				of := func(sink delivery.Sink) bridge.Route {
+					return with(route("hook", sink), func(terms *bridge.Terms) { terms.Durable = durable })
+				}
+				wire := &cable{}
+				_, stop := s.start(relay.Options{Routes: []bridge.Route{of(first)}, Connect: s.over(wire)})
+				pause(2 * time.Second)
+				wire.fail("$KV.FOREWARN_records.record.hook.")
+				wire.fail(`"state":"accepted"`) // records can be read
+				var all []event.Event
+				for n := range 60 {
+					all = append(all, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+				}
+				s.publish(all...)
+				pause(30 * time.Minute)
+				if n := len(first.all()); n != most {
+					t.Errorf("it told %d, want it to stop after %d", n, most)
+				}
+				wire.fail("hangs")
+				_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{of(second)}})
+				pause(5 * time.Minute)
+				told := count(append(first.all(), second.all()...))
+				repeated := 0
+				for _, n := range told {
+					if n > 1 {
+						repeated++
+					}
+				}
+				if len(told) != len(all) || repeated > most {
+					t.Errorf("%d of %d were told, %d of them twice; want at most %d", len(told), len(all), repeated, most)
+				}
+				stop()
+				stopOther()
+			})
+		})
+	}
+}
+
+// A stream that was made again while the buckets stayed is read from its end, with the latest message of each open event:
+// what was published in the meantime and is over is told to nobody. The log doesn't promise more.
+func TestAStreamThatIsMadeAgainIsReadFromItsEnd(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		told := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(told)
+		pause(time.Second)
+		stop()
+		s.remake("FOREWARN")
+		over, open := eventNo(2), eventNo(3).in(24*time.Hour)
+		left := open.say(t, imds.Scheduled, "vm-1")
+		s.publish(over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1"), told, left)
+		_, stop = s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), told, left)
+		if log.count("the stream was made again") != 1 || log.count("told twice") > 0 {
+			t.Error("the log doesn't say that the stream was made again, or promises that nothing is told twice")
+		}
+		stop()
+	})
+}
