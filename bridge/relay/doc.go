@@ -11,8 +11,8 @@
 // # What a relay promises
 //
 //   - Delivered once: an id that is settled for a sink is not sent to it again, whichever VM published it and whichever
-//     relay settled it. Records are kept for 40 days. Only a delivery in flight when a relay is killed may be repeated; while
-//     records can't be written, up to 32 of a sink.
+//     relay settled it. Records are kept as long as the stream keeps messages, and for 40 days at least. Only a delivery
+//     in flight when a relay is killed may be repeated; while records can't be written, up to 32 of a sink.
 //   - One relay per sink: only the relay that holds the sink's lease delivers. One that can't renew its lease stops
 //     sending before another relay takes over, within 10 s.
 //   - Decided once: what a sink's filter accepted stays accepted, whatever a reload or a takeover brings.

@@ -58,8 +58,12 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 	if replicas == 0 && conn.ConnectedClusterName() != "" {
 		replicas = inCluster
 	}
+	kept := want.MaxAge // how long the stream keeps messages
 	for _, c := range wanted(stream, want) {
 		c.Replicas = max(1, replicas)
+		if c.Name == "KV_"+recordsBucket(stream) {
+			c.MaxAge = recordsAge(kept)
+		}
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
@@ -80,6 +84,9 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 				c.Replicas = is.Replicas // which is left as it is
 			}
 			config, changes := updated(is, c, want, c.Name == stream)
+			if c.Name == stream {
+				kept = config.MaxAge
+			}
 			s := Step{Name: c.Name, Action: "update", Changes: changes, config: config}
 			if len(changes) == 0 {
 				s.Action, s.Changes = "keep", described(config)
@@ -91,6 +98,15 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		}
 	}
 	return plan, nil
+}
+
+// recordsAge returns how long records are kept beside a stream that keeps its messages for so long: as long, so that none
+// is told again, and longer than any event is open. 0 is for ever.
+func recordsAge(kept time.Duration) time.Duration {
+	if kept == 0 {
+		return 0
+	}
+	return max(kept, maxEventAge)
 }
 
 // Do carries out the plan.
@@ -145,7 +161,7 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	}
 	all := []jetstream.StreamConfig{
 		audit,
-		bucketConfig(recordsBucket(stream), maxEventAge),
+		bucketConfig(recordsBucket(stream), recordsAge(want.MaxAge)),
 		bucketConfig(leasesBucket(stream), leasesAge),
 		{
 			Name: deadStream(stream), Subjects: []string{deadSubject(stream) + ".>"}, Storage: jetstream.FileStorage,

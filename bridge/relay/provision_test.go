@@ -83,6 +83,25 @@ func TestAPlanNamesEveryChange(t *testing.T) {
 	})
 }
 
+// Records are kept as long as the stream keeps messages, so that none is told again, and for 40 days at least.
+func TestRecordsAreKeptAsLongAsMessages(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		for kept, want := range map[time.Duration]string{
+			0: "kept for ever", 24 * time.Hour: "kept for 40d", 90 * 24 * time.Hour: "kept for 90d",
+		} {
+			_, does := s.plan("NEW", relay.Retention{Subjects: []string{"forewarn.>"}, MaxAge: kept})
+			if got := does["KV_NEW_records"]; !strings.Contains(got, want) {
+				t.Errorf("beside a stream that keeps messages for %v: %s, want %s", kept, got, want)
+			}
+		}
+		s.change("FOREWARN", func(c *jetstream.StreamConfig) { c.MaxAge = 100 * 24 * time.Hour })
+		_, does := s.plan("FOREWARN", relay.Retention{})
+		if want := "update: max_age 0s → 2400h0m0s"; does["KV_FOREWARN_records"] != want {
+			t.Errorf("beside one that is there: %s, want %s", does["KV_FOREWARN_records"], want)
+		}
+	})
+}
+
 // Heartbeats that another stream takes stay there. What the server refuses is said with the step and the name.
 func TestWhatTheServerRefusesToProvisionIsSaid(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -16,7 +16,7 @@ import (
 // requestTimeout is how long JetStream has to answer a request.
 const requestTimeout = 5 * time.Second
 
-// maxEventAge is how far back a new sink looks for open events, and how long a record lives. Azure announces no
+// maxEventAge is how far back a new sink looks for open events, and how long a record lives at least. Azure announces no
 // maintenance longer ahead.
 const maxEventAge = 40 * 24 * time.Hour
 
