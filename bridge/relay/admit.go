@@ -24,7 +24,7 @@ func (q *queue) keepInvalid(r rawMessage, why error) error {
 // concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink.
 func (q *queue) concerns(m message) bool {
 	switch {
-	case !q.state.gets(m.seq):
+	case !q.origin.gets(m.seq):
 		return false
 	case m.onlySink != "":
 		return m.onlySink == q.route.Name

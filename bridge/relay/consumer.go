@@ -62,7 +62,7 @@ func (q *queue) open() error {
 		return err
 	}
 	q.blocked, q.told = s.Blocked, s.Blocked
-	q.state, q.streamCreated, q.catchUpTo = s, info.Created, info.State.LastSeq
+	q.origin, q.state, q.streamCreated, q.catchUpTo = s, s, info.Created, info.State.LastSeq
 	q.lastRead = s.After
 	q.skipDeleted(info, s.After)
 	if err := q.saveState(q.ctx); err != nil {

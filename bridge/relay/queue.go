@@ -49,6 +49,7 @@ type queue struct {
 	maxUnsettled  int
 	maxBodies     int // bytes
 	streamCreated time.Time
+	origin        sinkState // with which it began
 
 	// Only readStream uses these.
 	puller      *puller

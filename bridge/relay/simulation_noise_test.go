@@ -122,7 +122,7 @@ type publication struct {
 func (w *world) deliver(vm int, list []saying) {
 	wire := w.cable(0)
 	opened, err := sinks.Kinds["nats"].Open(func(to any) error {
-		text := fmt.Sprintf("{url: 'nats://127.0.0.1', mode: structured, subject: 'forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.by-%d.{{.id}}'}", vm)
+		text := fmt.Sprintf("{url: ['nats://127.0.0.1'], mode: structured, subject: 'forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.by-%d.{{.id}}'}", vm)
 		return yaml.Unmarshal([]byte(text), to)
 	}, sinks.Host{
 		Name: "stream", Log: slog.New(slog.DiscardHandler), Getenv: func(string) string { return "" },
