@@ -222,7 +222,8 @@ func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
 	if cause != "" {
 		d.Error = cause
 	}
-	if was := e.route.dead.find(e.Seq); was != nil { // it became pending again other than by a replay
+	was := e.route.dead.find(e.Seq)
+	if was != nil { // it became pending again other than by a replay
 		tx.remove(was)
 	}
 	tx.store(d)

@@ -126,8 +126,9 @@ func (m *memory) putStored(state, key string, d *Delivery) error {
 		msg = &message{Message: *d.Message, bytes: d.Bytes}
 		msg.Seq = seq
 	}
-	e := &entry{Delivery: *d, message: msg, route: m.route(name)}
-	e.Route, e.State, e.Message = name, state, &msg.Message
+	r := m.route(name)
+	e := &entry{Delivery: *d, message: msg, route: r}
+	e.Route, e.State, e.Message = r.name, state, &msg.Message
 	if e.Attempts == 0 {
 		e.Next = time.Time{}
 	}

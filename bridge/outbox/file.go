@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -292,10 +293,11 @@ func (f *file) Write(writes []Write) error {
 
 func put(tx *bolt.Tx, w Write) error {
 	if w.Value == nil {
-		if b := tx.Bucket([]byte(w.Bucket)); b != nil {
-			return b.Delete([]byte(w.Key))
+		b := tx.Bucket([]byte(w.Bucket))
+		if b == nil {
+			return nil
 		}
-		return nil
+		return b.Delete([]byte(w.Key))
 	}
 	b, err := tx.CreateBucketIfNotExists([]byte(w.Bucket))
 	if err != nil {
@@ -307,10 +309,9 @@ func put(tx *bolt.Tx, w Write) error {
 
 func (f *file) Read(bucket, key string) (value []byte, err error) {
 	err = f.transact((*bolt.DB).View, func(tx *bolt.Tx) error {
-		if b := tx.Bucket([]byte(bucket)); b != nil {
-			if v := b.Get([]byte(key)); v != nil {
-				value = append([]byte{}, v...)
-			}
+		b := tx.Bucket([]byte(bucket))
+		if b != nil {
+			value = bytes.Clone(b.Get([]byte(key)))
 		}
 		return nil
 	})

@@ -142,7 +142,8 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	seq, _ := seqOf(key)
 	o.mu.Lock()
 	for name, route := range o.routes {
-		if e := route.delivery(seq); e != nil {
+		e := route.delivery(seq)
+		if e != nil {
 			d := e.record()
 			results[name] = Result{Route: name, State: d.State, At: later(d.LastAttempt, d.DeadSince), Attempts: d.Attempts,
 				ReplayedBy: d.ReplayedBy, Reason: d.Reason, Error: d.Error}

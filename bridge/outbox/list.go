@@ -112,7 +112,8 @@ func (m *memory) mayReplay(letters []*entry, to string) error {
 			return fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
 		}
 		name := cmp.Or(to, d.Route)
-		if r := m.routes[name]; r == nil || !r.configured || !r.removed.IsZero() {
+		r := m.routes[name]
+		if r == nil || !r.configured || !r.removed.IsZero() {
 			return fmt.Errorf("%s: the settings that forewarn last ran with have no sink %s; name another with --to",
 				d.key(), name)
 		}

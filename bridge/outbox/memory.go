@@ -150,11 +150,13 @@ func (m *memory) group(id string) *group {
 // message returns a CloudEvent that is pending or dead for some route, or the latest change of an open group; nil for
 // any other: only the history has it.
 func (m *memory) message(seq uint64) *message {
-	if g := m.latest[seq]; g != nil {
+	g := m.latest[seq]
+	if g != nil {
 		return g.latest
 	}
 	for _, r := range m.routes {
-		if e := r.delivery(seq); e != nil {
+		e := r.delivery(seq)
+		if e != nil {
 			return e.message
 		}
 	}

@@ -87,7 +87,8 @@ func Open(dir string, options Options) (*Outbox, error) {
 	if o.storage == nil {
 		o.storage = newFile(o.path, false, o.log)
 	}
-	if f, is := o.storage.(*file); is {
+	f, is := o.storage.(*file)
+	if is {
 		f.answers = o.diskAnswers
 	}
 	go o.write()

@@ -61,7 +61,8 @@ func (q *queue) Changes() (c delivery.Changes) {
 	defer o.mu.Unlock()
 	c.Mutes = o.route(q.name).activeMutes()
 	for seq := range q.dirty {
-		switch e := o.pendingEntry(q.name, seq); {
+		e := o.pendingEntry(q.name, seq)
+		switch {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
 		case o.why == nil && e.change > o.stored && !e.shown:
@@ -120,14 +121,16 @@ func (o *Outbox) decoded(seq uint64) (ce event.Event, err error) {
 func (o *Outbox) body(seq uint64) []byte {
 	p := place{bucketEvents, seqKey(seq)}
 	for _, r := range []records{o.waiting, o.inFlight} {
-		if body, _ := r[p].([]byte); body != nil {
+		body, _ := r[p].([]byte)
+		if body != nil {
 			return body
 		}
 	}
-	if g := o.latest[seq]; g != nil {
-		return g.cloudEvent
+	g := o.latest[seq]
+	if g == nil {
+		return nil
 	}
-	return nil
+	return g.cloudEvent
 }
 
 // cloudEvent returns the JSON of the CloudEvent with that sequence number. The error wraps delivery.ErrLost if it can
@@ -216,7 +219,8 @@ func (q *queue) Report(r delivery.Report) {
 func (tx *Tx) report(r *route, rep delivery.Report) {
 	each := func(items []*delivery.Item, f func(e *entry)) {
 		for _, i := range items {
-			if e := r.pending.find(i.Seq); e != nil {
+			e := r.pending.find(i.Seq)
+			if e != nil {
 				f(e)
 			}
 		}

@@ -23,7 +23,8 @@ const keepOrphans = 24 * time.Hour
 // Batch.Routes sets the routes. Removed routes keep their backlog for 24 hours.
 func (tx *Tx) NewRoutes(routes []Route) (added, back []string) {
 	for _, r := range routes {
-		switch was := tx.routes[r.Name]; {
+		was := tx.routes[r.Name]
+		switch {
 		case was == nil || !was.configured:
 			added = append(added, r.Name)
 		case !was.removed.IsZero():
