@@ -391,7 +391,7 @@ func (o *oracle) once(route string, told []taken) {
 		was, again := last[t.id]
 		last[t.id] = t
 		if again && was.settled && !o.replayed(t, was) && !o.unsettled(was, t.boot) && !o.returned(route, was.at, t.at) &&
-			!o.unaware(was, t) && !o.damaged(was.at, t.at) {
+			!o.unaware(was, t) && !o.damaged(0, t.at) {
 			promise := "told once"
 			if t.instead != "" {
 				promise = "told once, by the fallback"
