@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 )
 
 const (
@@ -54,6 +55,34 @@ func readings(text string) (all []string, complete bool) {
 		}
 	}
 	return all, true
+}
+
+// charactersOf returns a text, and what its characters are if it was written in Latin-1 or is UTF-8 that was taken for it.
+func charactersOf(text string) []string {
+	all := []string{text}
+	if !utf8.ValidString(text) {
+		var b strings.Builder
+		for i, r := range text {
+			_, size := utf8.DecodeRuneInString(text[i:])
+			if r == utf8.RuneError && size == 1 {
+				r = rune(text[i])
+			}
+			b.WriteRune(r)
+		}
+		all = append(all, b.String())
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if r <= unicode.MaxLatin1 {
+			b.WriteByte(byte(r))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	if b.String() != text {
+		all = append(all, b.String())
+	}
+	return all
 }
 
 // escapes undo one way of escaping each, or join lines that were wrapped. They leave everything else as it is.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
 )
 
 const (
@@ -38,12 +40,14 @@ type redactor struct {
 // long. A text that repeats a secret isn't shown at all. It is cut before it is searched, so the work is bounded, and
 // fewer than maxRow characters are left of a secret that the cut divides.
 func (r *redactor) line(text string, n int) string {
-	return r.unlessRepeats(printable(cut(text, n)), notShown)
+	text = cut(text, n)
+	return r.unlessRepeats(text, printable(text), notShown)
 }
 
 // id returns an id from outside as line does; none if it repeats a secret.
 func (r *redactor) id(text string) string {
-	return r.unlessRepeats(printable(cut(text, 128)), "")
+	text = cut(text, 128)
+	return r.unlessRepeats(text, printable(text), "")
 }
 
 // lines is line for a command's output that is cut already. It leaves out empty lines.
@@ -55,31 +59,34 @@ func (r *redactor) lines(text string) string {
 			all = append(all, line)
 		}
 	}
-	return r.unlessRepeats(strings.Join(all, "\n"), outputNotShown)
+	return r.unlessRepeats(text, strings.Join(all, "\n"), outputNotShown)
 }
 
-// unlessRepeats returns a text, or otherwise if it repeats a secret.
-func (r *redactor) unlessRepeats(text, otherwise string) string {
-	if r.repeats(text) {
+// unlessRepeats returns what is shown of a text, or otherwise if that or the text repeats a secret. What is shown has no
+// letters that are not in UTF-8.
+func (r *redactor) unlessRepeats(text, shown, otherwise string) string {
+	if r.repeats(shown) || !utf8.ValidString(text) && r.repeats(text) {
 		return otherwise
 	}
-	return text
+	return shown
 }
 
 // repeats reports whether a text holds maxRow characters of a secret in a row, or all of a shorter one, however they
-// are written; see readings. Case and white space make no difference, and a character beyond ASCII counts as several.
+// are written; see readings. Case, accents and white space make no difference, and of other scripts a character counts as
+// several.
 func (r *redactor) repeats(text string) bool {
 	hidden := append(r.rows[:], r.known.all()) // by length, and then those of maxRow characters that all sinks have
 	if !slices.ContainsFunc(hidden, func(rows map[string]bool) bool { return len(rows) > 0 }) {
 		return false
 	}
 	all, complete := readings(text)
-	return !complete || slices.ContainsFunc(all, func(reading string) bool { return r.holds(reading, hidden) })
+	return !complete || slices.ContainsFunc(all, func(reading string) bool {
+		return slices.ContainsFunc(charactersOf(reading), func(text string) bool { return r.holds(fold(text), hidden) })
+	})
 }
 
-// holds reports whether a text holds one of the hidden rows.
+// holds reports whether a folded text holds one of the hidden rows.
 func (r *redactor) holds(text string, hidden []map[string]bool) bool {
-	text = fold(text)
 	for n, rows := range hidden {
 		n = min(n, maxRow)
 		if len(rows) == 0 {
@@ -101,14 +108,15 @@ func (r *redactor) isInHost(row string) bool {
 	return len(row) == maxRow && slices.ContainsFunc(r.hosts, holds)
 }
 
-// fold returns the characters of a text that are compared: those that can be seen, in lower case.
+// fold returns the characters of a text that are compared: those that can be seen by themselves, in lower case. A letter
+// with an accent counts without, and one that differs only in its form, such as its width, as the usual one.
 func fold(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsSpace(r) || !unicode.IsPrint(r) || r == utf8.RuneError {
+		if unicode.IsSpace(r) || !unicode.IsPrint(r) || unicode.Is(unicode.Mn, r) || r == utf8.RuneError {
 			return -1
 		}
 		return unicode.ToLower(r)
-	}, text)
+	}, norm.NFKD.String(text))
 }
 
 // hide adds secrets. A secret of one or two characters is in nearly every text, so that hardly any is shown.

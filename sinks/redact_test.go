@@ -26,6 +26,8 @@ import (
 
 	"forewarn/bridge/systemtest"
 	"github.com/emersion/go-smtp"
+	"golang.org/x/text/unicode/norm"
+	"golang.org/x/text/width"
 )
 
 // A writing is a way in which a destination may write what it was sent. Those that make digits of a text are counted,
@@ -128,6 +130,46 @@ func TestASecretIsRecognisedHoweverItIsWritten(t *testing.T) {
 			for _, then := range writings {
 				shows(then.write(written), first.name+" in "+then.name)
 			}
+		}
+	}
+}
+
+// Letters beyond ASCII have several forms and bytes, which make no difference, and neither do characters between them that
+// nobody sees.
+func TestASecretBeyondASCIIIsRecognised(t *testing.T) {
+	const secret, letters = "pässwörd-ñandú-€x", "pässwörd-ñandú"
+	latin1 := make([]byte, 0, len(letters))
+	for _, r := range letters {
+		latin1 = append(latin1, byte(r))
+	}
+	var mistaken strings.Builder
+	for _, b := range []byte(secret) {
+		mistaken.WriteRune(rune(b))
+	}
+	r := new(redactor)
+	r.hide(secret)
+	for name, text := range map[string]string{
+		"as it is":                  secret,
+		"in capitals":               strings.ToUpper(secret),
+		"decomposed":                norm.NFD.String(secret),
+		"full width":                width.Widen.String(secret),
+		"Latin-1":                   string(latin1),
+		"Latin-1 in a URL":          each(latin1, "%%%02X"),
+		"Latin-1 in a log":          each(latin1, `\x%02x`),
+		"Latin-1 in base64":         base64.StdEncoding.EncodeToString(latin1),
+		"Latin-1 in hex":            hex.EncodeToString(latin1),
+		"UTF-8 as Latin-1":          mistaken.String(),
+		"UTF-8 as Latin-1, in JSON": inJSON(mistaken.String()),
+		"with joiners":              strings.Join(strings.Split(secret, ""), "\u034f"),
+		"with variations":           strings.Join(strings.Split(secret, ""), "\ufe0f"),
+	} {
+		if !r.repeats("no: " + text + ".") {
+			t.Errorf("%s: %q is not recognised", name, text)
+		}
+	}
+	for _, text := range []string{"Größe überschritten: naïve", "Accès refusé", "\xe9\xe8 \u034f", "パスワードが違います"} {
+		if r.repeats(text) {
+			t.Errorf("%q is taken for the secret", text)
 		}
 	}
 }
