@@ -31,6 +31,7 @@ type situation struct {
 	common   cloudevent.Circumstances // of all CloudEvents
 	booted   time.Time
 	routes   []Route
+	orphans  []string // routes that are gone from the settings, and keep their backlog
 	rules    []Rule
 	mutes    []*delivery.Mute
 	approver string         // this VM, for rules; "" while that is not confirmed
@@ -42,6 +43,7 @@ type situation struct {
 // situation gathers what decides about these events. The caller holds deciding.
 func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	approver, durable, mutes := b.approverName(), b.outbox.Durable() == nil, b.outbox.Mutes()
+	orphans := b.outbox.Orphans()
 	used := map[string]int{}
 	for _, e := range events {
 		for _, id := range []string{e.ID, approvedID(e)} {
@@ -53,8 +55,8 @@ func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	observer := b.observer
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return situation{
-		observation: o, routes: b.routes, booted: b.options.Booted, rules: b.rules, mutes: mutes, approver: approver,
-		durable: durable, current: b.current, used: used,
+		observation: o, routes: b.routes, orphans: orphans, booted: b.options.Booted, rules: b.rules, mutes: mutes,
+		approver: approver, durable: durable, current: b.current, used: used,
 		common: cloudevent.Circumstances{
 			Observer: observer, Host: b.options.Host, Source: b.options.Source, Time: o.now,
 		},
@@ -220,6 +222,7 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
 	s.address(c, &a, s.routes, ce, change, op)
+	a.To = append(a.To, s.orphansOf(op)...)
 	if change.Kind == imds.Updated && len(op.Waiting) > 0 && op.Announcement == nil {
 		op.Announcement = &kept{op.Latest, op.cloudEvent}
 	}

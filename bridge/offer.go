@@ -39,6 +39,17 @@ func (s situation) address(
 	}
 }
 
+// orphansOf returns the orphans that get the event, unless they wait for their lead. What they don't ask for is known when
+// they return: see withdrawUnwanted.
+func (s situation) orphansOf(op *openEvent) (names []string) {
+	for _, name := range s.orphans {
+		if slices.Contains(op.Routes, name) && !slices.Contains(op.Waiting, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // subscribe reports whether a route gets the event: if its filter has decided so before, or does so now, which is recorded
 // in op.
 func (s situation) subscribe(c *commit, r Route, change imds.Change, fields map[string]any, op *openEvent) bool {
@@ -159,6 +170,7 @@ func (b *Bridge) offerTo(routes []Route) (c commit) {
 			c.Values[valueBlocked+name] = []byte(troubleBefore)
 		}
 	}
+	b.withdrawUnwanted(routesThat(func(r Route) bool { return slices.Contains(back, r.Name) }, routes), now)
 	isAdded := func(route string) bool { return slices.Contains(added, route) }
 	s := b.situation(observation{now: now})
 	for _, op := range b.events.all() {
@@ -173,4 +185,30 @@ func (b *Bridge) offerTo(routes []Route) (c commit) {
 		}
 	}
 	return c
+}
+
+// withdrawUnwanted takes back the changes that became pending for returning routes while they were gone, and that their filters
+// don't take. None of them is the first of its event.
+func (b *Bridge) withdrawUnwanted(back []Route, now time.Time) {
+	stats := b.outbox.Stats()
+	var unwanted []outbox.Delivery
+	for _, r := range back {
+		for _, d := range b.outbox.List(outbox.Selection{Route: r.Name, State: outbox.StatePending}) {
+			change := imds.Change{
+				Kind:     imds.ChangeKind(d.Change),
+				Event:    imds.Event{Type: d.AzureType, Resources: d.VMs},
+				Previous: &imds.Event{},
+			}
+			wanted, _ := r.Filter.MatchChange(change, b.self().Name)
+			cameMeanwhile := d.PendingSince.After(stats[r.Name].Gone) && !d.Replayed
+			if change.Kind.OfAzure() && cameMeanwhile && !wanted {
+				unwanted = append(unwanted, d)
+			}
+		}
+	}
+	b.outbox.Update(now, func(tx *outbox.Tx) {
+		for _, d := range unwanted {
+			tx.Withdraw(d)
+		}
+	})
 }

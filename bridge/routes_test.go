@@ -508,6 +508,55 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 	}
 }
 
+// A name that is gone from the settings when an event that it was told of ends is told so once it returns, also across
+// restarts: what it did about the event can be undone. Its filter of changes counts, whatever became pending meanwhile.
+func TestAReturningNameIsToldOfTheEnd(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		changes  []string
+		restarts bool
+		want     []string
+	}{
+		"a reload":               {want: []string{"scheduled", "started", "vanished"}},
+		"a restart":              {restarts: true, want: []string{"scheduled", "started", "vanished"}},
+		"it doesn't ask for all": {changes: []string{"scheduled", "started"}, want: []string{"scheduled", "started"}},
+		"only for what comes":    {changes: []string{"first"}, want: []string{"scheduled"}},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e, other := &ear{}, &ear{}
+				r := e.all("a")
+				r.Filter.Only.Changes = tt.changes
+				without, with := []Route{other.all("other")}, []Route{r, other.all("other")}
+				b := s.start(with...)
+				turn := func(routes []Route) {
+					if !tt.restarts {
+						b.Reload(b.mortal(routes), nil, SettingsInfo{})
+						return
+					}
+					b.end()
+					b = s.start(routes...)
+				}
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(5 * time.Second)
+				turn(without)
+				pause(5 * time.Second)
+				s.azure.Start(idA)
+				pause(5 * time.Second)
+				s.azure.End(idA)
+				pause(5 * time.Second)
+				turn(with)
+				pause(10 * time.Second)
+				wantIDs(t, e.types(), tt.want...)
+				turn(with)
+				pause(10 * time.Second)
+				wantIDs(t, e.types(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
+
 // The backlog of a name goes to its new destination: the old one finishes what is under way, and gets no more.
 func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

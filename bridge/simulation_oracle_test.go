@@ -211,6 +211,7 @@ func (o *oracle) nothingMore(b belief, route string, told []taken) {
 			}
 			known, decided = true, decided || c.at <= t.start || o.boots[c.boot].late > 0
 			_, is := c.routes[route]
+			is = is || slices.Contains(c.orphans, route)
 			owed = owed || is
 			lost = lost && c.lost && !o.ill(c.at, t.at)
 		}

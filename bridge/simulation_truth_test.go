@@ -20,15 +20,16 @@ import (
 // A change is something that the program learned of an event and had to tell.
 type change struct {
 	fact
-	id     string // of its CloudEvent
-	kind   string
-	event  azureEvent
-	first  bool            // nothing of the event was told before
-	routes map[string]bool // that are owed it; false if they may be told and need not
-	later  []string        // routes that came, or returned, after it
-	lost   bool            // a crash made the program forget it
-	theirs bool            // it was forgotten, because it was another machine's
-	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
+	id      string // of its CloudEvent
+	kind    string
+	event   azureEvent
+	first   bool            // nothing of the event was told before
+	routes  map[string]bool // that are owed it; false if they may be told and need not
+	later   []string        // routes that came, or returned, after it
+	orphans []string        // routes that were gone then, and get it if they return within a day
+	lost    bool            // a crash made the program forget it
+	theirs  bool            // it was forgotten, because it was another machine's
+	away    *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
 
 // owed reports whether a route is owed the change since it was seen.
@@ -465,6 +466,12 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	}
 	for _, r := range t.routes {
 		t.address(r, &c, after.accepted)
+	}
+	for name := range t.gone {
+		_, accepted := after.accepted[name]
+		if accepted {
+			c.orphans = append(c.orphans, name)
+		}
 	}
 	after.changes = append(after.changes, c)
 	after.seen = now

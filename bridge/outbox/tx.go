@@ -78,6 +78,14 @@ func (tx *Tx) Supersede(d Delivery) {
 	}
 }
 
+// Withdraw takes back a pending delivery that its route was never to get, and leaves no history of it.
+func (tx *Tx) Withdraw(d Delivery) {
+	e := tx.pendingEntry(d.Route, d.Seq)
+	if e != nil {
+		tx.remove(e)
+	}
+}
+
 // Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
 // never reported.
 func (tx *Tx) Unreported(route string) []Delivery {
