@@ -55,6 +55,7 @@ type azureEvent struct {
 	seq        uint64     // of its last change
 	ended      bool       // it has vanished, or its end was missed
 	lastChange time.Time  // when the stream stored it
+	heardHere  time.Time  // when this relay heard it
 	latest     imds.Event // according to the last change
 	from       cloudevent.Place
 	observer   imds.Observer // of the last change, with no other set or group than those of from
@@ -86,12 +87,13 @@ func (l *azureEvent) vmKey(name string) string {
 	return vmKey(at, name)
 }
 
-// A vm is a machine that a bridge runs on. Its times are those of the stream.
+// A vm is a machine that a bridge runs on. Its times are those of the stream, unless it says otherwise.
 type vm struct {
 	name, set, group string
 	place            string        // cloudevent.Place.String
 	lastHeard        time.Time     // when its bridge published something
-	backSince        time.Time     // the first message after its last silence
+	heardHere        time.Time     // when this relay heard that
+	backSince        time.Time     // when this relay heard the first message after its last silence
 	interval         time.Duration // of its heartbeats; 0 if it sends none
 	lastAlive        time.Time     // the last start or heartbeat
 	lastStop         time.Time     // when its bridge last stopped
@@ -274,7 +276,7 @@ func (f *fleet) add(r rawMessage) {
 		}
 		l.Add(ce, nil)
 	}
-	l.seq, l.lastChange = r.seq, r.stored
+	l.seq, l.lastChange, l.heardHere = r.seq, r.stored, time.Now()
 	if data.Observer.Name != "" {
 		l.setObserver(data.Observer)
 	}
@@ -332,16 +334,16 @@ func (f *fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) 
 	key := vmKey(from, o.Name)
 	v := f.vms[key]
 	if v == nil {
-		v = &vm{name: o.Name, place: from.String(), backSince: at}
+		v = &vm{name: o.Name, place: from.String(), backSince: time.Now()}
 		if !f.addVM(v.place, key, v) {
 			return nil
 		}
 	}
 	v.set, v.group = o.ScaleSet, o.ResourceGroup
 	if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) && at.After(last) {
-		v.backSince = at
+		v.backSince = time.Now()
 	}
-	v.lastHeard = later(v.lastHeard, at)
+	v.lastHeard, v.heardHere = later(v.lastHeard, at), time.Now()
 	return v
 }
 
@@ -378,15 +380,16 @@ func (f *fleet) observed(now time.Time) []*observer {
 		open := e.open.Add(excusePeriod).After(v.lastHeard) // false if there is none
 		deleted := !e.deleted.IsZero() && !e.deleted.Before(v.lastHeard)
 		all = append(all, &observer{
-			key: key, name: v.name, set: v.set, group: v.group, lastHeard: v.lastHeard, backSince: v.backSince,
-			interval: v.interval, stopped: v.stopped(), excused: open || deleted, eventEnded: e.ended,
+			key: key, name: v.name, set: v.set, group: v.group, lastHeard: v.lastHeard, heardHere: v.heardHere,
+			backSince: v.backSince,
+			interval:  v.interval, stopped: v.stopped(), excused: open || deleted, eventEnded: e.ended,
 		})
 	}
 	return all
 }
 
-// An excuse holds what explains why a VM is silent: when an Azure event last changed, for those that are open, those
-// that deleted the VM, and those that have ended. A zero time means that there is none.
+// An excuse holds what explains why a VM is silent: when an Azure event last changed, for those that are open and those
+// that deleted the VM, and when this relay heard the end of those that have ended. A zero time means that there is none.
 type excuse struct{ open, deleted, ended time.Time }
 
 // excuses returns the excuses by vmKey. Only events count that have started, or that delete VMs. mu is held.
@@ -408,7 +411,7 @@ func (f *fleet) excuses() map[string]excuse {
 				e.deleted = later(e.deleted, l.lastChange)
 			}
 			if l.ended && started {
-				e.ended = later(e.ended, l.lastChange)
+				e.ended = later(e.ended, l.heardHere)
 			}
 			all[key] = e
 		}
@@ -491,6 +494,21 @@ func (f *fleet) sortedEvents() []*azureEvent {
 // listVMs returns the VMs, sorted by rank, NotBefore and the time when they were last heard. It forgets those that were
 // last heard long ago.
 func (f *fleet) listVMs() []bridge.FleetVM {
+	sorted := f.unsortedVMs()
+	slices.SortFunc(sorted, func(a, b *bridge.FleetVM) int {
+		return cmp.Or(
+			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.LastHeard.Compare(b.LastHeard),
+			strings.Compare(a.Name, b.Name))
+	})
+	all := make([]bridge.FleetVM, len(sorted))
+	for i, v := range sorted {
+		all[i] = *v
+	}
+	return all
+}
+
+// unsortedVMs is listVMs, in any order: what has to be done while nobody else may use the fleet.
+func (f *fleet) unsortedVMs() []*bridge.FleetVM {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	byName := map[string]*bridge.FleetVM{}
@@ -533,16 +551,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 		slices.Sort(v.Events)
 		sorted = append(sorted, v)
 	}
-	slices.SortFunc(sorted, func(a, b *bridge.FleetVM) int {
-		return cmp.Or(
-			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.LastHeard.Compare(b.LastHeard),
-			strings.Compare(a.Name, b.Name))
-	})
-	all := make([]bridge.FleetVM, len(sorted))
-	for i, v := range sorted {
-		all[i] = *v
-	}
-	return all
+	return sorted
 }
 
 // rank returns 0 for a VM whose event has started, 1 for one with another event, 2 for a silent one, and 3 for all

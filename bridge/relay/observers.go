@@ -20,7 +20,8 @@ import (
 const (
 	missedHeartbeats = 3                // in a row, until a VM counts as silent
 	minSilence       = time.Minute      // at least
-	gatherPeriod     = time.Minute      // VMs that fall silent, or come back, within it are announced together
+	minGather        = 10 * time.Second // VMs that fall silent, or come back, within it are announced together; see gather
+	maxGather        = time.Minute
 	maxSeparate      = 10               // with more VMs than this they share one CloudEvent
 	maxNamed         = 20               // VMs named in one CloudEvent
 	maxSilent        = 20_000           // silent VMs that are remembered; others are announced when there is room
@@ -31,13 +32,17 @@ const (
 // An observer is a VM whose bridge publishes, as seen at one time.
 type observer struct {
 	key, name, set, group string
-	lastHeard             time.Time
-	backSince             time.Time     // the first message after its last silence
+	lastHeard             time.Time     // by the clock of the stream's servers
+	heardHere             time.Time     // when this relay heard that
+	backSince             time.Time     // when this relay heard the first message after its last silence
 	interval              time.Duration // of its heartbeats; 0 if it sends none
 	stopped               bool          // its bridge announced that it was stopping
 	excused               bool          // an Azure event explains that it is silent
-	eventEnded            time.Time     // when the last event ended that had started on it
+	eventEnded            time.Time     // when this relay heard that the last event ended that had started on it
 }
+
+// gather returns how long others may follow the VM before it is announced: the longer, the less often it is heard.
+func (o *observer) gather() time.Duration { return min(maxGather, max(minGather, o.interval/5)) }
 
 // silentAt returns when the VM counts as silent if it publishes nothing more; zero if it never does. Silence before
 // watchedSince doesn't count, because no relay watched.
@@ -45,7 +50,7 @@ func (o *observer) silentAt(watchedSince time.Time) time.Time {
 	if o.interval <= 0 || o.stopped || o.excused {
 		return time.Time{}
 	}
-	since := o.lastHeard
+	since := o.heardHere
 	for _, at := range []time.Time{watchedSince, o.eventEnded} {
 		if at.After(since) {
 			since = at
@@ -62,8 +67,8 @@ type silenceRecord struct {
 	Unpublished []json.RawMessage    `json:"unpublished,omitempty"` // CloudEvents that are not known to be in the stream
 }
 
-// decide returns the VMs to be announced as silent and as back, by CloudEvent, and the record that remembers them. All
-// times, now too, are those of the stream's servers.
+// decide returns the VMs to be announced as silent and as back, by CloudEvent, and the record that remembers them. Only
+// this relay's clock decides how long a VM is silent: the streams may be led by servers whose clocks differ.
 func (s silenceRecord) decide(
 	all []*observer, watchedSince, now time.Time,
 ) (next silenceRecord, silent, back [][]*observer) {
@@ -72,21 +77,17 @@ func (s silenceRecord) decide(
 		next.Silent = map[string]time.Time{}
 	}
 	var fell, returned []*observer
-	firstSilent, firstBack := now, now // the first of them
+	tellSilent, tellBack := false, false // the first of them has waited for others
 	for _, o := range all {
 		lastHeard, wasSilent := findSilent(s.Silent, o.key)
 		at := o.silentAt(watchedSince)
 		switch {
 		case wasSilent && o.lastHeard.After(lastHeard):
 			returned = append(returned, o)
-			if o.backSince.Before(firstBack) {
-				firstBack = o.backSince
-			}
+			tellBack = tellBack || now.Sub(o.backSince) >= o.gather()
 		case !wasSilent && !at.IsZero() && !at.After(now) && now.Sub(o.lastHeard) < forgetVM:
 			fell = append(fell, o)
-			if at.Before(firstSilent) {
-				firstSilent = at
-			}
+			tellSilent = tellSilent || now.Sub(at) >= o.gather()
 		}
 	}
 	for vm, heard := range next.Silent {
@@ -94,7 +95,7 @@ func (s silenceRecord) decide(
 			delete(next.Silent, vm)
 		}
 	}
-	if now.Sub(firstBack) >= gatherPeriod {
+	if tellBack {
 		back = messages(returned)
 		for _, o := range returned {
 			delete(next.Silent, shortHash(o.key))
@@ -104,7 +105,7 @@ func (s silenceRecord) decide(
 		slices.SortFunc(fell, func(a, b *observer) int { return a.lastHeard.Compare(b.lastHeard) })
 		fell = fell[:room]
 	}
-	if now.Sub(firstSilent) >= gatherPeriod {
+	if tellSilent {
 		silent = messages(fell)
 		for _, o := range fell {
 			// Rounded up, so that the record of maxSilent VMs is no larger than a server takes, and none counts as back.
@@ -262,8 +263,7 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 	return ce.MarshalJSON()
 }
 
-// observersNow returns all VMs, and the time of the stream's servers, once everything that the streams hold now is
-// read.
+// observersNow returns all VMs, and the time, once everything that the streams hold now is read.
 func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, all []*observer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -271,30 +271,29 @@ func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, a
 	if err != nil {
 		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
 	}
-	now, err = r.catchUp(ctx, st, lastHeartbeat)
-	if err != nil {
+	if err := r.catchUp(ctx, st, lastHeartbeat); err != nil {
 		return now, nil, err
 	}
+	now = time.Now()
 	return now, r.fleet.observed(now), nil
 }
 
-// catchUp waits until everything that the stream holds now is taken in, and the heartbeats up to that one. It returns
-// the time of the stream's servers.
-func (r *Relay) catchUp(ctx context.Context, st *storage, lastHeartbeat uint64) (now time.Time, err error) {
+// catchUp waits until everything that the stream holds now is taken in, and the heartbeats up to that one.
+func (r *Relay) catchUp(ctx context.Context, st *storage, lastHeartbeat uint64) error {
 	audit, err := st.stream.Info(ctx)
 	var last uint64
 	if err == nil {
 		last, err = r.lastToRead(ctx, st, audit)
 	}
 	if err != nil {
-		return now, fmt.Errorf("look at stream %s: %w", r.Stream, err)
+		return fmt.Errorf("look at stream %s: %w", r.Stream, err)
 	}
 	for !r.fleet.caughtUp(last, lastHeartbeat) {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
-			return now, errors.New("the streams are not read to their end yet")
+			return errors.New("the streams are not read to their end yet")
 		}
 	}
-	return audit.TimeStamp, nil
+	return nil
 }
 
 // lastToRead returns the sequence number up to which the stream is to be taken in, 0 if all of it is older than

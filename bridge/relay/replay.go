@@ -79,7 +79,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 		return ReplayPart{}, err
 	}
 	if p.Event == "" && route.Terms.Late.OverAtEnd(false) { // so it must be known which events are over
-		if _, err := r.catchUp(asked, st, 0); err != nil {
+		if err := r.catchUp(asked, st, 0); err != nil {
 			return ReplayPart{}, err
 		}
 	}

@@ -18,16 +18,17 @@ import (
 // Status returns how the relay, its sinks and the fleet are.
 func (r *Relay) Status() bridge.Status {
 	now := time.Now()
+	events, vms, overShare := r.fleet.openEvents(now), r.fleet.listVMs(), r.fleet.overShare() // which takes a while
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := bridge.Status{
 		Version: r.Version, StartedAt: r.started.UTC(), Reasons: []string{},
 		Warnings: slices.Concat(r.Warnings(), r.storageNotes, r.otherSettings()),
-		Events:   r.fleet.openEvents(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
+		Events:   events, Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
 		Outbox: bridge.OutboxStatus{Durable: r.down == nil}, Mutes: mutes.Active(r.mutes),
 	}
-	s.Relay.VMs = r.fleet.listVMs()
+	s.Relay.VMs = vms
 	for _, p := range r.peers {
 		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash,
 			LastSeen: p.LastSeen})
@@ -35,7 +36,7 @@ func (r *Relay) Status() bridge.Status {
 	if r.watchErr != nil && r.down == nil {
 		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.Shown(r.watchErr).Error())
 	}
-	s.Warnings = append(s.Warnings, r.fleet.overShare()...)
+	s.Warnings = append(s.Warnings, overShare...)
 	if r.deadFull {
 		s.Warnings = append(s.Warnings, deadFull)
 	}
@@ -43,8 +44,12 @@ func (r *Relay) Status() bridge.Status {
 		s.Reasons = append(s.Reasons, delivery.WithoutClass(r.down.Error()))
 		s.Outbox.Error = r.down.Error()
 	}
+	sinks, reasons := r.sinkStatuses(now)
+	s.Sinks, s.Reasons = sinks, append(s.Reasons, reasons...)
+	for _, k := range sinks {
+		s.Outbox.Pending += k.Pending
+	}
 	for _, route := range r.Routes {
-		k, reasons := r.sinkStatus(route, now)
 		if n := r.deletedUnread(route); n > 0 {
 			messages := "1 message"
 			if n > 1 {
@@ -53,16 +58,23 @@ func (r *Relay) Status() bridge.Status {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream has deleted %s that the sink %s may not have got; "+
 				"raise its max_age or max_bytes", messages, route.Name))
 		}
-		s.Sinks = append(s.Sinks, k)
-		s.Reasons = append(s.Reasons, reasons...)
-		s.Outbox.Pending += k.Pending
 	}
 	for _, n := range r.deadCounts {
 		s.Outbox.DeadLetters += n
 	}
-	sort.SliceStable(s.Sinks, func(i, j int) bool { return s.Sinks[i].Name < s.Sinks[j].Name })
 	s.Ready = len(s.Reasons) == 0
 	return s
+}
+
+// sinkStatuses returns the statuses of all sinks, and why they keep the relay from being ready. mu is held.
+func (r *Relay) sinkStatuses(now time.Time) (sinks []bridge.SinkStatus, reasons []string) {
+	sinks = []bridge.SinkStatus{}
+	for _, route := range r.Routes {
+		k, why := r.sinkStatus(route, now)
+		sinks, reasons = append(sinks, k), append(reasons, why...)
+	}
+	sort.SliceStable(sinks, func(i, j int) bool { return sinks[i].Name < sinks[j].Name })
+	return sinks, reasons
 }
 
 // Left returns how many deliveries of each sink were pending when this relay stopped. Another relay, or the next start,

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/internal/trouble"
@@ -23,7 +24,9 @@ const troubleEvery = 2 * time.Second
 func (r *Relay) reportTroubles(ctx context.Context) {
 	for sleep(ctx, troubleEvery) == nil {
 		r.reportSilent(time.Now())
-		r.needs.Note(r.Log, r.Status().Sinks, time.Now())
+		var sinks []bridge.SinkStatus
+		r.locked(func() { sinks, _ = r.sinkStatuses(time.Now()) })
+		r.needs.Note(r.Log, sinks, time.Now())
 		r.reportDead(ctx, trouble.DeadReportEvery)
 	}
 }
