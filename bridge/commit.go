@@ -84,12 +84,17 @@ func (c *commit) offers(route string, seq uint64) bool {
 	return slices.ContainsFunc(c.Add, func(a outbox.Addition) bool { return a.Seq == seq && slices.Contains(a.To, route) })
 }
 
+// isEmpty reports whether the commit changes nothing.
+func (c *commit) isEmpty() bool {
+	return len(c.open)+len(c.Add)+len(c.Marks)+len(c.Values)+len(c.Mutes) == 0 && c.Routes == nil
+}
+
 // update derives a commit from the open events, and makes it before anybody else derives one. wait returns when it is on
 // disk; its error means that it is only in memory.
 func (b *Bridge) update(now time.Time, derive func() commit) (wait func() error) {
 	b.deciding.Lock()
 	c := derive()
-	wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+	wait = b.hand(c, now)
 	b.deciding.Unlock()
 	b.committed(c)
 	return wait
@@ -97,9 +102,17 @@ func (b *Bridge) update(now time.Time, derive func() commit) (wait func() error)
 
 // commit makes a commit that changes no open event. wait is that of update.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
-	wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+	wait = b.hand(c, now)
 	b.committed(c)
 	return wait
+}
+
+// hand hands a commit to the outbox. Most polls change nothing, so that costs nothing.
+func (b *Bridge) hand(c commit, now time.Time) (wait func() error) {
+	if c.isEmpty() {
+		return b.outbox.Durable
+	}
+	return b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
 }
 
 // apply makes a commit within a change of the outbox.
