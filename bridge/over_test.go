@@ -195,7 +195,7 @@ func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				e := &ear{answer: func(delivery.Delivery) error {
-					time.Sleep(10 * time.Second)
+					time.Sleep(9 * time.Second) // before its timeout
 					return tt.why
 				}}
 				r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
