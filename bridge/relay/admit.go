@@ -107,7 +107,7 @@ func (q *queue) admit(m message, r rawMessage) error {
 		q.ack(r.reply)
 		return nil
 	case v.pending:
-		err = q.makeRoom()
+		err = q.makeRoom(g)
 	case v.state == resultDead:
 		err = q.keepLate(m)
 	}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"sync"
 	"time"
 
@@ -152,20 +154,31 @@ func (q *queue) endCatchUp() {
 }
 
 // makeRoom waits until there is room for one more delivery. As long as the sink accepts nothing, it gives up another for
-// it instead, so that nothing urgent waits behind a bound.
-func (q *queue) makeRoom() error {
+// it instead, so that nothing urgent waits behind a bound. So it does at once in a group that has as many as its record may
+// hold.
+func (q *queue) makeRoom(g *group) error {
 	for {
 		now := time.Now()
+		if e := q.expendableOf(g, now); e != nil {
+			if err := q.giveUp(e); err != nil {
+				return err
+			}
+		}
 		since := q.fullFor(now)
 		if since.IsZero() {
 			return nil
 		}
 		if now.Sub(since) >= roomPatience {
 			q.mu.Lock()
-			e := q.mostExpendable(now)
+			e := mostExpendable(maps.Keys(q.pending), q.pending, now)
 			q.mu.Unlock()
 			if e != nil {
-				if err := q.giveUp(e); err != nil {
+				err := q.giveUp(e)
+				if err == nil {
+					q.noteOverflow()
+					err = q.save([]*group{e.group}) // until then it counts as unsettled
+				}
+				if err != nil {
 					return err
 				}
 				continue
@@ -208,9 +221,19 @@ func (q *queue) noteRoom() {
 	wake(q.roomFreed)
 }
 
-// mostExpendable returns which pending delivery to give up: what the fallback has, then the oldest that isn't urgent, then
-// the oldest; nil if all are being attempted. mu is held.
-func (q *queue) mostExpendable(now time.Time) (least *pendingItem) {
+// expendableOf returns which delivery of a group to give up, because its record may hold no more; nil for none.
+func (q *queue) expendableOf(g *group, now time.Time) *pendingItem {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(g.pending) < maxWaiting {
+		return nil
+	}
+	return mostExpendable(maps.Values(g.pending), q.pending, now)
+}
+
+// mostExpendable returns which of some pending deliveries to give up: what the fallback has, then the oldest that isn't
+// urgent, then the oldest; nil if all are being attempted.
+func mostExpendable(seqs iter.Seq[uint64], pending map[uint64]*pendingItem, now time.Time) (least *pendingItem) {
 	rank := func(e *pendingItem) int {
 		switch {
 		case e.item.FellBack:
@@ -220,7 +243,8 @@ func (q *queue) mostExpendable(now time.Time) (least *pendingItem) {
 		}
 		return 2
 	}
-	for _, e := range q.pending {
+	for seq := range seqs {
+		e := pending[seq]
 		if e.begun {
 			continue
 		}
@@ -255,6 +279,13 @@ func (q *queue) giveUp(e *pendingItem) error {
 	}
 	q.settle(e, res)
 	q.notifyWorker(e.item.Seq)
+	q.mu.Unlock()
+	return nil
+}
+
+// noteOverflow counts what was given up because of the bound, and logs the first of it.
+func (q *queue) noteOverflow() {
+	q.mu.Lock()
 	q.overflowed++
 	first := q.overflowed == 1
 	q.mu.Unlock()
@@ -262,7 +293,6 @@ func (q *queue) giveUp(e *pendingItem) error {
 		q.log.Error("too much is unsettled, so the oldest that isn't urgent becomes a dead letter for each that comes",
 			"unsettled", q.maxUnsettled)
 	}
-	return q.save([]*group{e.group})
 }
 
 // noteDeleted counts the messages before one that the stream's limits deleted before they were read.

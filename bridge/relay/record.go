@@ -17,6 +17,9 @@ import (
 // maxSettled is how many results a record keeps: those of the deliveries that were settled last.
 const maxSettled = 1000
 
+// maxWaiting is how many deliveries may wait in a record, so that it fits into one message.
+const maxWaiting = 1000
+
 // A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge. It is written before the
 // first delivery that it calls waiting is attempted.
 type record struct {

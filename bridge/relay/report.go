@@ -201,7 +201,7 @@ func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	q.replace(e, next)
 	e.begun = false
 	e.group.rec.accept(e.id, waiting{
-		Attempts: next.Attempts, Next: next.Next, Error: next.Error, Progress: next.Progress, Batch: next.Batch,
+		Attempts: next.Attempts, Next: next.Next, Error: imds.CutText(next.Error, 200), Progress: next.Progress, Batch: next.Batch,
 		FellBack: next.FellBack,
 	}, next.PendingSince)
 }

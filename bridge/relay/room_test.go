@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // At the bound a sink that accepts nothing loses the oldest that isn't urgent, for each that comes: that becomes a dead
@@ -153,6 +155,45 @@ func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
 		sink.say(nil)
 		pause(15 * time.Minute)
 		wantIDs(t, "told", sorted(sink.all()), all...)
+		stop()
+	})
+}
+
+// What a sink remembers of one event is bounded too, so that it can be written: of thousands of changes that a mute holds
+// back, the oldest become dead letters, and the relay goes on.
+func TestAnEventOfThousandsOfPendingChangesIsBounded(t *testing.T) {
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(route("hook", sink))
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Reason: "work", By: "alice"}, 24*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		const changes = 2500
+		for n := range changes {
+			ce.SetID(fmt.Sprintf("%s%04d", strings.Repeat("a", 196), n))
+			body, err := ce.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			msg := &nats.Msg{Subject: ownSubject(ce), Data: body, Header: nats.Header{"Content-Type": {"application/cloudevents+json"}}}
+			if _, err := s.js.PublishMsgAsync(msg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-s.js.PublishAsyncComplete()
+		pause(5 * time.Minute)
+		st := r.Status()
+		for _, why := range st.Reasons {
+			if strings.Contains(why, "can't be recorded") {
+				t.Errorf("a reason is %q", why)
+			}
+		}
+		letters, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, changes)
+		if err != nil || len(letters) != changes-1000 || st.Sinks[0].Pending != 1000 {
+			t.Errorf("%d are pending, %d dead letters, %v; want 1000 and %d", st.Sinks[0].Pending, len(letters), err, changes-1000)
+		}
 		stop()
 	})
 }
