@@ -26,7 +26,7 @@ func TestNATSHeartbeatsHaveASubjectOfTheirOwn(t *testing.T) {
 		want   string
 	}{
 		"a stream keeps them": {kept: true, want: "acknowledged by stream BEATS"},
-		"a stream keeps them, by template": {kept: true, keys: "subject: 'forewarn.events.{{.id}}'",
+		"a stream keeps them, by template": {kept: true, keys: "subject: 'forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.id}}'",
 			want: "acknowledged by stream BEATS"},
 		"nobody keeps them": {want: "not stored: no stream takes it"},
 		"not allowed": {server: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.heartbeat.>"}}},

@@ -91,12 +91,30 @@ func (s natsSubjects) try(once bool) error {
 		case subject != raw:
 			return fmt.Errorf("%q for a sample CloudEvent of type %s is not a subject; "+
 				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), cloudevent.MaxToken)
+		case !isOwn(subject, cloudevent.PlaceOf(ce)):
+			return fmt.Errorf("%q for a sample CloudEvent of type %s begins like a default subject and doesn't name its set, so a "+
+				"relay would refuse it; expected another beginning than forewarn.events and forewarn.bridge, or the default's",
+				raw, ce.Type())
 		case once && !strings.HasSuffix(subject, "."+cloudevent.Token(ce.ID())):
 			return errors.New("does not end in the CloudEvent's id, so two CloudEvents could have one " +
 				"subject and once would take the second for a copy; expected .{{.id}} at its end, or once: false")
 		}
 	}
 	return nil
+}
+
+// isOwn reports whether a subject that begins like a default one goes on like it, with the place of the CloudEvent, as a
+// relay demands. Any other subject is the user's own.
+func isOwn(subject string, at cloudevent.Place) bool {
+	for begin, place := range map[string]string{
+		"forewarn.events.": at.String() + ".", "forewarn.bridge.": at.String() + "." + at.VM + ".",
+	} {
+		rest, as := strings.CutPrefix(subject, begin)
+		if as && !strings.HasPrefix(rest, place) {
+			return false
+		}
+	}
+	return true
 }
 
 // heartbeatSubject is the subject of all heartbeats of a VM: by its subscription, group, set, and name. A VM in no set is its
