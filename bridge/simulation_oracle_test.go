@@ -343,7 +343,7 @@ func (o *oracle) comes(due, from, to time.Duration) bool {
 func ahead(c change) bool { return c.kind == "scheduled" || c.kind == "updated" }
 
 // overtaken reports whether a route with a lead need not be told a change that lies ahead: a newer one came before its
-// time, or waits for a time of its own.
+// time, or waits for a time of its own, or after a reload it was told the announcement instead.
 func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	c := b.changes[i]
 	if r.lead == 0 || !ahead(c) {
@@ -366,7 +366,11 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 			as = later.event
 		}
 	}
-	return false
+	// Its filter may not take updates any more when its lead comes, so that it gets the announcement.
+	return slices.ContainsFunc(o.taken[c.event.id][r.name], func(t taken) bool {
+		first := b.place(t)
+		return t.seq > c.seq && 0 <= first && first < i && ahead(b.changes[first]) && !o.setUp(r.name, c.at, t.start)
+	})
 }
 
 // whenBack returns when a route that is away at a time, by the machine's clock, is set up again; that time itself if it isn't
