@@ -332,6 +332,26 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 	})
 }
 
+// A route still waits for its lead when the event changes after an approval of it came to nothing.
+func TestALeadOutlivesAnApproval(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		drain := &ear{}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 30*time.Minute)
+		pause(seldom + time.Second)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} })
+		pause(25 * time.Minute)
+		wantIDs(t, drain.types(), "scheduled")
+		b.end()
+	})
+}
+
 // A route whose lead has not come is not taken for one that does not answer.
 func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -106,8 +106,9 @@ func (s situation) offerAnswer(c *commit, op *openEvent, routes []Route) {
 // and now don't get that change.
 func (s situation) releaseAnswer(c *commit, op *openEvent) {
 	waiting := routesThat(func(r Route) bool { return slices.Contains(op.Waiting, r.Name) }, s.routes)
-	op.Waiting = nil
-	s.offerAnswer(c, op, waiting)
+	released := *op // the routes still wait for their lead
+	released.Waiting = nil
+	s.offerAnswer(c, &released, waiting)
 }
 
 // audience returns those of the routes that get the CloudEvent about an approval now: one that waits for its lead gets it
