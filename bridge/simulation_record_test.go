@@ -21,15 +21,14 @@ func (o *oracle) approvals(id string, b belief) {
 		if o.doubted(p, b) {
 			o.add("approval", "%s was approved at %v, when every look left a doubt", name(id), short(p.at))
 		}
-		i := o.byHand(p)
-		if i >= 0 {
-			if shown := o.hands[i].shown; shown != p.listed && p.listed.id != "" {
-				o.add("approval", "%s was approved by hand at %v, and was shown as %v", name(id), short(p.at), list{event: shown})
-			}
-			continue
-		}
-		if why := o.forbids(p, b); why != "" {
+		why, hand := o.forbids(p, b), o.byHand(p)
+		switch {
+		case why == "": // a rule approved it, also if somebody tried just before
+		case hand < 0:
 			o.add("approval", "%s was approved at %v although %s", name(id), short(p.at), why)
+		case o.hands[hand].shown != p.listed && p.listed.id != "":
+			shown := list{event: o.hands[hand].shown}
+			o.add("approval", "%s was approved by hand at %v, and was shown as %v", name(id), short(p.at), shown)
 		}
 	}
 }
