@@ -221,9 +221,10 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 	}
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
+	waited := len(op.Waiting) > 0
 	s.address(c, &a, s.routes, ce, change, op)
 	a.To = append(a.To, s.orphansOf(op)...)
-	if change.Kind == imds.Updated && len(op.Waiting) > 0 && op.Announcement == nil {
+	if change.Kind == imds.Updated && waited && len(op.Waiting) > 0 && op.Announcement == nil {
 		op.Announcement = &kept{op.Latest, op.cloudEvent}
 	}
 	in.Rules = s.promises(change, ce, a, op)

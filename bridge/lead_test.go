@@ -332,6 +332,25 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 	})
 }
 
+// What was told at once is no announcement to be told when the lead comes, not even of a route that a reload made refuse the
+// update with which it waits.
+func TestWhatWasToldAtOnceIsNotToldAgainAtTheLead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		drain := &ear{}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Minute) // less than the lead
+		pause(seldom + time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+		pause(seldom + time.Second)
+		b.Reload([]Route{drain.leads("drain", 10*time.Minute, "scheduled")}, nil, SettingsInfo{})
+		pause(30 * time.Minute)
+		wantIDs(t, drain.types(), "scheduled", "updated")
+		b.end()
+	})
+}
+
 // A route still waits for its lead when the event changes after an approval of it came to nothing.
 func TestALeadOutlivesAnApproval(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -62,7 +62,7 @@ type openEvent struct {
 	// Waiting are the routes whose lead has not come. Then they get the latest change or, if their filter doesn't take
 	// that, the announcement.
 	Waiting []string `json:"waiting,omitempty"`
-	// Announcement is the change before the first update while routes wait; nil if that is the latest.
+	// Announcement is the change with which routes began to wait; nil if that is the latest.
 	Announcement *kept `json:"announcement,omitempty"`
 
 	cloudEvent []byte     // the latest change; the outbox stores it beside this state
