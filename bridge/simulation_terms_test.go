@@ -244,8 +244,10 @@ func (o *oracle) reminders(id string, b belief, route string) {
 		}
 		for _, c := range b.changes {
 			owed := c.kind == "scheduled" && c.owed(route) && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
-			// A newer change took the place of one that waited for its lead until the event ended, or a reload ended that.
-			replaced := o.as(route, c.at).lead > 0 && slices.ContainsFunc(o.taken[id][route], func(x taken) bool {
+			// A newer change took the place of one that waited for its lead until the event ended, or a reload ended that, and
+			// of one that became late while it was muted.
+			r := o.as(route, c.at)
+			replaced := (r.lead > 0 || r.late == "drop") && slices.ContainsFunc(o.taken[id][route], func(x taken) bool {
 				return azures(x.change) && c.seq < x.seq && x.seq < t.seq
 			})
 			if owed && !replaced && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
