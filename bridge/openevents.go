@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -241,7 +240,12 @@ func committed(cloudEvent []byte) (ce event.Event) {
 func (o *openEvents) all() []*openEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.SortedFunc(maps.Values(o.byID), byFirst)
+	all := make([]*openEvent, 0, len(o.byID))
+	for _, op := range o.byID {
+		all = append(all, op)
+	}
+	slices.SortFunc(all, byFirst)
+	return all
 }
 
 // get returns an open event; nil if it is not open.
