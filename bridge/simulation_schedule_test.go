@@ -42,6 +42,7 @@ func (o *oracle) isolation(b belief) {
 			limit += 15 * time.Second
 		}
 		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || !o.running(c.boot, c.at, limit) ||
+			o.damaged(c.at, limit) || // while it was muted; nothingLess knows what it is told instead
 			ill && (o.blurred || o.plan.bounds.memory > 0) ||
 			(n > 0 || o.mayBeMuted(well, c.event.id, c.at, limit)) && o.hides(c.at-6*time.Minute, limit) {
 			continue
