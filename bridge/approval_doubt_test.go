@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 )
 
@@ -97,7 +98,7 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 					s.beginsLate()
 					rule := rebootRule
 					rule.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
-					s.opts.Rules = []Rule{rule}
+					s.opts.Rules = []bridge.Rule{rule}
 					b := s.start((&ear{}).all("audit"))
 					pause(1500 * time.Millisecond)
 					s.userReboot(idA)
@@ -143,7 +144,7 @@ func TestADocumentThatChangesAtEachLook(t *testing.T) {
 		s.beginsLate()
 		rule := rebootRule
 		rule.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		b := s.start((&ear{}).all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -176,7 +177,7 @@ func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 			})
 			rule := rebootRule
 			rule.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
-			s.opts.Rules = []Rule{rule}
+			s.opts.Rules = []bridge.Rule{rule}
 			b := s.start((&ear{}).all("audit"))
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
@@ -206,7 +207,7 @@ func TestAnUnreadableEntryKeepsFromApproving(t *testing.T) {
 				s.beginsLate()
 				rule := rebootRule
 				rule.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
-				s.opts.Rules = []Rule{rule}
+				s.opts.Rules = []bridge.Rule{rule}
 				b := s.start((&ear{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -250,7 +251,7 @@ func TestWhatAzureWouldNotWriteIsToldAndNotApproved(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.rewritesDocuments(false, rewrite.becomes)
-				s.opts.Rules = []Rule{rebootRule}
+				s.opts.Rules = []bridge.Rule{rebootRule}
 				audit := &ear{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)

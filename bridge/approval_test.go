@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -46,19 +47,19 @@ func (e *ear) results(t *testing.T) (list []string) {
 }
 
 // rebootRule approves every reboot of this VM alone, at once.
-var rebootRule = Rule{Only: Match{Types: []string{"Reboot"}}}
+var rebootRule = bridge.Rule{Only: bridge.Match{Types: []string{"Reboot"}}}
 
 // drainRule approves what users asked for, once the route drain has taken it.
-var drainRule = Rule{
-	Only: Match{Types: TypesValues, Sources: []string{"User"}}, After: []string{"drain"}, Wait: 5 * time.Second,
+var drainRule = bridge.Rule{
+	Only: bridge.Match{Types: bridge.TypesValues, Sources: []string{"User"}}, After: []string{"drain"}, Wait: 5 * time.Second,
 }
 
 // What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told
 // and on record.
 func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{drainRule}
-		drain, audit := &ear{answer: always(errDown)}, &ear{}
+		s.opts.Rules = []bridge.Rule{drainRule}
+		drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -91,7 +92,7 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 // told who were told that the rule would approve it.
 func TestAFailedDrainMeansNoApproval(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{drainRule}
+		s.opts.Rules = []bridge.Rule{drainRule}
 		drain, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -107,10 +108,10 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 // A delivery that somebody dropped was not accepted: no drain ran, so the event is not approved, whether the delivery
 // was still pending or a dead letter.
 func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
-	for claim, answer := range map[string]error{"pending": errDown, "a dead letter": delivery.ErrRejected} {
+	for claim, answer := range map[string]error{"pending": errSinkDown, "a dead letter": delivery.ErrRejected} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				s.opts.Rules = []Rule{drainRule}
+				s.opts.Rules = []bridge.Rule{drainRule}
 				b := s.start((&ear{answer: always(answer)}).all("drain"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -135,13 +136,13 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 // What the sink took is what is approved: an event that changes is approved only when the sink has taken the change.
 func TestAChangedEventIsDecidedAnew(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{drainRule}
+		s.opts.Rules = []bridge.Rule{drainRule}
 		drain := &ear{}
 		b := s.start(drain.all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
-		drain.say(always(errDown))
+		drain.say(always(errSinkDown))
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(20 * time.Minute) })
 		pause(time.Minute)
 		wantIDs(t, s.approvals())
@@ -203,10 +204,10 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 					}}
 				}
 				s.beginsLate()
-				s.opts.Rules = []Rule{rebootRule}
+				s.opts.Rules = []bridge.Rule{rebootRule}
 				audit, chat, other := &ear{}, &ear{}, &ear{}
-				b := s.start(audit.all("audit"), other.all("other").only("Freeze"),
-					chat.all("chat").with(func(terms *Terms) { terms.Bridge = LevelTrouble }).only("Freeze"))
+				b := s.start(audit.all("audit"), other.all("other").OnlyTypes("Freeze"),
+					chat.all("chat").With(func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble }).OnlyTypes("Freeze"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(time.Minute)
@@ -234,7 +235,7 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{drainRule}
+		s.opts.Rules = []bridge.Rule{drainRule}
 		audit := &ear{}
 		b := s.start((&ear{}).all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -256,19 +257,13 @@ func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {
 	})
 }
 
-// only returns a route that takes one type of events.
-func (r Route) only(types ...string) Route {
-	r.Filter.Only.Types = types
-	return r
-}
-
 // kill -9 at each step never loses the approval and never makes one that the rule forbids.
 func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 	for _, step := range []string{"before the decision", "after the decision", "after the POST", "while the rule is taken away"} {
 		t.Run(step, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{drainRule}
+				s.opts.Rules = []bridge.Rule{drainRule}
 				crash := make(chan struct{}, 1)
 				hold := func() error { crash <- struct{}{}; time.Sleep(2 * time.Second); return http.ErrServerClosed }
 				crashed := false
@@ -284,7 +279,7 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 					return m
 				}
 				drain, audit := &ear{}, &ear{}
-				routes := []Route{drain.all("drain"), audit.all("audit")}
+				routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -325,7 +320,7 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 func TestADecisionWaitsForTheNameAfterACrash(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{drainRule}
+		s.opts.Rules = []bridge.Rule{drainRule}
 		crash, crashed := make(chan struct{}, 1), false
 		s.proxy = func(next http.RoundTripper) http.RoundTripper {
 			m := meddler{next: next}
@@ -335,7 +330,7 @@ func TestADecisionWaitsForTheNameAfterACrash(t *testing.T) {
 			return m
 		}
 		drain, audit := &ear{}, &ear{}
-		routes := []Route{drain.all("drain"), audit.all("audit")}
+		routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -370,11 +365,8 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
 			pause(1500 * time.Millisecond)
-			b.keep(idA, func(op *openEvent) bool {
-				op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
-				return true
-			})
-			b.Reload(b.Routes, []Rule{{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}, SettingsInfo{})
+			b.DecideByRule(idA, rule)
+			b.Reload(b.Routes, []bridge.Rule{{Only: bridge.Match{Types: bridge.TypesValues, Sources: []string{"Platform"}}}}, bridge.SettingsInfo{})
 			pause(10 * time.Second)
 			wantIDs(t, s.approvals())
 			if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != cloudevent.ResultMoot {
@@ -402,18 +394,18 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				drain, audit := &ear{}, &ear{}
 				refuses := s.refusesLooks()
-				s.opts.Rules = []Rule{drainRule}
+				s.opts.Rules = []bridge.Rule{drainRule}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(2 * time.Second)
 				refuses.Store(true)
 				pause(6 * time.Second)
-				drain.say(always(errDown)) // so that the change is not approved
+				drain.say(always(errSinkDown)) // so that the change is not approved
 				tt.change(s)
 				pause(2 * time.Second)
 				refuses.Store(false)
-				pause(failingFor + 10*time.Second)
+				pause(bridge.FailingFor + 10*time.Second)
 				wantIDs(t, s.approvals())
 				want := []string{cloudevent.ResultMoot}
 				if tt.again {
@@ -428,28 +420,28 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 
 // An approval whose answer is lost is never told as one without effect, whatever becomes of it: Azure may have taken it.
 func TestAnApprovalWhoseAnswerIsLostIsUnanswered(t *testing.T) {
-	for claim, then := range map[string]func(s *stage, b *running, routes []Route){
-		"it moves": func(s *stage, _ *running, _ []Route) {
+	for claim, then := range map[string]func(s *stage, b *running, routes []bridge.Route){
+		"it moves": func(s *stage, _ *running, _ []bridge.Route) {
 			s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "moved" })
 		},
-		"it begins": func(s *stage, _ *running, _ []Route) { s.azure.Start(idA) },
-		"it ends":   func(s *stage, _ *running, _ []Route) { s.azure.End(idA) },
-		"it begins after a crash": func(s *stage, b *running, routes []Route) {
+		"it begins": func(s *stage, _ *running, _ []bridge.Route) { s.azure.Start(idA) },
+		"it ends":   func(s *stage, _ *running, _ []bridge.Route) { s.azure.End(idA) },
+		"it begins after a crash": func(s *stage, b *running, routes []bridge.Route) {
 			b.crash()
 			s.azure.Start(idA)
 			s.start(routes...)
 		},
-		"the rules go": func(_ *stage, b *running, _ []Route) { b.Reload(b.Routes, nil, SettingsInfo{}) },
+		"the rules go": func(_ *stage, b *running, _ []bridge.Route) { b.Reload(b.Routes, nil, bridge.SettingsInfo{}) },
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
-					return meddler{next: next, after: func(*http.Response) error { return errDown }}
+					return meddler{next: next, after: func(*http.Response) error { return errSinkDown }}
 				}
 				s.beginsLate()
-				s.opts.Rules = []Rule{drainRule}
+				s.opts.Rules = []bridge.Rule{drainRule}
 				drain, audit := &ear{}, &ear{}
-				routes := []Route{drain.all("drain"), audit.all("audit")}
+				routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -475,12 +467,12 @@ func TestAnApprovalWhoseAnswerIsLostIsUnanswered(t *testing.T) {
 // Two VMs of one set that both run with a rule for the leader approve once.
 func TestOnlyTheLeaderApproves(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		leader := Rule{Only: Match{VMs: "leader", Types: TypesValues}, Others: true}
-		s.opts.Rules = []Rule{leader}
+		leader := bridge.Rule{Only: bridge.Match{VMs: "leader", Types: bridge.TypesValues}, Others: true}
+		s.opts.Rules = []bridge.Rule{leader}
 		s.beginsLate()
 		first := s.start((&ear{}).all("a"))
 		other := newStage(t)
-		other.azure, other.vm, other.opts.Rules = s.azure, "vm-1", []Rule{leader}
+		other.azure, other.vm, other.opts.Rules = s.azure, "vm-1", []bridge.Rule{leader}
 		second := other.start((&ear{}).all("a"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0", "vm-1"}, NotBefore: time.Now().Add(15 * time.Minute)})
@@ -500,7 +492,7 @@ func TestARuleWaitsUntilItIsKnownWhichVMThisIs(t *testing.T) {
 	for _, set := range []string{"", "vm-1"} {
 		t.Run("imds.vm_name: "+set, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				s.opts.Rules, s.opts.VMName = []Rule{rebootRule}, set
+				s.opts.Rules, s.opts.VMName = []bridge.Rule{rebootRule}, set
 				b := s.start((&ear{}).all("a"))
 				pause(2 * time.Second)
 				b.end()
@@ -528,7 +520,7 @@ func TestARuleWaitsUntilItIsKnownWhichVMThisIs(t *testing.T) {
 func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		audit := &ear{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -554,9 +546,9 @@ func TestTheIDOfAnApprovalIsNeverUsedAgain(t *testing.T) {
 			}}
 		}
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		audit := &ear{}
-		routes := []Route{audit.all("audit")}
+		routes := []bridge.Route{audit.all("audit")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -580,7 +572,7 @@ func TestTheIDOfAnApprovalIsNeverUsedAgain(t *testing.T) {
 // While the outbox is not durable nothing is approved.
 func TestWithoutADiskNothingIsApproved(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		b := s.start((&ear{}).all("a"))
 		s.disk.fail(errFull)
 		pause(1500 * time.Millisecond)
@@ -602,14 +594,14 @@ func TestWithoutADiskNothingIsApproved(t *testing.T) {
 func TestADecisionThatCannotBeWrittenIsNotSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		var last atomic.Bool
 		s.wrote = func() {
 			if last.Load() {
 				s.disk.fail(errFull)
 			}
 		}
-		b := s.start((&ear{}).all("a").only("Freeze"))
+		b := s.start((&ear{}).all("a").OnlyTypes("Freeze"))
 		pause(1500 * time.Millisecond)
 		last.Store(true)
 		s.userReboot(idA)
@@ -635,7 +627,7 @@ func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
 		s.opts.Interval = 5 * time.Minute
 		rule := rebootRule
 		rule.Wait = time.Minute
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		audit := &ear{}
 		s.userReboot(idA)
 		b := s.start(audit.all("audit"))
@@ -661,7 +653,7 @@ func (s *stage) refusesLooks() *atomic.Bool {
 	s.proxy = func(next http.RoundTripper) http.RoundTripper {
 		return roundTrip(func(r *http.Request) (*http.Response, error) {
 			if refuses.Load() && r.Header.Get("If-None-Match") == "" {
-				return nil, errDown
+				return nil, errSinkDown
 			}
 			return next.RoundTrip(r)
 		})
@@ -674,7 +666,7 @@ func TestADecisionThatWasNeverSentHidesNoCancellation(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		refuses := s.refusesLooks()
 		s.beginsLate()
-		s.opts.Rules = []Rule{drainRule}
+		s.opts.Rules = []bridge.Rule{drainRule}
 		audit := &ear{}
 		b := s.start((&ear{}).all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -700,7 +692,7 @@ func TestManySlowApprovalsAreNoStandstill(t *testing.T) {
 		s.beginsLate()
 		rule := rebootRule
 		rule.Wait = 10 * time.Second
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		for n := range 40 {
 			s.userReboot(fmt.Sprintf("%s-%d", idA, n))
 		}
@@ -722,7 +714,7 @@ func TestManySlowApprovalsAreNoStandstill(t *testing.T) {
 // Nor is a decision sent again that did not get through before the disk failed.
 func TestWithoutADiskNoDecisionIsSentAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		b := s.start((&ear{}).all("a"))
 		sent := func() int {
@@ -757,7 +749,7 @@ func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 		{false, nil, true}, {false, []string{"scheduled"}, false}, {false, []string{"approved"}, true},
 		{true, nil, false}, {true, []string{"scheduled"}, false}, {true, []string{"scheduled", "approved"}, true},
 	} {
-		r := Route{Terms: Terms{Acts: tt.acts}, Filter: Filter{Only: Only{Changes: tt.changes}}}
+		r := bridge.Route{Terms: bridge.Terms{Acts: tt.acts}, Filter: bridge.Filter{Only: bridge.Only{Changes: tt.changes}}}
 		if got := r.Hears(imds.Change{Kind: imds.Approved}, "vm-0"); got != tt.hears {
 			t.Errorf("a sink that acts: %v, with changes %v, hears of an approval: %v, want %v", tt.acts, tt.changes, got, tt.hears)
 		}
@@ -769,9 +761,9 @@ func TestWhatComesFirstIsNoApprovalAndNoReminder(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		drain := &ear{}
-		route := drain.reminds("drain", 10*time.Minute).with(func(terms *Terms) { terms.Acts = true })
+		route := drain.reminds("drain", 10*time.Minute).With(func(terms *bridge.Terms) { terms.Acts = true })
 		route.Filter.Only.Changes = []string{"first"}
 		b := s.start(route)
 		pause(1500 * time.Millisecond)
@@ -792,7 +784,7 @@ func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
 		want  []string
 	}{
 		{"nothing happens", func(*running) {}, []string{idA, idB}},
-		{"the rules go", func(b *running) { b.Reload(b.Routes, nil, SettingsInfo{}) }, []string{idA}},
+		{"the rules go", func(b *running) { b.Reload(b.Routes, nil, bridge.SettingsInfo{}) }, []string{idA}},
 		{"the second is approved by hand", func(b *running) { b.ApproveNow(b.s.t.Context(), idB, b.s.shown(idB), "root") }, []string{idB, idA}},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
@@ -808,7 +800,7 @@ func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
 					}}
 				}
 				s.beginsLate()
-				s.opts.Rules = []Rule{rebootRule}
+				s.opts.Rules = []bridge.Rule{rebootRule}
 				b := s.start((&ear{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -831,7 +823,7 @@ func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
 		comes func(b *running, shown string)
 		want  []string
 	}{
-		{"the rules go", func(b *running, _ string) { b.Reload(b.Routes, nil, SettingsInfo{}) }, nil},
+		{"the rules go", func(b *running, _ string) { b.Reload(b.Routes, nil, bridge.SettingsInfo{}) }, nil},
 		{"it is approved by hand", func(b *running, shown string) { b.ApproveNow(b.s.t.Context(), idA, shown, "root") }, []string{idA}},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
@@ -843,7 +835,7 @@ func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				shown := s.shown(idA)
 				s.azure.SetFault(imdstest.Fault{Delay: 4 * time.Second})
-				b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+				b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
 				pause(2 * time.Second)
 				tt.comes(b, shown)
 				pause(time.Minute)
@@ -869,7 +861,7 @@ func TestWhatMovesDuringTheLastLookIsDecidedAnew(t *testing.T) {
 			})
 		}
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		audit := &ear{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -887,25 +879,25 @@ func TestWhatMovesDuringTheLastLookIsDecidedAnew(t *testing.T) {
 
 // A reload that puts another rule before the one that decided loses nothing that is pending.
 func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
-	platform := Rule{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}
+	platform := bridge.Rule{Only: bridge.Match{Types: bridge.TypesValues, Sources: []string{"Platform"}}}
 	for claim, tt := range map[string]struct {
-		rules []Rule
+		rules []bridge.Rule
 		by    string
 	}{
-		"nothing changes":           {[]Rule{rebootRule}, "rule 1"},
-		"another rule comes before": {[]Rule{platform, rebootRule}, "rule 2"},
+		"nothing changes":           {[]bridge.Rule{rebootRule}, "rule 1"},
+		"another rule comes before": {[]bridge.Rule{platform, rebootRule}, "rule 2"},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{rebootRule}
+				s.opts.Rules = []bridge.Rule{rebootRule}
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 				audit := &ear{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(5 * time.Second)
-				b.Reload(b.Routes, tt.rules, SettingsInfo{})
+				b.Reload(b.Routes, tt.rules, bridge.SettingsInfo{})
 				pause(20 * time.Second)
 				s.azure.ClearFaults()
 				pause(2 * time.Minute)
@@ -926,10 +918,10 @@ func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
 	longer := rebootRule
 	longer.Wait = time.Minute
 	for claim, then := range map[string]func(s *stage, b *running){
-		"for another sink": func(s *stage, b *running) { b.Reload(b.Routes, []Rule{drainRule}, SettingsInfo{}) },
-		"for longer":       func(s *stage, b *running) { b.Reload(b.Routes, []Rule{longer}, SettingsInfo{}) },
+		"for another sink": func(s *stage, b *running) { b.Reload(b.Routes, []bridge.Rule{drainRule}, bridge.SettingsInfo{}) },
+		"for longer":       func(s *stage, b *running) { b.Reload(b.Routes, []bridge.Rule{longer}, bridge.SettingsInfo{}) },
 		"for longer, but for one that never will": func(s *stage, b *running) {
-			b.Reload(b.Routes, []Rule{longer, {Only: Match{Types: []string{"Freeze"}}}}, SettingsInfo{})
+			b.Reload(b.Routes, []bridge.Rule{longer, {Only: bridge.Match{Types: []string{"Freeze"}}}}, bridge.SettingsInfo{})
 		},
 		"for a disk that is back before the decision is looked at": func(s *stage, b *running) {
 			s.disk.fail(errFull)
@@ -945,9 +937,9 @@ func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
 					}
 				}
 				s.beginsLate()
-				s.opts.Rules = []Rule{rebootRule}
+				s.opts.Rules = []bridge.Rule{rebootRule}
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-				drain, audit := &ear{answer: always(errDown)}, &ear{}
+				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -975,13 +967,13 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 	for claim, then := range map[string]func(b *running){
 		"it was approved by hand": func(b *running) { b.ApproveNow(b.s.t.Context(), idA, b.s.shown(idA), "root") },
 		"it has begun":            func(b *running) { b.s.azure.Start(idA) },
-		"the rules are gone":      func(b *running) { b.Reload(b.Routes, nil, SettingsInfo{}) },
+		"the rules are gone":      func(b *running) { b.Reload(b.Routes, nil, bridge.SettingsInfo{}) },
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{drainRule}
-				b := s.start((&ear{answer: always(errDown)}).all("drain"))
+				s.opts.Rules = []bridge.Rule{drainRule}
+				b := s.start((&ear{answer: always(errSinkDown)}).all("drain"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(3 * time.Second)
@@ -1004,15 +996,15 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 func TestStatusSaysWhatWasApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
-		rules  []Rule
+		rules  []bridge.Rule
 		answer string // of Azure
 		by     string
 		why    string
 	}{
-		{"by a rule", []Rule{rebootRule}, imdstest.ApproveIgnore, "rule 1", ""},
+		{"by a rule", []bridge.Rule{rebootRule}, imdstest.ApproveIgnore, "rule 1", ""},
 		{"by hand", nil, imdstest.ApproveIgnore, "root", ""},
-		{"refused", []Rule{rebootRule}, imdstest.ApproveRefuse, "", "rule 1: Azure refused the approval"},
-		{"no rule is for it", []Rule{{Only: Match{Types: []string{"Freeze"}}}}, imdstest.ApproveIgnore, "", ""},
+		{"refused", []bridge.Rule{rebootRule}, imdstest.ApproveRefuse, "", "rule 1: Azure refused the approval"},
+		{"no rule is for it", []bridge.Rule{{Only: bridge.Match{Types: []string{"Freeze"}}}}, imdstest.ApproveIgnore, "", ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -1057,14 +1049,14 @@ func TestStatusSaysWhatWasApproved(t *testing.T) {
 // An event that ends between the decision to approve it and the approval is approved by nobody, and ends nothing else.
 func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		audit := &ear{}
 		var b *running
 		var ended atomic.Bool
 		s.logged = func(words string) {
 			if words == "approving event" {
 				s.azure.End(idA)
-				ended.Store(b.take(&imds.Document{APIVersion: imds.DefaultAPIVersion}, lastAnswer{At: time.Now()}, observation{now: time.Now()}))
+				ended.Store(b.Take(&imds.Document{APIVersion: imds.DefaultAPIVersion}))
 			}
 		}
 		b = s.start(audit.all("audit"))
@@ -1084,14 +1076,14 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		audit := &ear{}
 		var b *running
 		s.logged = func(words string) {
 			if words == "event not approved" {
 				s.azure.End(idA)
-				b.take(&imds.Document{APIVersion: imds.DefaultAPIVersion}, lastAnswer{At: time.Now()}, observation{now: time.Now()})
+				b.Take(&imds.Document{APIVersion: imds.DefaultAPIVersion})
 			}
 		}
 		b = s.start(audit.all("audit"))
@@ -1099,8 +1091,8 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 		s.userReboot(idA)
 		pause(3 * time.Second)
 		broken := rebootRule
-		broken.When = condition(t, "data.no.such.thing > 1")
-		b.Reload(b.Routes, []Rule{broken}, SettingsInfo{})
+		broken.When = mustParseWhen(t, "data.no.such.thing > 1")
+		b.Reload(b.Routes, []bridge.Rule{broken}, bridge.SettingsInfo{})
 		pause(10 * time.Second)
 		s.redeploy(idB, time.Hour)
 		pause(3 * time.Second)
@@ -1122,7 +1114,7 @@ func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 			})
 		}
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		audit := &ear{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -1155,9 +1147,9 @@ func TestADecisionThatComesToNothingChangesNoOutcome(t *testing.T) {
 				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
 			}
 			refuses.Store(true)
-			b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+			b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
 			pause(3 * time.Second)
-			b.Reload(b.Routes, nil, SettingsInfo{})
+			b.Reload(b.Routes, nil, bridge.SettingsInfo{})
 			pause(2 * time.Second)
 			refuses.Store(false)
 			pause(2 * time.Second)
@@ -1196,9 +1188,9 @@ func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 				s.userReboot(idB)
 				pause(1500 * time.Millisecond)
 				holds.Store(true)
-				b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+				b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
 				pause(2 * time.Second)
-				b.Reload(b.Routes, nil, SettingsInfo{})
+				b.Reload(b.Routes, nil, bridge.SettingsInfo{})
 				pause(time.Minute)
 				want := []string{} // but for what was on its way
 				if slow == http.MethodPost {
@@ -1219,7 +1211,7 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f
 func TestTheLogSaysWhetherAnEventMayYetBeApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim string
-		rule  Rule
+		rule  bridge.Rule
 		vms   []string
 		want  string
 	}{
@@ -1228,8 +1220,8 @@ func TestTheLogSaysWhetherAnEventMayYetBeApproved(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				s.opts.Rules = []Rule{tt.rule}
-				drain := &ear{answer: always(errDown)}
+				s.opts.Rules = []bridge.Rule{tt.rule}
+				drain := &ear{answer: always(errSinkDown)}
 				b := s.start(drain.all("drain"))
 				pause(1500 * time.Millisecond)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: tt.vms})

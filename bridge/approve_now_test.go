@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
@@ -18,7 +19,7 @@ import (
 // An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too
 // or there is none.
 func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
-	for name, rules := range map[string][]Rule{"without rules": nil, "with a rule": {rebootRule}} {
+	for name, rules := range map[string][]bridge.Rule{"without rules": nil, "with a rule": {rebootRule}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
@@ -30,7 +31,7 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
-				b.Reload(b.Routes, rules, SettingsInfo{})
+				b.Reload(b.Routes, rules, bridge.SettingsInfo{})
 				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved || a.By != "root" || a.Attempts != 1 {
 					t.Errorf("ApproveNow = %+v, want it approved", a)
 				}
@@ -50,8 +51,8 @@ func TestAnApprovalIsToldThoughTheEventMovesAway(t *testing.T) {
 		s.opts.Interval = seldom
 		s.beginsLate()
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
-		ops := &ear{answer: always(errDown)}
-		b := s.start(ops.all("ops").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
+		ops := &ear{answer: always(errSinkDown)}
+		b := s.start(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 30*time.Minute)
 		pause(2 * seldom)
@@ -81,7 +82,7 @@ func TestNoRuleInterferesWithTheSlowerOfTwoPeople(t *testing.T) {
 		s.userReboot(idA)
 		pause(1500 * time.Millisecond)
 		time.AfterFunc(time.Second, func() { b.ApproveNow(t.Context(), idA, "something else", "mistaken") })
-		time.AfterFunc(2*time.Second, func() { b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{}) })
+		time.AfterFunc(2*time.Second, func() { b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{}) })
 		b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
@@ -198,7 +199,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 					return meddler{next: next, before: func() error {
 						if failing {
 							pause(3 * time.Second)
-							return errDown
+							return errSinkDown
 						}
 						return nil
 					}}
@@ -225,7 +226,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 					want = append(want, idA+"-approved")
 				}
 				failing = false
-				b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+				b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
 				pause(time.Minute)
 				wantIDs(t, s.approvals(), idA)
 				wantIDs(t, audit.ids(), want...)
@@ -245,7 +246,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
-					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
+					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errSinkDown }}
 				}
 				s.beginsLate()
 				s.opts.Interval = 3 * time.Second
@@ -257,7 +258,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 					pause(4 * time.Second)
 				}
 				a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
-				if a.Result != cloudevent.ResultUnanswered || a.Error != errDown.Error() {
+				if a.Result != cloudevent.ResultUnanswered || a.Error != errSinkDown.Error() {
 					t.Errorf("ApproveNow = %+v, want it unanswered", a)
 				}
 				s.azure.End(idA)
@@ -324,9 +325,9 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := b.options
+		o := b.Options()
 		o.Outbox = outbox
-		alone, err := New(o)
+		alone, err := bridge.New(o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +351,7 @@ func TestWhatACrashFoundBeingApprovedIsNotCalledOff(t *testing.T) {
 		t.Run("by "+by, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
-					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
+					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errSinkDown }}
 				}
 				s.beginsLate()
 				audit := &ear{}
@@ -362,7 +363,7 @@ func TestWhatACrashFoundBeingApprovedIsNotCalledOff(t *testing.T) {
 				if by == "hand" {
 					go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
 				} else {
-					b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
+					b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
 					asked <- cloudevent.Approval{}
 				}
 				pause(2 * time.Second)

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -122,7 +123,7 @@ func TestARestartTellsWhatChangedMeanwhile(t *testing.T) {
 						}
 						ids = append(ids, id)
 						d := dataIn(t, h.Event)
-						if !d.WhileAway || d.NotEarlierThan.After(last) || last.Sub(d.NotEarlierThan) > touchEvery {
+						if !d.WhileAway || d.NotEarlierThan.After(last) || last.Sub(d.NotEarlierThan) > bridge.TouchEvery {
 							t.Errorf("%s: whileAway %v, notEarlierThan %v; want the last answer before, about %v", id, d.WhileAway, d.NotEarlierThan, last)
 						}
 					}
@@ -303,7 +304,7 @@ func TestADeliveryIsStoredBeforeItIsSent(t *testing.T) {
 // A destination that hangs, and one that is dead, delay neither another one nor the polling.
 func TestASlowSinkDelaysNeitherOthersNorPolling(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		hung, dead, well := &ear{answer: always(errHang)}, &ear{answer: always(errDown)}, &ear{}
+		hung, dead, well := &ear{answer: always(errHang)}, &ear{answer: always(errSinkDown)}, &ear{}
 		b := s.start(hung.all("hung"), dead.all("dead"), well.all("well"))
 		pause(1500 * time.Millisecond)
 		before := s.polls()
@@ -340,14 +341,14 @@ func TestAStopFinishesWhatIsUnderWay(t *testing.T) {
 	}{
 		{0, 0, 0},
 		{3 * time.Second, 3 * time.Second, 0},
-		{8 * time.Second, stopTimeout, 1},
+		{8 * time.Second, bridge.StopTimeout, 1},
 	} {
 		t.Run(fmt.Sprint(tt.takes), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				e := &ear{}
 				slow := e.all("a")
 				slow.Sink = slowSink{e, tt.takes}
-				down := (&ear{answer: always(errDown)}).all("down")
+				down := (&ear{answer: always(errSinkDown)}).all("down")
 				b := s.start(slow, down)
 				pause(1500 * time.Millisecond)
 				s.reboot(idA)
@@ -420,7 +421,7 @@ func TestRunReturnsWhateverSinksDo(t *testing.T) {
 		pause(2 * time.Second)
 		began := time.Now()
 		b.end()
-		if took := time.Since(began); took > stopTimeout+2*time.Second {
+		if took := time.Since(began); took > bridge.StopTimeout+2*time.Second {
 			t.Errorf("Run took %v to return", took)
 		}
 		close(release)
@@ -449,12 +450,12 @@ func (d deaf) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, er
 // However often the settings are reloaded, no more goroutines run than before.
 func TestReloadsLeaveNothingRunning(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		routes := []Route{(&ear{}).all("a"), (&ear{}).all("b")}
+		routes := []bridge.Route{(&ear{}).all("a"), (&ear{}).all("b")}
 		b := s.start(routes...)
 		pause(time.Minute)
 		before := runtime.NumGoroutine()
 		for range 20 {
-			b.Reload(routes, nil, SettingsInfo{})
+			b.Reload(routes, nil, bridge.SettingsInfo{})
 			pause(10 * time.Second)
 		}
 		if after := runtime.NumGoroutine(); after > before {
@@ -468,14 +469,14 @@ func TestReloadsLeaveNothingRunning(t *testing.T) {
 func TestSinksAreClosedWhenTheirRouteHasEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		var first, second, other atomic.Int32
-		route := func(name string, n *atomic.Int32) Route {
+		route := func(name string, n *atomic.Int32) bridge.Route {
 			r := (&ear{}).all(name)
 			r.Sink = closing{r.Sink, n}
 			return r
 		}
 		b := s.start(route("a", &first), route("b", &other))
 		pause(2 * time.Second)
-		b.Reload([]Route{route("a", &second)}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{route("a", &second)}, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		if first.Load() != 1 || other.Load() != 1 || second.Load() != 0 {
 			t.Errorf("closed %d %d %d times after the reload, want the old ones, once", first.Load(), other.Load(), second.Load())
@@ -533,7 +534,7 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		b.cancel()
 		pause(500 * time.Millisecond)
-		b.Reload(b.mortal([]Route{slow.all("slow"), late.all("late")}), nil, SettingsInfo{})
+		b.Reload(b.mortal([]bridge.Route{slow.all("slow"), late.all("late")}), nil, bridge.SettingsInfo{})
 		pause(time.Second)
 		if err := <-b.done; err != nil {
 			t.Errorf("Run = %v", err)
@@ -553,20 +554,20 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
-		b := s.start((&ear{answer: always(errDown)}).all("a"))
+		b := s.start((&ear{answer: always(errSinkDown)}).all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b.end()
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 		b = s.start(e.all("a"))
-		pause(nameForBacklog - time.Second)
+		pause(bridge.NameForBacklog - time.Second)
 		release := s.disk.block()
 		var closed atomic.Int32
 		again := e.all("a")
 		again.Sink = closing{again.Sink, &closed}
 		reloaded := make(chan struct{})
 		go func() {
-			b.Reload([]Route{again, (&ear{}).all("b")}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{again, (&ear{}).all("b")}, nil, bridge.SettingsInfo{})
 			close(reloaded)
 		}()
 		pause(3 * time.Second)

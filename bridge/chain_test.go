@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"slices"
@@ -6,24 +6,25 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/systemtest"
 )
 
 // A log is an ear with a chain.
-type log struct {
+type chainLog struct {
 	*ear
 	mu   sync.Mutex
 	head string
 }
 
-func (l *log) Head() string {
+func (l *chainLog) Head() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.head
 }
 
-func (l *log) grows(head string) {
+func (l *chainLog) grows(head string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.head = head
@@ -35,11 +36,11 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = time.Minute // days pass
-		audit, watch, deaf := &log{ear: &ear{}}, &ear{}, &ear{}
-		all := func(t *Terms) { t.Bridge = LevelAll }
-		route := audit.all("audit").with(all)
+		audit, watch, deaf := &chainLog{ear: &ear{}}, &ear{}, &ear{}
+		all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
+		route := audit.all("audit").With(all)
 		route.Sink = audit
-		b := s.start(route, watch.all("watch").with(all), deaf.all("deaf"))
+		b := s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
 		heads := func(e *ear) (said []string) {
 			for _, h := range e.accepted() {
 				if h.Event.Type() == cloudevent.ChainHead {
@@ -67,13 +68,13 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 		want("after a day", "audit 1", "audit 2")
 		b.end()
 		want("at a stop without a new line", "audit 1", "audit 2")
-		b = s.start(route, watch.all("watch").with(all), deaf.all("deaf"))
+		b = s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
 		pause(5 * time.Second)
 		want("after a start", "audit 1", "audit 2", "audit 2")
 		audit.grows("3")
 		b.end()
 		want("at a stop", "audit 1", "audit 2", "audit 2", "audit 3")
-		b = s.start(route, watch.all("watch").with(all), deaf.all("deaf"))
+		b = s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
 		pause(5 * time.Second)
 		audit.grows("") // as that of a new file does
 		b.end()
@@ -87,9 +88,9 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 }
 
 // A written log is an ear whose chain ends in the id of its last line.
-type written struct{ *ear }
+type chainedEar struct{ *ear }
 
-func (w written) Head() string {
+func (w chainedEar) Head() string {
 	lines := w.ids()
 	if len(lines) == 0 {
 		return ""
@@ -103,10 +104,10 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			audit, watch := &ear{}, &ear{}
-			all := func(t *Terms) { t.Bridge = LevelAll }
-			route := audit.all("audit").with(all)
-			route.Sink = written{audit}
-			b := s.start(route, watch.all("watch").with(all))
+			all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
+			route := audit.all("audit").With(all)
+			route.Sink = chainedEar{audit}
+			b := s.start(route, watch.all("watch").With(all))
 			s.reboot(idA)
 			pause(5 * time.Second)
 			if hangs {
@@ -136,8 +137,8 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 func TestAStopDoesNotWaitForTheLeadOfALog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit := &ear{}
-		route := audit.all("audit").with(func(x *Terms) { x.Bridge, x.Lead = LevelAll, time.Minute })
-		route.Sink = written{audit}
+		route := audit.all("audit").With(func(x *bridge.Terms) { x.Bridge, x.Lead = bridge.LevelAll, time.Minute })
+		route.Sink = chainedEar{audit}
 		b := s.start(route)
 		pause(5 * time.Second)
 		s.redeploy(idA, time.Hour)

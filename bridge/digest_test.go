@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 )
@@ -15,8 +16,8 @@ import (
 // comes with each of them later.
 func TestAWaveDoesNotFillAChannel(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
-		b := s.start(e.all("a").with(func(terms *Terms) {
+		e := &ear{answer: always(errSinkDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
+		b := s.start(e.all("a").With(func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
 		}))
 		pause(1500 * time.Millisecond)

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 )
 
@@ -26,7 +27,7 @@ type town struct {
 
 func (w *town) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !w.isOpen(r.URL.Host) {
-		return nil, errDown
+		return nil, errSinkDown
 	}
 	return w.service.RoundTrip(r)
 }
@@ -44,21 +45,21 @@ func (w *town) set(open ...string) {
 }
 
 // search finds what is open; DHCP names nothing at the first so many times.
-func (w *town) search(inVain int) func(context.Context, string) (Found, error) {
-	return func(_ context.Context, stored string) (Found, error) {
+func (w *town) search(inVain int) func(context.Context, string) (bridge.Found, error) {
+	return func(_ context.Context, stored string) (bridge.Found, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.looked++
 		if slices.Contains(w.open, "azure.test") {
-			return Found{"http://azure.test", FoundFixed}, nil
+			return bridge.Found{"http://azure.test", bridge.FoundFixed}, nil
 		}
 		if slices.Contains(w.open, strings.TrimPrefix(stored, "http://")) {
-			return Found{stored, FoundStored}, nil
+			return bridge.Found{stored, bridge.FoundStored}, nil
 		}
 		if w.dhcp++; w.dhcp <= inVain || len(w.open) == 0 {
-			return Found{}, errors.New("no endpoint found: DHCP on eth0: nobody answered")
+			return bridge.Found{}, errors.New("no endpoint found: DHCP on eth0: nobody answered")
 		}
-		return Found{"http://" + w.open[0], FoundDHCP}, nil
+		return bridge.Found{"http://" + w.open[0], bridge.FoundDHCP}, nil
 	}
 }
 
@@ -75,9 +76,9 @@ func TestSearchesForTheEndpointBecomeRarer(t *testing.T) {
 		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
 		var at []time.Duration
 		began := time.Now()
-		s.opts.Discover = func(context.Context, string) (Found, error) {
+		s.opts.Discover = func(context.Context, string) (bridge.Found, error) {
 			at = append(at, time.Since(began))
-			return Found{}, errors.New("no endpoint found")
+			return bridge.Found{}, errors.New("no endpoint found")
 		}
 		b := s.start((&ear{}).all("a"))
 		pause(170 * time.Second)
@@ -140,7 +141,7 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 			t.Errorf("DHCP was asked %d times more", n-asked)
 		}
 		b.end()
-		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "http://168.63.129.16:8080" {
+		if got := string(stored(t, s.dir).Value(bridge.ValueEndpoint)); got != "http://168.63.129.16:8080" {
 			t.Errorf("stored is %q", got)
 		}
 	})
@@ -151,12 +152,12 @@ func TestTheLogNamesTheEndpointThatWasFound(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		finds := []string{"http://a.test", "http://a.test", "", "http://a.test", "http://a.test", "http://b.test", "http://b.test"}
-		s.opts.Discover = func(context.Context, string) (Found, error) {
+		s.opts.Discover = func(context.Context, string) (bridge.Found, error) {
 			found := finds[0]
 			if finds = finds[min(1, len(finds)-1):]; found == "" {
-				return Found{}, errors.New("nobody answered")
+				return bridge.Found{}, errors.New("nobody answered")
 			}
-			return Found{found, FoundDHCP}, nil
+			return bridge.Found{found, bridge.FoundDHCP}, nil
 		}
 		b := s.start((&ear{}).all("a"))
 		pause(20 * time.Minute)
@@ -180,7 +181,7 @@ func TestANewEndpointIsAskedForTheNameAtOnce(t *testing.T) {
 		pause(10*time.Minute + 500*time.Millisecond)
 		w.set("168.63.129.16")
 		for range 120 {
-			if b.client.Endpoint() == "http://168.63.129.16" {
+			if b.Endpoint() == "http://168.63.129.16" {
 				break
 			}
 			pause(time.Second)
@@ -225,11 +226,11 @@ func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
 		s.opts.Discover = w.search(0)
 		b := s.start()
 		pause(5 * time.Minute)
-		if got := b.client.Endpoint(); got != "http://168.63.129.16" {
+		if got := b.Endpoint(); got != "http://168.63.129.16" {
 			t.Errorf("it polls %s", got)
 		}
 		b.end()
-		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "" {
+		if got := string(stored(t, s.dir).Value(bridge.ValueEndpoint)); got != "" {
 			t.Errorf("stored is %q, want nothing", got)
 		}
 	})
@@ -247,11 +248,11 @@ func TestALateAnswerOfAnotherEndpointStoresNothing(t *testing.T) {
 				case w.isOpen("azure.test"):
 					return w.RoundTrip(r)
 				case r.URL.Host != "azure.test": // what is found never answers
-					return nil, errDown
+					return nil, errSinkDown
 				}
 				time.Sleep(9900 * time.Millisecond)
 				if w.dhcpAsked() == 0 || !strings.HasSuffix(r.URL.Path, "/scheduledevents") {
-					return nil, errDown
+					return nil, errSinkDown
 				}
 				late++
 				return w.service.RoundTrip(r)
@@ -266,7 +267,7 @@ func TestALateAnswerOfAnotherEndpointStoresNothing(t *testing.T) {
 		if late != 1 {
 			t.Errorf("%d answers came late, want 1", late)
 		}
-		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "" {
+		if got := string(stored(t, s.dir).Value(bridge.ValueEndpoint)); got != "" {
 			t.Errorf("stored is %q, want nothing", got)
 		}
 	})

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -23,7 +24,7 @@ import (
 )
 
 // A disk is the outbox's storage, which fails and hangs as a test wants.
-type disk struct {
+type faultyDisk struct {
 	outbox.Storage
 	writing sync.Mutex // held while the file is written
 	mu      sync.Mutex
@@ -38,7 +39,7 @@ type disk struct {
 	walks, compactions int
 }
 
-func (d *disk) Compact() error {
+func (d *faultyDisk) Compact() error {
 	d.mu.Lock()
 	d.compactions++
 	d.mu.Unlock()
@@ -51,7 +52,7 @@ var stamped = map[string][][]string{"events": {{"time"}}, "settled": {{"at"}},
 		{"cloudEvent", "time"}}}
 
 // older returns a record as it looks after the clock was stepped.
-func (d *disk) older(bucket string, value []byte) []byte {
+func (d *faultyDisk) older(bucket string, value []byte) []byte {
 	d.mu.Lock()
 	step := d.step
 	d.mu.Unlock()
@@ -75,7 +76,7 @@ func (d *disk) older(bucket string, value []byte) []byte {
 	return imds.CompactJSON(fields)
 }
 
-func (d *disk) Read(bucket, key string) ([]byte, error) {
+func (d *faultyDisk) Read(bucket, key string) ([]byte, error) {
 	d.mu.Lock()
 	gate, err := d.reads, d.unread
 	d.mu.Unlock()
@@ -89,7 +90,7 @@ func (d *disk) Read(bucket, key string) ([]byte, error) {
 	return d.older(bucket, value), err
 }
 
-func (d *disk) Walk(bucket, from string, f func(key string, value []byte) error) error {
+func (d *faultyDisk) Walk(bucket, from string, f func(key string, value []byte) error) error {
 	d.mu.Lock()
 	d.walks++
 	d.mu.Unlock()
@@ -103,7 +104,7 @@ func (s *stage) step(d time.Duration) {
 	s.disk.step = d
 }
 
-func (d *disk) Write(writes []outbox.Write) error {
+func (d *faultyDisk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
 	gate, err := d.gate, d.err
 	d.writes++
@@ -124,14 +125,14 @@ func (d *disk) Write(writes []outbox.Write) error {
 }
 
 // fail makes every write fail, until it is called with nil.
-func (d *disk) fail(err error) {
+func (d *faultyDisk) fail(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.err = err
 }
 
 // block makes every write hang until release is called.
-func (d *disk) block() (release func()) {
+func (d *faultyDisk) block() (release func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gate := make(chan struct{})
@@ -140,7 +141,7 @@ func (d *disk) block() (release func()) {
 }
 
 // hang makes every write, and every read of a CloudEvent, hang until release is called.
-func (d *disk) hang() (release func()) {
+func (d *faultyDisk) hang() (release func()) {
 	writes := d.block()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,7 +151,7 @@ func (d *disk) hang() (release func()) {
 }
 
 // misread makes every read of one value fail, until it is called with nil.
-func (d *disk) misread(err error) {
+func (d *faultyDisk) misread(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.unread = err
@@ -184,7 +185,7 @@ func deadIDs(o *outbox.Outbox) (ids []string) {
 func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.dir = notADirectory(t)
-		e, down := &ear{}, &ear{answer: always(errDown)}
+		e, down := &ear{}, &ear{answer: always(errSinkDown)}
 		b := s.start(e.all("a"), down.all("down"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -223,7 +224,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 // and what memory knows stays.
 func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errDown)}
+		down := &ear{answer: always(errSinkDown)}
 		b := s.start(down.all("a"), (&ear{}).all("gone"))
 		s.reboot(idA)
 		pause(2 * time.Second)
@@ -271,7 +272,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 
 // lateFile ends the bridge, has something happen, and starts another without its file, which comes when bring is
 // called.
-func (s *stage) lateFile(b *running, happens func(), routes ...Route) (after *running, bring func()) {
+func (s *stage) lateFile(b *running, happens func(), routes ...bridge.Route) (after *running, bring func()) {
 	b.end()
 	happens()
 	older := filepath.Join(s.dir, "outbox.db")
@@ -292,7 +293,7 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 			s.beginsLate()
 			e, moved := &ear{}, &ear{}
 			first := moved.all("first")
-			first.Filter.When = condition(t, `data.event.Description == "first"`)
+			first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
 			s.redeploy(idB, time.Hour)
 			b := s.start(e.all("a"), first)
@@ -397,7 +398,7 @@ func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 			}
 			firstChanges := added.all("added")
 			firstChanges.Filter.Only.Changes = []string{"first"}
-			b.Reload([]Route{first.all("first"), firstChanges}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{first.all("first"), firstChanges}, nil, bridge.SettingsInfo{})
 			pause(2 * time.Second)
 			b.end()
 			wantIDs(t, first.ids(), told...)
@@ -415,7 +416,7 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 		pause(2 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
 		pause(2 * time.Second)
-		b.Reload([]Route{first.all("first")}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{first.all("first")}, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		s.azure.Start(idA)
 		pause(6 * time.Second)
@@ -498,8 +499,8 @@ func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
 // What is pending in a late file about the bridge is never out of date: nothing newer says it.
 func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errDown)}
-		route := e.all("a").with(func(x *Terms) { x.Bridge, x.Late = LevelAll, delivery.LateLatest })
+		e := &ear{answer: always(errSinkDown)}
+		route := e.all("a").With(func(x *bridge.Terms) { x.Bridge, x.Late = bridge.LevelAll, delivery.LateLatest })
 		b := s.start(route)
 		pause(3 * time.Second)
 		b, bring := s.lateFile(b, func() { pause(10 * time.Second) }, route)
@@ -518,9 +519,9 @@ func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 // A crash before a late file was taken up leaves it as it was.
 func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, down := &ear{}, (&ear{answer: always(errDown)}).all("down")
+		e, down := &ear{}, (&ear{answer: always(errSinkDown)}).all("down")
 		first := e.all("first")
-		first.Filter.When = condition(t, `data.event.Description == "first"`)
+		first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
 		b := s.start(first, down)
 		pause(3 * time.Second)
@@ -545,9 +546,9 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, added, down := &ear{}, &ear{}, (&ear{answer: always(errDown)}).all("down")
+			e, added, down := &ear{}, &ear{}, (&ear{answer: always(errSinkDown)}).all("down")
 			choosy := added.all("added")
-			choosy.Filter.When = condition(t, `data.event.EventId != ""`)
+			choosy.Filter.When = mustParseWhen(t, `data.event.EventId != ""`)
 			s.reboot(idA)
 			b := s.start(e.all("first"), down)
 			pause(3 * time.Second)
@@ -613,11 +614,13 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
-			down := &ear{answer: always(errDown)}
+			down := &ear{answer: always(errSinkDown)}
 			audit, chat, drain, plan := &ear{}, &ear{}, &ear{}, &ear{}
-			chatty := func(e *ear) Route { return e.all("chat").with(func(t *Terms) { t.Late = delivery.LateLatest }) }
+			chatty := func(e *ear) bridge.Route {
+				return e.all("chat").With(func(t *bridge.Terms) { t.Late = delivery.LateLatest })
+			}
 			drains := drain.leads("drain", 10*time.Minute, "scheduled")
-			plans := plan.leads("plan", 10*time.Minute, "scheduled").with(func(t *Terms) { t.Late = delivery.LateSend })
+			plans := plan.leads("plan", 10*time.Minute, "scheduled").With(func(t *bridge.Terms) { t.Late = delivery.LateSend })
 			s.redeploy(idA, 70*time.Minute)
 			b := s.start(down.all("audit"), chatty(down), drains, plans)
 			pause(time.Minute)
@@ -652,7 +655,7 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		down, chat := &ear{answer: always(errDown)}, &ear{}
+		down, chat := &ear{answer: always(errSinkDown)}, &ear{}
 		s.redeploy(idA, 45*time.Minute)
 		b := s.start(down.reminds("chat", 30*time.Minute))
 		pause(17 * time.Minute) // the reminder is pending
@@ -669,7 +672,7 @@ func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 // A stop does not wait to hear which VM this is, also while a file that came late does.
 func TestAStopDoesNotWaitForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		before, e := &ear{answer: always(errDown)}, &ear{}
+		before, e := &ear{answer: always(errSinkDown)}, &ear{}
 		b := s.start(before.all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
@@ -698,9 +701,9 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 		down    error // that the sink answered before
 		want    string
 	}{
-		{"it is this machine's", "", 6 * time.Second, errDown, idA + "-scheduled"},
-		{"it is another's", "vm-1", 6 * time.Second, errDown, ""},
-		{"nobody can say", "", time.Minute, errDown, idA + "-scheduled"},
+		{"it is this machine's", "", 6 * time.Second, errSinkDown, idA + "-scheduled"},
+		{"it is another's", "vm-1", 6 * time.Second, errSinkDown, ""},
+		{"nobody can say", "", time.Minute, errSinkDown, idA + "-scheduled"},
 		{"it is this machine's, and only an end is to be told", "", 6 * time.Second, nil, idA + "-vanished"},
 		{"it is another's, and only an end would be to be told", "vm-1", 6 * time.Second, nil, ""},
 	} {
@@ -718,7 +721,7 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 				pause(4 * time.Second)
 				bring()
 				pause(3500 * time.Millisecond)
-				b.Reload([]Route{e.all("a")}, nil, SettingsInfo{}) // whose worker waits too
+				b.Reload([]bridge.Route{e.all("a")}, nil, bridge.SettingsInfo{}) // whose worker waits too
 				pause(100 * time.Millisecond)
 				wantIDs(t, e.ids())
 				pause(20 * time.Second)
@@ -763,7 +766,7 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.vm = "vm-1"
-		b := s.start((&ear{answer: always(errDown)}).all("a"))
+		b := s.start((&ear{answer: always(errSinkDown)}).all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()
@@ -827,7 +830,7 @@ func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 // A stop that loses deliveries says how many, and that what is still open is told again at the next start, which it is.
 func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errDown)}
+		down := &ear{answer: always(errSinkDown)}
 		b := s.start(down.all("down"))
 		pause(1500 * time.Millisecond)
 		s.disk.fail(errFull)
@@ -851,7 +854,7 @@ func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 // on disk when it is back.
 func TestAFailingDiskStopsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, down := &ear{}, &ear{answer: always(errDown)}
+		e, down := &ear{}, &ear{answer: always(errSinkDown)}
 		s.bounds.InMemory = 5
 		b := s.start(e.all("a"), down.all("down"))
 		pause(1500 * time.Millisecond)
@@ -932,7 +935,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		}
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and a stop does not wait for it
-		b := s.start((&ear{answer: always(errDown)}).all("a"))
+		b := s.start((&ear{answer: always(errSinkDown)}).all("a"))
 		pause(1500 * time.Millisecond)
 		release := s.disk.block()
 		s.reboot(idA)
@@ -972,7 +975,7 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 		for _, crashes := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, crashes: %t", claim, crashes), func(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
-					down, up := &ear{answer: always(errDown)}, &ear{}
+					down, up := &ear{answer: always(errSinkDown)}, &ear{}
 					b := s.start(down.all("down"), up.all("up"))
 					pause(2 * time.Second)
 					older, err := os.ReadFile(b.Outbox.Path())
@@ -1027,7 +1030,7 @@ func zero(f *os.File, from, to int64) error {
 // Nothing of a clone's outbox is sent, not even what is open in it, and the new VM's events are told from the start.
 func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errDown)}
+		down := &ear{answer: always(errSinkDown)}
 		b := s.start(down.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -1037,7 +1040,7 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 		s.azure.End(idA)
 		s.reboot(idB)
 		e := &ear{}
-		b = s.start(e.all("a").with(func(x *Terms) { x.Bridge = LevelAll }))
+		b = s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		pause(5 * time.Minute)
 		if got := strings.Join(e.types(), " "); got != "scheduled started" && got != "started scheduled" {
 			t.Errorf("heard %s, want that it started, and what is scheduled", got)
@@ -1146,8 +1149,8 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 	for _, timeout := range []time.Duration{0, 10 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(errDown)}
-			b := s.start(e.all("a").with(func(x *Terms) { x.Timeout = timeout }))
+			e := &ear{answer: always(errSinkDown)}
+			b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Timeout = timeout }))
 			pause(1500 * time.Millisecond)
 			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
 			pause(10 * time.Second)
@@ -1172,7 +1175,9 @@ func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 // what follows from it is on disk.
 func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		all := func(e *ear) Route { return e.all("a").with(func(x *Terms) { x.Bridge = LevelAll }) }
+		all := func(e *ear) bridge.Route {
+			return e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll })
+		}
 		b := s.start(all(&ear{}))
 		s.reboot(idA)
 		pause(3 * time.Second)
@@ -1185,7 +1190,7 @@ func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 			images = append(images, filepath.Join(t.TempDir(), "image"))
 			copyFile(t, file, images[len(images)-1])
 		}
-		b = s.start(all(&ear{answer: always(errDown)}))
+		b = s.start(all(&ear{answer: always(errSinkDown)}))
 		pause(5 * time.Second)
 		s.wrote = nil
 		b.end()

@@ -1,10 +1,11 @@
-package bridge
+package bridge_test
 
 import (
 	"strings"
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/outbox"
 	"forewarn/bridge/systemtest"
 )
@@ -15,7 +16,7 @@ func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, all, others := &ear{}, &ear{}, &ear{}
-		b := s.start(admin.trouble("admin"), all.trouble("all").with(func(x *Terms) { x.Bridge = LevelAll }), others.all("others"))
+		b := s.start(admin.trouble("admin"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }), others.all("others"))
 		pause(1500 * time.Millisecond)
 		fails := func(d time.Duration) {
 			s.disk.fail(errFull)
@@ -79,7 +80,7 @@ func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 func TestADiskThatIsFullAtTheStartIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin := &ear{}
-		s.disk = &disk{Storage: outbox.File(s.dir, s.logger())}
+		s.disk = &faultyDisk{Storage: outbox.File(s.dir, s.logger())}
 		s.disk.fail(errFull)
 		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk})
 		if err != nil {

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -19,43 +20,6 @@ import (
 	"forewarn/bridge/outbox"
 	"forewarn/bridge/systemtest"
 )
-
-// How an event ended is said as far as one can know, and unknown otherwise.
-func TestTheOutcomeIsHonest(t *testing.T) {
-	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	later, sooner := now.Add(time.Minute), now.Add(-time.Minute)
-	scheduled := func(typ string, notBefore time.Time) imds.Event {
-		return imds.Event{ID: idA, Status: "Scheduled", Type: typ, Resources: []string{"vm-0"}, NotBefore: notBefore}
-	}
-	for _, tt := range []struct {
-		claim string
-		event imds.Event
-		op    openEvent
-		self  string
-		want  cloudevent.Outcome
-	}{
-		{"it had begun", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Begun: sooner}, "vm-0", cloudevent.OutcomeCompleted},
-		{"it had begun, and there was a gap", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Begun: sooner, Gap: true}, "vm-0", cloudevent.OutcomeCompleted},
-		{"it had begun, and was scheduled again", scheduled("Reboot", later), openEvent{Begun: sooner}, "vm-0", cloudevent.OutcomeCompleted},
-		{"a Preempt had begun", imds.Event{Status: "Started", Type: "Preempt"}, openEvent{Begun: sooner}, "vm-0", cloudevent.OutcomeCompleted},
-		{"this VM rebooted in the gap", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "VM-0", cloudevent.OutcomeCompleted},
-		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "vm-1", cloudevent.OutcomeUnknown},
-		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "", cloudevent.OutcomeUnknown},
-		{"its time had not come", scheduled("Reboot", later), openEvent{}, "vm-0", cloudevent.OutcomeCanceled},
-		{"its time had not come, for another VM", scheduled("Freeze", later), openEvent{}, "vm-1", cloudevent.OutcomeCanceled},
-		{"its time had come", scheduled("Reboot", sooner), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
-		{"nobody watched for a while", scheduled("Reboot", later), openEvent{Gap: true}, "vm-0", cloudevent.OutcomeUnknown},
-		{"its time is now", scheduled("Reboot", now), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
-		{"it had no time", scheduled("Reboot", time.Time{}), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
-		{"a Preempt before its time", scheduled("Preempt", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
-		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
-		{"a status nobody knows", imds.Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
-	} {
-		if got := end(imds.Change{Event: tt.event}, &tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
-			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
-		}
-	}
-}
 
 // A reboot that happened while nobody watched is told as completed, with the time at which the VM was back.
 func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
@@ -216,7 +180,7 @@ func TestACrashForgetsNoGap(t *testing.T) {
 		s.redeploy(idA, 5*time.Hour)
 		pause(2 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
-		for back := time.Now().Add(5 * time.Minute); b.lastAnswer().At.Before(back); {
+		for back := time.Now().Add(5 * time.Minute); b.AnsweredAt().Before(back); {
 			pause(time.Second)
 		}
 		b.crash()
@@ -264,7 +228,7 @@ func TestAValueThatCannotBeReadIsLogged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			kept := outbox.Batch{Values: map[string][]byte{valueAnswer: []byte(value)}}
+			kept := outbox.Batch{Values: map[string][]byte{bridge.ValueAnswer: []byte(value)}}
 			wait := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(kept) })
 			if err := errors.Join(wait(), box.Close()); err != nil {
 				t.Fatal(err)
@@ -400,9 +364,7 @@ func TestTheLongestStandstillIsTold(t *testing.T) {
 			pause(2 * time.Second)
 			s.azure.Start(idA)
 			for _, d := range []time.Duration{2 * time.Second, 7 * time.Second, 3 * time.Second} {
-				b.pauses.mu.Lock()
-				b.pauses.last = b.pauses.last.Add(-d) // as if nothing had run meanwhile
-				b.pauses.mu.Unlock()
+				b.StandStill(d)
 				pause(10 * time.Second)
 			}
 			if crash {
@@ -419,29 +381,6 @@ func TestTheLongestStandstillIsTold(t *testing.T) {
 			}
 			b.end()
 		})
-	}
-}
-
-// A standstill is what passed since the last sign of life beyond the usual time between two, by the clock that went
-// furthest: while a VM is frozen its monotonic clock may stand still, and the wall clock is set afterwards.
-func TestAStandstillIsMeasuredByTheClockThatWentFurthest(t *testing.T) {
-	start := time.Now()
-	for _, tt := range []struct {
-		claim string
-		after time.Time
-		want  time.Duration
-	}{
-		{"in time", start.Add(time.Second), 0},
-		{"a little late", start.Add(1400 * time.Millisecond), 0},
-		{"half a second late", start.Add(1500 * time.Millisecond), 500 * time.Millisecond},
-		{"both clocks went on", start.Add(8200 * time.Millisecond), 7200 * time.Millisecond},
-		{"only the wall clock did", start.Round(0).Add(8200 * time.Millisecond), 7200 * time.Millisecond},
-		{"the wall clock was set back", start.Round(0).Add(-time.Hour), 0},
-	} {
-		p := pauseDetector{every: time.Second, last: start}
-		if got := p.standstill(tt.after); got != tt.want {
-			t.Errorf("%s: stood still for %v, want %v", tt.claim, got, tt.want)
-		}
 	}
 }
 
@@ -476,7 +415,7 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 // and for status.
 func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 	dir := t.TempDir()
-	down := (&ear{answer: always(errDown)}).all("down").with(func(x *Terms) {
+	down := (&ear{answer: always(errSinkDown)}).all("down").With(func(x *bridge.Terms) {
 		x.Fallback = delivery.Fallback{Sink: "b", After: time.Minute}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -507,7 +446,7 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 }
 
 // self returns a route of events that name this VM.
-func (e *ear) self(name string) Route {
+func (e *ear) self(name string) bridge.Route {
 	r := e.all(name)
 	r.Filter.Only.VMs = ""
 	return r
@@ -520,12 +459,12 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				self, ends, never := &ear{}, &ear{}, &ear{}
-				routes := func(vms string) []Route {
+				routes := func(vms string) []bridge.Route {
 					a, b, c := self.self("self"), ends.self("ends"), never.self("never")
 					a.Filter.Only.VMs, b.Filter.Only.VMs = vms, vms
 					b.Filter.Only.Changes = []string{"vanished"}
 					c.Filter.Only.Types = []string{"Freeze"}
-					return []Route{a, b, c}
+					return []bridge.Route{a, b, c}
 				}
 				b := s.start(routes("self")...)
 				pause(2 * time.Second)
@@ -539,7 +478,7 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 					b.crash()
 					b = s.start(routes("leader")...)
 				case "reloaded":
-					b.Reload(routes("leader"), nil, SettingsInfo{})
+					b.Reload(routes("leader"), nil, bridge.SettingsInfo{})
 				}
 				pause(2 * time.Second)
 				s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
@@ -611,7 +550,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 			wantIDs(t, all.ids(), idA+"-scheduled")
 			wantIDs(t, self.ids(), idA+"-scheduled")
 			for _, h := range self.accepted() {
-				if d := h.at.Sub(began); d < nameForFilters || d > nameForFilters+2*time.Second {
+				if d := h.at.Sub(began); d < bridge.NameForFilters || d > bridge.NameForFilters+2*time.Second {
 					t.Errorf("waited for %v, want a minute", d)
 				}
 			}
@@ -639,7 +578,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 			wantIDs(t, self.ids(), idA+"-scheduled")
 			wantIDs(t, leader.ids())
 			for _, h := range self.accepted() {
-				if d := h.at.Sub(began); d > 7500*time.Millisecond+defaultInterval {
+				if d := h.at.Sub(began); d > 7500*time.Millisecond+bridge.DefaultInterval {
 					t.Errorf("it was told after %v, want it at the next poll", d)
 				}
 			}
@@ -873,7 +812,7 @@ func TestTheHostStandsInForAName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 		e := &ear{}
-		b := s.start(e.all("a").with(func(x *Terms) { x.Bridge = LevelAll }))
+		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		s.reboot(idA)
 		pause(10 * time.Second)
 		for _, h := range e.accepted() {
@@ -971,7 +910,7 @@ func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
 		b := s.start(route)
 		pause(5 * time.Second)
 		s.later(idA, "vm-1")
-		pause(nameForFilters)
+		pause(bridge.NameForFilters)
 		wantIDs(t, e.types())
 		s.azure.Start(idA)
 		pause(500 * time.Millisecond)
@@ -1051,18 +990,18 @@ func TestNothingIsLoggedUnderALock(t *testing.T) {
 			return false
 		}
 		s.logged = func(words string) {
-			if b := b.Load(); b != nil && !(free(&b.deciding) && free(&b.mu)) {
+			if b := b.Load(); b != nil && slices.ContainsFunc(b.Locks(), func(lock *sync.Mutex) bool { return !free(lock) }) {
 				t.Errorf("%q is logged under a lock", words)
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			seen[words] = true
 		}
-		b.Store(s.start((&ear{}).all("a").with(func(x *Terms) { x.Remind = []time.Duration{time.Minute} })))
+		b.Store(s.start((&ear{}).all("a").With(func(x *bridge.Terms) { x.Remind = []time.Duration{time.Minute} })))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(16 * time.Minute)
-		if _, err := b.Load().Mute(Mute{Reason: "test", By: "root"}, time.Hour); err != nil {
+		if _, err := b.Load().Mute(bridge.Mute{Reason: "test", By: "root"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		b.Load().end()

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"encoding/json"
@@ -11,15 +11,16 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 )
 
 // condition returns a compiled when.
-func condition(t *testing.T, src string) *When {
+func mustParseWhen(t *testing.T, src string) *bridge.When {
 	t.Helper()
-	w, err := ParseWhen(src)
+	w, err := bridge.ParseWhen(src)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,83 +31,85 @@ func condition(t *testing.T, src string) *When {
 // passes: better twice than never.
 func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 	const named, unnamed = "vm-0", ""
-	only := func(o Only) Filter { return Filter{Only: o} }
-	except := func(x Except) Filter { return Filter{Only: Only{VMs: "all"}, Except: x} }
-	when := func(src string) Filter { return Filter{Only: Only{VMs: "all"}, When: condition(t, src)} }
-	leads, follows, others := entry(), entry("Resources", `["vm-1","vm-0"]`), entry("Resources", `["vm-1","vm-01","xvm-0"]`)
-	nobody, shouted := entry("Resources", ""), entry("Resources", `["VM-0"]`, "EventType", `"REBOOT"`, "EventSource", `"PLATFORM"`)
+	only := func(o bridge.Only) bridge.Filter { return bridge.Filter{Only: o} }
+	except := func(x bridge.Except) bridge.Filter { return bridge.Filter{Only: bridge.Only{VMs: "all"}, Except: x} }
+	when := func(src string) bridge.Filter {
+		return bridge.Filter{Only: bridge.Only{VMs: "all"}, When: mustParseWhen(t, src)}
+	}
+	leads, follows, others := documentEntry(), documentEntry("Resources", `["vm-1","vm-0"]`), documentEntry("Resources", `["vm-1","vm-01","xvm-0"]`)
+	nobody, shouted := documentEntry("Resources", ""), documentEntry("Resources", `["VM-0"]`, "EventType", `"REBOOT"`, "EventSource", `"PLATFORM"`)
 	for _, tt := range []struct {
 		claim  string
-		filter Filter
+		filter bridge.Filter
 		event  string
 		self   string
 		key    string // that refuses; "" if the event passes
 	}{
-		{"without a key an event of this VM passes", Filter{}, follows, named, ""},
-		{"without a key an event of others does not", Filter{}, others, named, "only.vms"},
-		{"without a key an event of nobody passes", Filter{}, nobody, named, ""},
-		{"without a key it passes when nobody knows the name", Filter{}, others, unnamed, ""},
-		{"of nobody it does not depend on the name", Filter{}, nobody, unnamed, ""},
+		{"without a key an event of this VM passes", bridge.Filter{}, follows, named, ""},
+		{"without a key an event of others does not", bridge.Filter{}, others, named, "only.vms"},
+		{"without a key an event of nobody passes", bridge.Filter{}, nobody, named, ""},
+		{"without a key it passes when nobody knows the name", bridge.Filter{}, others, unnamed, ""},
+		{"of nobody it does not depend on the name", bridge.Filter{}, nobody, unnamed, ""},
 
-		{"self takes this VM", only(Only{VMs: "self"}), follows, named, ""},
-		{"self takes it in any case", only(Only{VMs: "SELF"}), shouted, named, ""},
-		{"self leaves others", only(Only{VMs: "self"}), others, named, "only.vms"},
-		{"self leaves a VM whose name only looks like this one", only(Only{VMs: "self"}), entry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
-		{"a source that only looks like another passes, as nobody knows it", only(Only{Sources: []string{"Platform"}}),
-			entry("EventSource", `"U\u017fer"`), named, ""},
-		{"and none that is excepted", except(Except{Sources: []string{"User"}}), entry("EventSource", `"U\u017fer"`), named, ""},
-		{"a type that only looks like another is none that is excepted", except(Except{Types: []string{"Preempt"}}),
-			entry("EventType", `"\u0420reempt"`), named, ""},
-		{"a severity takes that and higher", only(Only{VMs: "all", Severity: "warn"}), entry("EventSource", `"Platform"`), named, ""},
-		{"and none that is lower", only(Only{VMs: "all", Severity: "ERROR"}), entry("EventSource", `"User"`), named, "only.severity"},
-		{"when knows severities by their names", when("severity >= WARN and severity <= ERROR"), entry("EventSource", `"Platform"`), named, ""},
+		{"self takes this VM", only(bridge.Only{VMs: "self"}), follows, named, ""},
+		{"self takes it in any case", only(bridge.Only{VMs: "SELF"}), shouted, named, ""},
+		{"self leaves others", only(bridge.Only{VMs: "self"}), others, named, "only.vms"},
+		{"self leaves a VM whose name only looks like this one", only(bridge.Only{VMs: "self"}), documentEntry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
+		{"a source that only looks like another passes, as nobody knows it", only(bridge.Only{Sources: []string{"Platform"}}),
+			documentEntry("EventSource", `"U\u017fer"`), named, ""},
+		{"and none that is excepted", except(bridge.Except{Sources: []string{"User"}}), documentEntry("EventSource", `"U\u017fer"`), named, ""},
+		{"a type that only looks like another is none that is excepted", except(bridge.Except{Types: []string{"Preempt"}}),
+			documentEntry("EventType", `"\u0420reempt"`), named, ""},
+		{"a severity takes that and higher", only(bridge.Only{VMs: "all", Severity: "warn"}), documentEntry("EventSource", `"Platform"`), named, ""},
+		{"and none that is lower", only(bridge.Only{VMs: "all", Severity: "ERROR"}), documentEntry("EventSource", `"User"`), named, "only.severity"},
+		{"when knows severities by their names", when("severity >= WARN and severity <= ERROR"), documentEntry("EventSource", `"Platform"`), named, ""},
 
-		{"leader takes the first", only(Only{VMs: "leader"}), leads, named, ""},
-		{"leader leaves the second", only(Only{VMs: "Leader"}), follows, named, "only.vms"},
-		{"leader takes an event of nobody", only(Only{VMs: "leader"}), nobody, named, ""},
-		{"leader passes when nobody knows the name", only(Only{VMs: "leader"}), follows, unnamed, ""},
-		{"all takes others", only(Only{VMs: "all"}), others, named, ""},
-		{"names takes a VM by its pattern, in any case", only(Only{VMs: "all", Names: []string{"DB-*", "xVM-*"}}), others, named,
+		{"leader takes the first", only(bridge.Only{VMs: "leader"}), leads, named, ""},
+		{"leader leaves the second", only(bridge.Only{VMs: "Leader"}), follows, named, "only.vms"},
+		{"leader takes an event of nobody", only(bridge.Only{VMs: "leader"}), nobody, named, ""},
+		{"leader passes when nobody knows the name", only(bridge.Only{VMs: "leader"}), follows, unnamed, ""},
+		{"all takes others", only(bridge.Only{VMs: "all"}), others, named, ""},
+		{"names takes a VM by its pattern, in any case", only(bridge.Only{VMs: "all", Names: []string{"DB-*", "xVM-*"}}), others, named,
 			""},
-		{"names leaves the others", only(Only{VMs: "all", Names: []string{"db-*"}}), others, named, "only.names"},
-		{"names takes an event of nobody", only(Only{VMs: "all", Names: []string{"db-*"}}), nobody, named, ""},
-		{"groups takes a group by its pattern, in any case", only(Only{VMs: "all", Groups: []string{"RG-*"}}), others, named,
+		{"names leaves the others", only(bridge.Only{VMs: "all", Names: []string{"db-*"}}), others, named, "only.names"},
+		{"names takes an event of nobody", only(bridge.Only{VMs: "all", Names: []string{"db-*"}}), nobody, named, ""},
+		{"groups takes a group by its pattern, in any case", only(bridge.Only{VMs: "all", Groups: []string{"RG-*"}}), others, named,
 			""},
-		{"groups leaves the others", only(Only{VMs: "all", Groups: []string{"web"}}), others, named, "only.groups"},
-		{"all in capitals takes others", only(Only{VMs: "ALL"}), others, named, ""},
-		{"all does not depend on the name", only(Only{VMs: "all"}), others, unnamed, ""},
+		{"groups leaves the others", only(bridge.Only{VMs: "all", Groups: []string{"web"}}), others, named, "only.groups"},
+		{"all in capitals takes others", only(bridge.Only{VMs: "ALL"}), others, named, ""},
+		{"all does not depend on the name", only(bridge.Only{VMs: "all"}), others, unnamed, ""},
 
-		{"types take what they name", only(Only{Types: []string{"Freeze", "reboot"}}), leads, named, ""},
-		{"types take it in any case", only(Only{Types: []string{"Reboot"}}), shouted, named, ""},
-		{"types leave the rest", only(Only{Types: []string{"Freeze"}}), leads, named, "only.types"},
-		{"types let an unknown type pass", only(Only{Types: []string{"Freeze"}}), entry("EventType", `"New"`), named, ""},
-		{"types let an event without one pass", only(Only{Types: []string{"Freeze"}}), entry("EventType", ""), named, ""},
-		{"types let one that cannot be read pass", only(Only{Types: []string{"Freeze"}}), entry("EventType", "7"), named, ""},
-		{"sources take what they name", only(Only{Sources: []string{"user", "PLATFORM"}}), leads, named, ""},
-		{"sources leave the rest", only(Only{Sources: []string{"User"}}), leads, named, "only.sources"},
-		{"sources let an event without one pass", only(Only{Sources: []string{"User"}}), entry("EventSource", ""), named, ""},
-		{"sources let an unknown one pass", only(Only{Sources: []string{"User"}}), entry("EventSource", `"Tenant"`), named, ""},
-		{"all keys must hold, the first that does not is named", only(Only{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, "only.types"},
-		{"a key that refuses needs no name", only(Only{Types: []string{"Freeze"}}), leads, unnamed, "only.types"},
-		{"changes say nothing about the event", only(Only{Changes: []string{"vanished"}}), leads, named, ""},
+		{"types take what they name", only(bridge.Only{Types: []string{"Freeze", "reboot"}}), leads, named, ""},
+		{"types take it in any case", only(bridge.Only{Types: []string{"Reboot"}}), shouted, named, ""},
+		{"types leave the rest", only(bridge.Only{Types: []string{"Freeze"}}), leads, named, "only.types"},
+		{"types let an unknown type pass", only(bridge.Only{Types: []string{"Freeze"}}), documentEntry("EventType", `"New"`), named, ""},
+		{"types let an event without one pass", only(bridge.Only{Types: []string{"Freeze"}}), documentEntry("EventType", ""), named, ""},
+		{"types let one that cannot be read pass", only(bridge.Only{Types: []string{"Freeze"}}), documentEntry("EventType", "7"), named, ""},
+		{"sources take what they name", only(bridge.Only{Sources: []string{"user", "PLATFORM"}}), leads, named, ""},
+		{"sources leave the rest", only(bridge.Only{Sources: []string{"User"}}), leads, named, "only.sources"},
+		{"sources let an event without one pass", only(bridge.Only{Sources: []string{"User"}}), documentEntry("EventSource", ""), named, ""},
+		{"sources let an unknown one pass", only(bridge.Only{Sources: []string{"User"}}), documentEntry("EventSource", `"Tenant"`), named, ""},
+		{"all keys must hold, the first that does not is named", only(bridge.Only{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, "only.types"},
+		{"a key that refuses needs no name", only(bridge.Only{Types: []string{"Freeze"}}), leads, unnamed, "only.types"},
+		{"changes say nothing about the event", only(bridge.Only{Changes: []string{"vanished"}}), leads, named, ""},
 
-		{"an empty except takes nothing away", except(Except{}), leads, named, ""},
-		{"except types takes away what they name", except(Except{Types: []string{"reboot"}}), leads, named, "except"},
-		{"except types leaves the rest", except(Except{Types: []string{"Freeze"}}), leads, named, ""},
-		{"except types leaves what Azure did not send", except(Except{Types: []string{"Reboot"}}), entry("EventType", ""), named, ""},
-		{"except types leaves an unknown one", except(Except{Types: []string{"Reboot"}}), entry("EventType", `"New"`), named, ""},
-		{"except sources takes away what they name", except(Except{Sources: []string{"PLATFORM"}}), leads, named, "except"},
-		{"except sources leaves what Azure did not send", except(Except{Sources: []string{"Platform"}}), entry("EventSource", ""), named, ""},
-		{"except takes away only what all its keys name", except(Except{Types: []string{"Reboot"}, Sources: []string{"User"}}), leads, named, ""},
-		{"except takes away what all its keys name", except(Except{Types: []string{"Reboot"}, Sources: []string{"Platform"}}), leads, named, "except"},
-		{"except self takes away this VM's", except(Except{VMs: "self"}), follows, named, "except"},
-		{"except self leaves those of others", except(Except{VMs: "self"}), others, named, ""},
-		{"except self leaves those of nobody", except(Except{VMs: "self"}), nobody, named, ""},
-		{"except self leaves what nobody can decide", except(Except{VMs: "self"}), leads, unnamed, ""},
-		{"except leader takes away what this VM leads", except(Except{VMs: "leader"}), leads, named, "except"},
-		{"except leader leaves what another leads", except(Except{VMs: "leader"}), follows, named, ""},
-		{"except self with types depends on the name only for these", except(Except{VMs: "self", Types: []string{"Freeze"}}), leads, unnamed, ""},
-		{"except with changes is asked of each change", except(Except{Types: []string{"Reboot"}, Changes: []string{"started"}}), leads, named, ""},
+		{"an empty except takes nothing away", except(bridge.Except{}), leads, named, ""},
+		{"except types takes away what they name", except(bridge.Except{Types: []string{"reboot"}}), leads, named, "except"},
+		{"except types leaves the rest", except(bridge.Except{Types: []string{"Freeze"}}), leads, named, ""},
+		{"except types leaves what Azure did not send", except(bridge.Except{Types: []string{"Reboot"}}), documentEntry("EventType", ""), named, ""},
+		{"except types leaves an unknown one", except(bridge.Except{Types: []string{"Reboot"}}), documentEntry("EventType", `"New"`), named, ""},
+		{"except sources takes away what they name", except(bridge.Except{Sources: []string{"PLATFORM"}}), leads, named, "except"},
+		{"except sources leaves what Azure did not send", except(bridge.Except{Sources: []string{"Platform"}}), documentEntry("EventSource", ""), named, ""},
+		{"except takes away only what all its keys name", except(bridge.Except{Types: []string{"Reboot"}, Sources: []string{"User"}}), leads, named, ""},
+		{"except takes away what all its keys name", except(bridge.Except{Types: []string{"Reboot"}, Sources: []string{"Platform"}}), leads, named, "except"},
+		{"except self takes away this VM's", except(bridge.Except{VMs: "self"}), follows, named, "except"},
+		{"except self leaves those of others", except(bridge.Except{VMs: "self"}), others, named, ""},
+		{"except self leaves those of nobody", except(bridge.Except{VMs: "self"}), nobody, named, ""},
+		{"except self leaves what nobody can decide", except(bridge.Except{VMs: "self"}), leads, unnamed, ""},
+		{"except leader takes away what this VM leads", except(bridge.Except{VMs: "leader"}), leads, named, "except"},
+		{"except leader leaves what another leads", except(bridge.Except{VMs: "leader"}), follows, named, ""},
+		{"except self with types depends on the name only for these", except(bridge.Except{VMs: "self", Types: []string{"Freeze"}}), leads, unnamed, ""},
+		{"except with changes is asked of each change", except(bridge.Except{Types: []string{"Reboot"}, Changes: []string{"started"}}), leads, named, ""},
 
 		{"when takes what it accepts", when(`azeventtype == "Reboot" and severity >= 17`), leads, named, ""},
 		{"when leaves what it refuses", when(`notice < 60`), leads, named, "when"},
@@ -114,12 +117,12 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"when sees the list of names", when(`len(resources) == 2 and "vm-1" in resources`), leads, named, ""},
 		{"when sees names that the language has functions for", when(`first and duration == -1 and type endsWith ".scheduled"`), leads, named, ""},
 		{"when leaves what it asks for in vain", when(`data.test`), leads, named, "when"},
-		{"when needs no name to refuse", Filter{When: condition(t, `false`)}, leads, unnamed, "when"},
-		{"when comes after the keys of only", Filter{Only: Only{Types: []string{"Freeze"}}, When: condition(t, `false`)}, leads, named, "only.types"},
-		{"except takes away what when accepts", Filter{Except: Except{Types: []string{"Reboot"}}, When: condition(t, `true`)}, leads, named, "except"},
+		{"when needs no name to refuse", bridge.Filter{When: mustParseWhen(t, `false`)}, leads, unnamed, "when"},
+		{"when comes after the keys of only", bridge.Filter{Only: bridge.Only{Types: []string{"Freeze"}}, When: mustParseWhen(t, `false`)}, leads, named, "only.types"},
+		{"except takes away what when accepts", bridge.Filter{Except: bridge.Except{Types: []string{"Reboot"}}, When: mustParseWhen(t, `true`)}, leads, named, "except"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
-			c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, tt.event)}
+			c := imds.Change{Kind: imds.Scheduled, Event: decodedEvent(t, tt.event)}
 			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: tt.self, ResourceGroup: "rg-prod"}}))
 			passes, key, err := tt.filter.MatchEvent(c, fields, tt.self)
 			if passes != (tt.key == "") || key != tt.key || err != nil {
@@ -131,18 +134,18 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 
 // A when that fails while it is asked lets the event pass, and says why.
 func TestWhenThatFailsLetsTheEventPass(t *testing.T) {
-	c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, entry())}
+	c := imds.Change{Kind: imds.Scheduled, Event: decodedEvent(t, documentEntry())}
 	fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
 	for _, src := range []string{
 		`data.event.Impact.level > 3`, `data.event.Resources[7] == "vm-0"`, `data.event.Description > 3`, `data.event.EventType`,
 		`data.event`, `data.event.DurationInSeconds`, `int(data.event.Description) > 0`, `resources[9] == "x"`,
 	} {
-		passes, key, err := Filter{When: condition(t, src)}.MatchEvent(c, fields, "vm-0")
+		passes, key, err := bridge.Filter{When: mustParseWhen(t, src)}.MatchEvent(c, fields, "vm-0")
 		if !passes || key != "" || err == nil {
 			t.Errorf("%s: it passes: %t, refused by %q, %v, want that it passes with an error", src, passes, key, err)
 		}
 	}
-	f := Filter{When: condition(t, `data.event`), Except: Except{Types: []string{"Reboot"}}}
+	f := bridge.Filter{When: mustParseWhen(t, `data.event`), Except: bridge.Except{Types: []string{"Reboot"}}}
 	passes, key, err := f.MatchEvent(c, fields, "vm-0")
 	if passes || key != "except" || err == nil {
 		t.Errorf("with an except that fits it passes: %t, refused by %q, %v", passes, key, err)
@@ -155,23 +158,23 @@ func TestWhenThatCannotWorkIsRefused(t *testing.T) {
 		``, ` `, `severity >`, `severity`, `"true"`, `notice > "15m"`, `azeventtipe == "Reboot"`, `azeventtype = "Reboot"`,
 		`azeventtype == 7`, `azself and severity`, `(true`, `resources == "vm-0"`, `unknown(3)`,
 	} {
-		if w, err := ParseWhen(src); err == nil {
+		if w, err := bridge.ParseWhen(src); err == nil {
 			t.Errorf("%q is taken: %v", src, w)
 		} else if strings.TrimSpace(err.Error()) == "" {
 			t.Errorf("%q is refused without a word", src)
 		}
 	}
-	if _, err := ParseWhen(`severity >= 17 and azeventtipe == "x"`); err == nil || !strings.Contains(err.Error(), "azeventtipe") {
+	if _, err := bridge.ParseWhen(`severity >= 17 and azeventtipe == "x"`); err == nil || !strings.Contains(err.Error(), "azeventtipe") {
 		t.Errorf("the error does not say what is wrong: %v", err)
 	}
 }
 
 // Every name that conditions may use can be used.
 func TestWhenSeesEveryName(t *testing.T) {
-	fields := cloudevent.Fields(said(t, imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, entry())}, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
+	fields := cloudevent.Fields(said(t, imds.Change{Kind: imds.Scheduled, Event: decodedEvent(t, documentEntry())}, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		w := condition(t, name+` == `+name+` and (`+name+` != nil)`)
-		if ok, err := w.evaluate(fields); !ok || err != nil {
+		w := mustParseWhen(t, name+` == `+name+` and (`+name+` != nil)`)
+		if ok, err := w.Evaluate(fields); !ok || err != nil {
 			t.Errorf("%s: %v, %v", name, ok, err)
 		}
 	}
@@ -179,39 +182,42 @@ func TestWhenSeesEveryName(t *testing.T) {
 
 // only.changes and except.changes are asked of each change by itself.
 func TestFilterDecidesAboutEachChange(t *testing.T) {
-	was := azureEvent(t, entry())
+	was := decodedEvent(t, documentEntry())
 	scheduled := imds.Change{Kind: imds.Scheduled, Event: was}
 	updated := imds.Change{Kind: imds.Updated, Event: was, Previous: &was}
 	started := imds.Change{Kind: imds.Started, Event: was, Previous: &was}
 	sudden := imds.Change{Kind: imds.Started, Event: was}
 	vanished := imds.Change{Kind: imds.Vanished, Event: was}
-	only := func(changes ...string) Filter { return Filter{Only: Only{Changes: changes}} }
-	except := func(x Except, changes ...string) Filter { x.Changes = changes; return Filter{Except: x} }
+	only := func(changes ...string) bridge.Filter { return bridge.Filter{Only: bridge.Only{Changes: changes}} }
+	except := func(x bridge.Except, changes ...string) bridge.Filter {
+		x.Changes = changes
+		return bridge.Filter{Except: x}
+	}
 	all := []imds.Change{scheduled, updated, started, sudden, vanished}
 	for _, tt := range []struct {
 		claim  string
-		filter Filter
+		filter bridge.Filter
 		self   string
 		wants  []imds.Change
 		key    string // that refuses the others
 	}{
-		{"without a key all are wanted", Filter{}, "vm-0", all, ""},
-		{"the other keys say nothing about it", Filter{Only: Only{VMs: "leader", Types: []string{"Freeze"}}, Except: Except{Types: []string{"Reboot"}}}, "vm-9", all, ""},
+		{"without a key all are wanted", bridge.Filter{}, "vm-0", all, ""},
+		{"the other keys say nothing about it", bridge.Filter{Only: bridge.Only{VMs: "leader", Types: []string{"Freeze"}}, Except: bridge.Except{Types: []string{"Reboot"}}}, "vm-9", all, ""},
 		{"only scheduled", only("scheduled"), "vm-0", []imds.Change{scheduled}, "only.changes"},
 		{"only started, from whatever it was", only("Started"), "vm-0", []imds.Change{started, sudden}, "only.changes"},
 		{"only updated and vanished", only("UPDATED", "vanished"), "vm-0", []imds.Change{updated, vanished}, "only.changes"},
 		{"only what comes first", only("first"), "vm-0", []imds.Change{scheduled, sudden}, "only.changes"},
 		{"what comes first, and the end", only("First", "vanished"), "vm-0", []imds.Change{scheduled, sudden, vanished}, "only.changes"},
-		{"all but vanished", except(Except{}, "Vanished"), "vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
-		{"all but what comes first", except(Except{}, "first"), "vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
-		{"except with types, of these", except(Except{Types: []string{"reboot"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
-		{"except with types, of no other", except(Except{Types: []string{"Freeze"}}, "updated"), "vm-0", all, ""},
-		{"except with sources, of these", except(Except{Sources: []string{"Platform"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
-		{"except with sources, of no other", except(Except{Sources: []string{"User"}}, "updated"), "vm-0", all, ""},
-		{"except with self, of this VM", except(Except{VMs: "self"}, "started"), "vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
-		{"except with self, of no other", except(Except{VMs: "self"}, "started"), "vm-9", all, ""},
-		{"except with self, of nobody as long as there is no name", except(Except{VMs: "self"}, "started"), "", all, ""},
-		{"both", Filter{Only: Only{Changes: []string{"first", "vanished"}}, Except: Except{Changes: []string{"started"}}}, "vm-0", []imds.Change{scheduled, vanished}, ""},
+		{"all but vanished", except(bridge.Except{}, "Vanished"), "vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
+		{"all but what comes first", except(bridge.Except{}, "first"), "vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
+		{"except with types, of these", except(bridge.Except{Types: []string{"reboot"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"except with types, of no other", except(bridge.Except{Types: []string{"Freeze"}}, "updated"), "vm-0", all, ""},
+		{"except with sources, of these", except(bridge.Except{Sources: []string{"Platform"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"except with sources, of no other", except(bridge.Except{Sources: []string{"User"}}, "updated"), "vm-0", all, ""},
+		{"except with self, of this VM", except(bridge.Except{VMs: "self"}, "started"), "vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
+		{"except with self, of no other", except(bridge.Except{VMs: "self"}, "started"), "vm-9", all, ""},
+		{"except with self, of nobody as long as there is no name", except(bridge.Except{VMs: "self"}, "started"), "", all, ""},
+		{"both", bridge.Filter{Only: bridge.Only{Changes: []string{"first", "vanished"}}, Except: bridge.Except{Changes: []string{"started"}}}, "vm-0", []imds.Change{scheduled, vanished}, ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			for _, c := range all {
@@ -230,8 +236,8 @@ func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
 	trouble := []string{cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.OutboxUnwritable, cloudevent.OutboxWritable, cloudevent.DeliveryDeadLettered, cloudevent.ObserverSilent, cloudevent.ObserverBack}
 	rest := []string{cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded,
 		cloudevent.ChainHead}
-	for level, want := range map[Level]struct{ trouble, rest bool }{
-		"": {}, LevelNone: {}, LevelTrouble: {trouble: true}, LevelAll: {trouble: true, rest: true},
+	for level, want := range map[bridge.Level]struct{ trouble, rest bool }{
+		"": {}, bridge.LevelNone: {}, bridge.LevelTrouble: {trouble: true}, bridge.LevelAll: {trouble: true, rest: true},
 	} {
 		for _, typ := range trouble {
 			if got := level.Hears(typ); got != want.trouble {
@@ -247,7 +253,7 @@ func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
 }
 
 // entry returns an event as Azure sends it, with some fields replaced by others or, by "", left out.
-func entry(fields ...string) string {
+func documentEntry(fields ...string) string {
 	f := map[string]string{
 		"EventId": `"` + idA + `"`, "EventStatus": `"Scheduled"`, "EventType": `"Reboot"`, "ResourceType": `"VirtualMachine"`,
 		"Resources": `["vm-0","vm-1"]`, "NotBefore": `"Sat, 21 Nov 2026 04:10:00 GMT"`,
@@ -270,7 +276,7 @@ func entry(fields ...string) string {
 }
 
 // azureEvent returns the event whose entry is raw.
-func azureEvent(t testing.TB, raw string) imds.Event {
+func decodedEvent(t testing.TB, raw string) imds.Event {
 	t.Helper()
 	e, err := imds.UnmarshalEvent(json.RawMessage(raw))
 	if err != nil {
@@ -294,7 +300,7 @@ func said(t testing.TB, c imds.Change, in cloudevent.Circumstances) event.Event 
 func TestOnlyGroupsAsksForTheGroupOfTheObserver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		here, elsewhere, early := &ear{}, &ear{}, &ear{}
-		groups := func(e *ear, name string, patterns ...string) Route {
+		groups := func(e *ear, name string, patterns ...string) bridge.Route {
 			r := e.all(name)
 			r.Filter.Only.Groups = patterns
 			return r

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -39,8 +40,8 @@ func changeAt(t *testing.T, id, vm string, kind imds.ChangeKind, at time.Time) e
 // shown: those whose id begins so, that name the VM, and whose last change is not older.
 func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	var b HistoryBuilder
-	if got := b.Histories(Period{}); len(got) != 0 {
+	var b bridge.HistoryBuilder
+	if got := b.Histories(bridge.Period{}); len(got) != 0 {
 		t.Errorf("of nothing it shows %v", got)
 	}
 	about := event.New()
@@ -54,15 +55,15 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 		changeAt(t, "A", "vm-0", imds.Scheduled, at),
 		changeAt(t, "A", "vm-0", imds.Scheduled, at),
 	} {
-		b.Add(ce, []HistoryDelivery{{Sink: "b"}, {Sink: "a"}})
+		b.Add(ce, []bridge.HistoryDelivery{{Sink: "b"}, {Sink: "a"}})
 	}
 	for _, tt := range []struct {
-		p    Period
+		p    bridge.Period
 		want string
 	}{
-		{Period{}, "A B"}, {Period{Event: "a"}, "A"}, {Period{Event: "AB"}, ""}, {Period{VM: "VM-1"}, "B"}, {Period{VM: "vm-2"}, ""},
-		{Period{Since: at.Add(time.Minute)}, "A B"}, {Period{Since: at.Add(2 * time.Minute)}, "A"},
-		{Period{Since: at.Add(time.Hour)}, "A"}, {Period{Since: at.Add(time.Hour + 1)}, ""}, {Period{Event: "A", VM: "vm-1"}, ""},
+		{bridge.Period{}, "A B"}, {bridge.Period{Event: "a"}, "A"}, {bridge.Period{Event: "AB"}, ""}, {bridge.Period{VM: "VM-1"}, "B"}, {bridge.Period{VM: "vm-2"}, ""},
+		{bridge.Period{Since: at.Add(time.Minute)}, "A B"}, {bridge.Period{Since: at.Add(2 * time.Minute)}, "A"},
+		{bridge.Period{Since: at.Add(time.Hour)}, "A"}, {bridge.Period{Since: at.Add(time.Hour + 1)}, ""}, {bridge.Period{Event: "A", VM: "vm-1"}, ""},
 	} {
 		var got []string
 		for _, h := range b.Histories(tt.p) {
@@ -72,7 +73,7 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 			t.Errorf("%+v shows %q, want %q", tt.p, got, tt.want)
 		}
 	}
-	h := b.Histories(Period{})[0]
+	h := b.Histories(bridge.Period{})[0]
 	if len(h.Changes) != 2 || h.Changes[0].Change != imds.Scheduled || h.Changes[1].Change != imds.Vanished ||
 		h.Outcome != cloudevent.OutcomeCanceled || h.Type != "Reboot" || h.Source != "User" || h.Set != "web" || h.Group != "prod" ||
 		!slices.Equal(h.Resources, []string{"vm-0"}) || h.Changes[0].Observer != "vm-0" || !h.Changes[0].Time.Equal(at) {
@@ -81,7 +82,7 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	if d := h.Changes[0].Deliveries; len(d) != 2 || d[0].Sink != "a" || d[1].Sink != "b" {
 		t.Errorf("its deliveries are %+v, want those to a and b, in order", d)
 	}
-	if (h.Outcome == "") == (b.Histories(Period{Event: "B"})[0].Outcome == "") {
+	if (h.Outcome == "") == (b.Histories(bridge.Period{Event: "B"})[0].Outcome == "") {
 		t.Error("an event that is not over has an outcome, or one that is has none")
 	}
 }
@@ -108,11 +109,11 @@ func TestAnEventThatCameBackIsNotOver(t *testing.T) {
 				if reversed {
 					slices.Reverse(list)
 				}
-				var b HistoryBuilder
+				var b bridge.HistoryBuilder
 				for _, ce := range list {
 					b.Add(ce, nil)
 				}
-				h := b.Histories(Period{})[0]
+				h := b.Histories(bridge.Period{})[0]
 				if h.Outcome != tt.want || len(h.Changes) != len(list) {
 					t.Errorf("after %d changes, from the one with number %d, reversed %v: outcome %q of %d, want %q", len(list), first,
 						reversed, h.Outcome, len(h.Changes), tt.want)
@@ -138,7 +139,7 @@ func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 			var ids []string
 			add := func(ce event.Event) {
 				t.Helper()
-				a := outbox.Addition{Message: delivery.Message{ID: ce.ID(), Type: ce.Type()}, Body: marshalEvent(ce)}
+				a := outbox.Addition{Message: delivery.Message{ID: ce.ID(), Type: ce.Type()}, Body: bridge.MarshalEvent(ce)}
 				wait := o.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Add: []outbox.Addition{a}}) })
 				if err := wait(); err != nil {
 					t.Fatal(err)
@@ -156,7 +157,7 @@ func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			for n := 1; n <= 14; n++ {
-				got, more, err := RecentHistory(o, Period{}, n, time.Now())
+				got, more, err := bridge.RecentHistory(o, bridge.Period{}, n, time.Now())
 				var shown []string
 				for _, h := range got {
 					shown = append(shown, h.Event)
@@ -165,7 +166,7 @@ func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 					t.Errorf("%s: of 12, the newest %d are %v, and that there are more is %v: %v", claim, n, shown, more, err)
 				}
 			}
-			if all, err := History(o, Period{}); err != nil || len(all) != 12 {
+			if all, err := bridge.History(o, bridge.Period{}); err != nil || len(all) != 12 {
 				t.Errorf("%s: the whole history has %d events, want 12: %v", claim, len(all), err)
 			}
 		})

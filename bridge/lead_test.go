@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
@@ -14,8 +15,8 @@ import (
 )
 
 // leads returns a route that is told shortly before an event begins, as a drain is.
-func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
-	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
+func (e *ear) leads(name string, lead time.Duration, changes ...string) bridge.Route {
+	r := e.all(name).With(func(t *bridge.Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
 	r.Filter.Only.Changes = changes
 	return r
 }
@@ -28,22 +29,22 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
 		notice time.Duration
-		change func(s *stage, b *running, route Route) *running // half an hour before it is due
-		due    time.Duration                                    // after it was scheduled; 0 never
+		change func(s *stage, b *running, route bridge.Route) *running // half an hour before it is due
+		due    time.Duration                                           // after it was scheduled; 0 never
 	}{
 		{"nothing happens", notice, nil, notice - lead},
 		{"less is left than the lead", 5 * time.Minute, nil, time.Second},
-		{"it moves away", notice, func(s *stage, b *running, route Route) *running {
+		{"it moves away", notice, func(s *stage, b *running, route bridge.Route) *running {
 			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
 			return b
 		}, notice + 30*time.Minute - lead},
-		{"it moves near", notice, func(s *stage, b *running, route Route) *running {
+		{"it moves near", notice, func(s *stage, b *running, route bridge.Route) *running {
 			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
 			return b
 		}, 30*time.Minute + time.Second},
-		{"it begins early", notice, func(s *stage, b *running, route Route) *running { s.azure.Start(idA); return b }, 0},
-		{"it is cancelled", notice, func(s *stage, b *running, route Route) *running { s.azure.End(idA); return b }, 0},
-		{"the program restarts", notice, func(s *stage, b *running, route Route) *running {
+		{"it begins early", notice, func(s *stage, b *running, route bridge.Route) *running { s.azure.Start(idA); return b }, 0},
+		{"it is cancelled", notice, func(s *stage, b *running, route bridge.Route) *running { s.azure.End(idA); return b }, 0},
+		{"the program restarts", notice, func(s *stage, b *running, route bridge.Route) *running {
 			b.crash()
 			return s.start(route)
 		}, notice - lead},
@@ -85,7 +86,7 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		drain := &ear{answer: always(errDown)}
+		drain := &ear{answer: always(errSinkDown)}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Minute) // less than the lead
@@ -129,8 +130,8 @@ func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		drain := &ear{answer: always(errDown)}
-		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated", "approved").with(func(t *Terms) {
+		drain := &ear{answer: always(errSinkDown)}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated", "approved").With(func(t *bridge.Terms) {
 			t.Late = delivery.LateSend
 		}))
 		pause(1500 * time.Millisecond)
@@ -157,7 +158,7 @@ func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		e := &ear{}
-		b := s.start(e.all("a").with(func(t *Terms) { t.Lead = 10 * time.Minute }))
+		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Lead = 10 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 2*time.Hour)
 		pause(time.Minute)
@@ -172,15 +173,15 @@ func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		drain, kept := &ear{}, (&ear{}).all("kept")
-		route := drain.all("drain").with(func(x *Terms) { x.Lead = 10 * time.Minute })
+		route := drain.all("drain").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute })
 		b := s.start(kept, route)
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 20*time.Minute)
 		pause(time.Minute)
-		b.Reload([]Route{kept}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
 		s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "Now with a reason." })
 		pause(time.Minute)
-		b.Reload([]Route{kept, route}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{kept, route}, nil, bridge.SettingsInfo{})
 		pause(20 * time.Minute)
 		wantIDs(t, drain.types(), "updated")
 		b.end()
@@ -210,45 +211,45 @@ func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 // announcement if that is all that it takes.
 func TestALeadComesWhateverHappens(t *testing.T) {
 	systemtest.Alone(t)
-	for claim, meanwhile := range map[string]func(s *stage, b *running, r Route) *running{
-		"a crash": func(s *stage, b *running, r Route) *running {
+	for claim, meanwhile := range map[string]func(s *stage, b *running, r bridge.Route) *running{
+		"a crash": func(s *stage, b *running, r bridge.Route) *running {
 			b.crash()
 			return s.start(r)
 		},
-		"a stop until the lead has come": func(s *stage, b *running, r Route) *running {
+		"a stop until the lead has come": func(s *stage, b *running, r bridge.Route) *running {
 			b.end()
 			pause(50 * time.Minute)
 			return s.start(r)
 		},
-		"another lead": func(s *stage, b *running, r Route) *running {
+		"another lead": func(s *stage, b *running, r bridge.Route) *running {
 			r.Terms.Lead = 5 * time.Minute
-			b.Reload([]Route{r}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 			return b
 		},
-		"no lead any more": func(s *stage, b *running, r Route) *running {
+		"no lead any more": func(s *stage, b *running, r bridge.Route) *running {
 			pause(40 * time.Minute)
 			r.Terms.Lead = 0
-			b.Reload([]Route{r}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 			return b
 		},
-		"a reload without it": func(s *stage, b *running, r Route) *running {
-			b.Reload(nil, nil, SettingsInfo{})
+		"a reload without it": func(s *stage, b *running, r bridge.Route) *running {
+			b.Reload(nil, nil, bridge.SettingsInfo{})
 			pause(50 * time.Minute)
-			b.Reload([]Route{r}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 			return b
 		},
-		"a reload that takes fewer changes": func(s *stage, b *running, r Route) *running {
+		"a reload that takes fewer changes": func(s *stage, b *running, r bridge.Route) *running {
 			r.Filter.Only.Changes = []string{"vanished"}
-			b.Reload([]Route{r}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 			return b
 		},
-		"a mute": func(s *stage, b *running, r Route) *running {
+		"a mute": func(s *stage, b *running, r bridge.Route) *running {
 			if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 55*time.Minute); err != nil {
 				t.Fatal(err)
 			}
 			return b
 		},
-		"a disk that fails": func(s *stage, b *running, r Route) *running {
+		"a disk that fails": func(s *stage, b *running, r bridge.Route) *running {
 			s.disk.fail(errors.New("no space left on device"))
 			return b
 		},
@@ -317,7 +318,7 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
 		ops := &ear{}
-		b := s.start(ops.all("ops").with(func(x *Terms) { x.Lead = 10 * time.Minute }))
+		b := s.start(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 30*time.Minute)
 		pause(seldom + time.Second)
@@ -344,7 +345,7 @@ func TestWhatWasToldAtOnceIsNotToldAgainAtTheLead(t *testing.T) {
 		pause(seldom + time.Second)
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
 		pause(seldom + time.Second)
-		b.Reload([]Route{drain.leads("drain", 10*time.Minute, "scheduled")}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{drain.leads("drain", 10*time.Minute, "scheduled")}, nil, bridge.SettingsInfo{})
 		pause(30 * time.Minute)
 		wantIDs(t, drain.types(), "scheduled", "updated")
 		b.end()
@@ -376,7 +377,7 @@ func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		drain, chat := &ear{}, &ear{}
-		b := s.start(drain.leads("drain", 10*time.Minute), chat.all("chat").with(func(t *Terms) { t.Bridge = LevelTrouble }))
+		b := s.start(drain.leads("drain", 10*time.Minute), chat.all("chat").With(func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 10*time.Hour)
 		pause(time.Hour)

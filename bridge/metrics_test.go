@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -86,11 +87,11 @@ func TestTheMeterCountsEveryAttempt(t *testing.T) {
 		b := s.start(
 			(&ear{}).all("well"),
 			(&ear{answer: always(errRefused)}).all("refusing"),
-			(&ear{answer: always(&delivery.RetryAfter{After: time.Hour, Err: errDown})}).all("busy"),
+			(&ear{answer: always(&delivery.RetryAfter{After: time.Hour, Err: errSinkDown})}).all("busy"),
 			(&ear{answer: always(errHang)}).all("hanging"),
 			(&ear{answer: always(slow)}).all("down"),
 			(&ear{answer: always(delivery.ErrRejected)}).all("strict"),
-			(&ear{answer: always(errHang)}).all("old").with(func(t *Terms) { t.MaxAge = time.Second }),
+			(&ear{answer: always(errHang)}).all("old").With(func(t *bridge.Terms) { t.MaxAge = time.Second }),
 		)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -140,11 +141,11 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		batches := &ear{answer: always(errDown)}
-		latest := &ear{answer: always(errDown)}
+		batches := &ear{answer: always(errSinkDown)}
+		latest := &ear{answer: always(errSinkDown)}
 		b := s.start(
-			batches.all("batches").with(func(t *Terms) { t.Batch = 10 }),
-			latest.all("latest").with(func(t *Terms) { t.Late = delivery.LateLatest }),
+			batches.all("batches").With(func(t *bridge.Terms) { t.Batch = 10 }),
+			latest.all("latest").With(func(t *bridge.Terms) { t.Late = delivery.LateLatest }),
 		)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -176,7 +177,7 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		b := s.start((&ear{}).all("a").with(func(t *Terms) { t.Lead = 5 * time.Minute }))
+		b := s.start((&ear{}).all("a").With(func(t *bridge.Terms) { t.Lead = 5 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA) // in 15 minutes
 		pause(9 * time.Minute)
@@ -240,14 +241,14 @@ func TestTheMeterCountsWhatIsForgotten(t *testing.T) {
 			s.reboot(fmt.Sprintf("AAAAAAAA-0000-4000-8000-00000000001%d", i))
 		}
 		pause(5 * time.Second)
-		m.want(t, "forgot", map[string]int{ForgotDeadLetter: 3})
+		m.want(t, "forgot", map[string]int{bridge.ForgotDeadLetter: 3})
 		b.end()
 	})
 }
 
 // Every reason and every type of CloudEvent stands once in the list from which series are made.
 func TestSeriesAreNamedOnce(t *testing.T) {
-	for _, list := range [][]string{cloudevent.Types, FailureReasons} {
+	for _, list := range [][]string{cloudevent.Types, bridge.FailureReasons} {
 		if sorted := slices.Compact(slices.Sorted(slices.Values(list))); len(sorted) != len(list) {
 			t.Errorf("%q has something twice", list)
 		}
@@ -258,19 +259,14 @@ func TestSeriesAreNamedOnce(t *testing.T) {
 func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		b := s.start((&ear{}).all("a"))
-		for _, tt := range []struct {
-			loop   string
-			turned *time.Time
-		}{{"housekeeping", &b.lastHousekeeping}, {"approval loop", &b.lastApproving}} {
-			pause(longestRest + time.Minute)
+		for _, loop := range []string{"housekeeping", "approval loop"} {
+			pause(bridge.LongestRest + time.Minute)
 			if err := b.Alive(); err != nil {
 				t.Errorf("Alive = %v", err)
 			}
-			b.mu.Lock()
-			*tt.turned = time.Now().Add(-longestRest - time.Second)
-			b.mu.Unlock()
-			if err := b.Alive(); err == nil || !strings.Contains(err.Error(), tt.loop) {
-				t.Errorf("Alive = %v, want that the %s hangs", err, tt.loop)
+			b.Rested(loop, time.Now().Add(-bridge.LongestRest-time.Second))
+			if err := b.Alive(); err == nil || !strings.Contains(err.Error(), loop) {
+				t.Errorf("Alive = %v, want that the %s hangs", err, loop)
 			}
 		}
 		b.end()

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
@@ -19,9 +20,9 @@ import (
 func TestAMutedSinkWaits(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		ops, audit := &ear{}, &ear{}
-		heardAll := func(terms *Terms) { terms.Bridge = LevelAll }
-		latest := func(terms *Terms) { terms.Late = delivery.LateLatest }
-		b := s.start(ops.all("ops").with(latest), audit.all("audit").with(heardAll))
+		heardAll := func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }
+		latest := func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }
+		b := s.start(ops.all("ops").With(latest), audit.all("audit").With(heardAll))
 		pause(1500 * time.Millisecond)
 		began := time.Now()
 		m, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, 20*time.Minute)
@@ -35,7 +36,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		wantIDs(t, ops.ids(), idB+"-scheduled")
 		st := b.Status()
-		i := slices.IndexFunc(st.Sinks, func(k SinkStatus) bool { return k.Name == "ops" })
+		i := slices.IndexFunc(st.Sinks, func(k bridge.SinkStatus) bool { return k.Name == "ops" })
 		if k := st.Sinks[i]; k.Muted != 2 || k.Pending != 2 || k.OldestPendingSeconds != 0 ||
 			!k.MutedUntil.Equal(began.Add(20*time.Minute)) {
 			t.Errorf("the status of the sink is %+v", k)
@@ -87,12 +88,12 @@ func TestAMutedSinkWaits(t *testing.T) {
 func TestHeartbeatsPassAMute(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		ops := &ear{}
-		b := s.start(ops.all("ops").with(func(terms *Terms) { terms.Bridge, terms.Heartbeat = LevelAll, time.Minute }))
+		b := s.start(ops.all("ops").With(func(terms *bridge.Terms) { terms.Bridge, terms.Heartbeat = bridge.LevelAll, time.Minute }))
 		pause(90 * time.Second)
 		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		b.Reload(b.routes, nil, SettingsInfo{}) // which is told about the bridge
+		b.Reload(b.RoutesInForce(), nil, bridge.SettingsInfo{}) // which is told about the bridge
 		before := len(ops.types())
 		pause(10 * time.Minute)
 		beats := ops.types()[before:]
@@ -141,11 +142,11 @@ func TestAMuteEndsOnce(t *testing.T) {
 		if left := b.Mutes(); len(left) != 1 || left[0].Sink != "other" {
 			t.Errorf("after a restart there are %d mutes", len(left))
 		}
-		b.Reload([]Route{ops.all("ops")}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{ops.all("ops")}, nil, bridge.SettingsInfo{})
 		if left := b.Mutes(); len(left) != 0 {
 			t.Errorf("without the sink there are %d mutes", len(left))
 		}
-		b.Reload([]Route{ops.all("ops"), other.all("other")}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{ops.all("ops"), other.all("other")}, nil, bridge.SettingsInfo{})
 		pause(3 * time.Second)
 		wantIDs(t, other.ids(), idA+"-scheduled")
 		if ended, err := b.Unmute(nil, true, "bob"); err != nil || len(ended) != 0 {
@@ -160,7 +161,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit := &ear{}
-		b := s.start(audit.all("audit").with(func(terms *Terms) { terms.Bridge = LevelAll }))
+		b := s.start(audit.all("audit").With(func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
 		pause(1500 * time.Millisecond)
 		release := s.disk.block()
 		muted := make(chan error)
@@ -186,7 +187,7 @@ func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		ops := &ear{}
-		b := s.start(ops.all("ops").with(func(terms *Terms) { terms.Late = delivery.LateDrop }))
+		b := s.start(ops.all("ops").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop }))
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, time.Minute); err != nil {
 			t.Fatal(err)
@@ -207,8 +208,8 @@ func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, audit, mail, hook := &ear{}, &ear{}, &ear{}, &ear{}
-		people := func(terms *Terms) { terms.People = true }
-		routes := []Route{chat.all("chat").with(people), audit.all("audit"), hook.all("hook")}
+		people := func(terms *bridge.Terms) { terms.People = true }
+		routes := []bridge.Route{chat.all("chat").With(people), audit.all("audit"), hook.all("hook")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{People: true, Reason: "repairs", By: "alice"}, time.Hour); err != nil {
@@ -224,8 +225,8 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 			}
 		}
 
-		routes = []Route{chat.all("chat"), audit.all("audit"), hook.all("hook").with(people), mail.all("mail").with(people)}
-		b.Reload(routes, nil, SettingsInfo{})
+		routes = []bridge.Route{chat.all("chat"), audit.all("audit"), hook.all("hook").With(people), mail.all("mail").With(people)}
+		b.Reload(routes, nil, bridge.SettingsInfo{})
 		pause(1500 * time.Millisecond)
 		wantIDs(t, chat.ids(), idA+"-scheduled") // it is no sink for people now
 		wantIDs(t, mail.ids())

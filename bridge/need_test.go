@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"fmt"
@@ -32,10 +32,10 @@ func TestTheLogSaysOnceThatASinkNeedsSomebody(t *testing.T) {
 		after  time.Duration // which it needs somebody, and not much earlier
 	}{
 		{"it refuses", 2 * time.Hour, errRefused, time.Minute},
-		{"it is down", 2 * time.Hour, errDown, 5 * time.Minute},
+		{"it is down", 2 * time.Hour, errSinkDown, 5 * time.Minute},
 		{"it hangs", 2 * time.Hour, errHang, 5 * time.Minute},
 		{"it refuses while an event is due", 10 * time.Minute, errRefused, 2 * time.Second},
-		{"it is down while an event is due", 10 * time.Minute, errDown, 62 * time.Second},
+		{"it is down while an event is due", 10 * time.Minute, errSinkDown, 62 * time.Second},
 		{"it hangs while an event is due", 10 * time.Minute, errHang, 62 * time.Second},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
@@ -80,8 +80,8 @@ func TestAMuteDoesNotSayThatASinkNoLongerNeedsSomebody(t *testing.T) {
 	}{
 		{"it refuses", 2 * time.Hour, errRefused, 2 * time.Minute},
 		{"it refuses while an event is due", time.Hour / 6, errRefused, 10 * time.Second},
-		{"it is down while an event is due", time.Hour / 6, errDown, 70 * time.Second},
-		{"it is down for long", 2 * time.Hour, errDown, 7 * time.Minute},
+		{"it is down while an event is due", time.Hour / 6, errSinkDown, 70 * time.Second},
+		{"it is down for long", 2 * time.Hour, errSinkDown, 7 * time.Minute},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -114,7 +114,7 @@ func TestAMuteDoesNotSayThatASinkNoLongerNeedsSomebody(t *testing.T) {
 					still("after the mute")
 				}
 				waits := "something urgent has waited for the sink down since 00:00:02 UTC: connection refused"
-				urgent := tt.answer == errDown && tt.notice < time.Hour
+				urgent := tt.answer == errSinkDown && tt.notice < time.Hour
 				if reasons := b.Status().Reasons; urgent && !slices.Contains(reasons, waits) {
 					t.Errorf("after the mute it is not ready for %q, want %q", reasons, waits)
 				}
@@ -138,17 +138,17 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 		answer  error
 		overdue bool
 	}{
-		{"an event is due soon", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, nil, errDown, true},
-		{"an event has begun", imdstest.Event{Status: imdstest.Started}, nil, errDown, true},
+		{"an event is due soon", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, nil, errSinkDown, true},
+		{"an event has begun", imdstest.Event{Status: imdstest.Started}, nil, errSinkDown, true},
 		{"an event has begun, and the sink refuses it", imdstest.Event{Status: imdstest.Started}, nil,
 			fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked), true},
-		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, errDown, false},
-		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, errDown, false},
+		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, errSinkDown, false},
+		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, errSinkDown, false},
 		{"somebody muted the sink", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(_ *stage, b *running) {
 			if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "test", By: "root"}, time.Hour); err != nil {
 				panic(err)
 			}
-		}, errDown, false},
+		}, errSinkDown, false},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {

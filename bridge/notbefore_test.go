@@ -1,9 +1,11 @@
-package bridge
+package bridge_test
 
 import (
 	"slices"
 	"testing"
 	"time"
+
+	"forewarn/bridge"
 )
 
 // A NotBefore at the edge of the times that can be written is told, and outlives a restart, whatever is taken from it.
@@ -16,8 +18,8 @@ func TestANotBeforeAtTheEndOfTimeIsTold(t *testing.T) {
 		t.Run(notBefore, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				e := &ear{}
-				lead := e.all("lead").with(func(x *Terms) { x.Lead = time.Hour })
-				remind := e.all("remind").with(func(x *Terms) { x.Remind = []time.Duration{24 * time.Hour, time.Hour} })
+				lead := e.all("lead").With(func(x *bridge.Terms) { x.Lead = time.Hour })
+				remind := e.all("remind").With(func(x *bridge.Terms) { x.Remind = []time.Duration{24 * time.Hour, time.Hour} })
 				b := s.start(lead, remind)
 				s.azure.SetDocument([]byte(`{"DocumentIncarnation":1,"Events":[{"EventId":"` + idA + `","EventType":"Reboot",
 					"ResourceType":"VirtualMachine","Resources":["vm_0"],"EventStatus":"Scheduled","NotBefore":"` + notBefore + `"}]}`))

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -17,14 +18,14 @@ import (
 
 // waysToWait are all ways in which the announcement of an event waits while the event ends. Each starts a bridge with the
 // route, has an event announced and ended, and returns the bridge when the destination of the route is well again.
-var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *running{
-	"for a retry": func(t *testing.T, s *stage, e *ear, r Route) *running {
-		return announcedAndEnded(s, e, s.start(r), errDown)
+var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route) *running{
+	"for a retry": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+		return announcedAndEnded(s, e, s.start(r), errSinkDown)
 	},
-	"because it is blocked": func(t *testing.T, s *stage, e *ear, r Route) *running {
+	"because it is blocked": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		return announcedAndEnded(s, e, s.start(r), fmt.Errorf("%w: exit 78", delivery.ErrBlocked))
 	},
-	"for the end of a mute": func(t *testing.T, s *stage, e *ear, r Route) *running {
+	"for the end of a mute": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
@@ -32,7 +33,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 		}
 		return announcedAndEnded(s, e, b, nil)
 	},
-	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *ear, r Route) *running {
+	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
@@ -42,11 +43,11 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 		b.crash()
 		return s.start(r)
 	},
-	forItsLead: func(t *testing.T, s *stage, e *ear, r Route) *running {
+	forItsLead: func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		r.Terms.Lead = 5 * time.Minute
 		return announcedAndEnded(s, e, s.start(r), nil)
 	},
-	"for its turn": func(t *testing.T, s *stage, e *ear, r Route) *running {
+	"for its turn": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		r.Sink = slowSink{e, 10 * time.Minute}
 		r.Terms.Timeout = 0
 		b := s.start(r)
@@ -54,9 +55,9 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 		return announcedAndEnded(s, e, b, nil)
 	},
-	beforeTheFile: func(_ *testing.T, s *stage, e *ear, r Route) *running {
+	beforeTheFile: func(_ *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		b := s.start(r)
-		e.say(always(errDown))
+		e.say(always(errSinkDown))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(time.Minute)
@@ -66,9 +67,9 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 		bring()
 		return b
 	},
-	"for forewarn to be started again": func(t *testing.T, s *stage, e *ear, r Route) *running {
+	"for forewarn to be started again": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		b := s.start(r)
-		e.say(always(errDown))
+		e.say(always(errSinkDown))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(time.Minute)
@@ -77,29 +78,29 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r Route) *runni
 		e.say(nil)
 		return s.start(r)
 	},
-	withoutTheSink: func(t *testing.T, s *stage, e *ear, r Route) *running {
+	withoutTheSink: func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		b := s.start(r)
-		e.say(always(errDown))
+		e.say(always(errSinkDown))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(10 * time.Second)
-		b.Reload(nil, nil, SettingsInfo{})
+		b.Reload(nil, nil, bridge.SettingsInfo{})
 		s.azure.End(idA)
 		pause(10 * time.Second)
 		b.end()
 		e.say(nil)
 		b = s.start()
 		pause(10 * time.Second)
-		b.Reload([]Route{r}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 		return b
 	},
-	"for a reload that makes it late": func(t *testing.T, s *stage, e *ear, r Route) *running {
+	"for a reload that makes it late": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
 		before := r
 		before.Terms.Late = delivery.LateSend
-		b := announcedAndEnded(s, e, s.start(before), errDown)
-		e.say(always(errDown))
+		b := announcedAndEnded(s, e, s.start(before), errSinkDown)
+		e.say(always(errSinkDown))
 		pause(time.Minute)
-		b.Reload([]Route{r}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 		e.say(nil)
 		return b
 	},
@@ -130,17 +131,17 @@ func announcedAndEnded(s *stage, e *ear, b *running, why error) *running {
 // A sink that acts begins nothing about an event that is known to be over, and one for people that isn't told of the end
 // isn't told either that the event is to come, however the announcement has waited. The history says why.
 func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
-	routes := map[string]func(*ear) Route{
-		"drop": func(e *ear) Route {
-			r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+	routes := map[string]func(*ear) bridge.Route{
+		"drop": func(e *ear) bridge.Route {
+			r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 			r.Filter.Only.Changes = []string{"scheduled", "updated"}
 			return r
 		},
-		"drop, with the end": func(e *ear) Route {
-			return e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		"drop, with the end": func(e *ear) bridge.Route {
+			return e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 		},
-		"latest, without the end": func(e *ear) Route {
-			r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateLatest })
+		"latest, without the end": func(e *ear) bridge.Route {
+			r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateLatest })
 			r.Filter.Only.Changes = []string{"scheduled"}
 			return r
 		},
@@ -161,7 +162,7 @@ func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 						}
 					}
 					wantIDs(t, deadIDs(b.Outbox))
-					lives, err := History(b.Outbox, Period{Event: idA})
+					lives, err := bridge.History(b.Outbox, bridge.Period{Event: idA})
 					if err != nil || len(lives) != 1 {
 						t.Fatalf("History = %v, %v", lives, err)
 					}
@@ -198,7 +199,7 @@ func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
 					time.Sleep(9 * time.Second) // before its timeout
 					return tt.why
 				}}
-				r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+				r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 				r.Filter.Only.Changes = []string{"scheduled"}
 				b := s.start(r)
 				pause(1500 * time.Millisecond)
@@ -214,11 +215,11 @@ func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
 				if n := len(e.tried()); n != 1 {
 					t.Errorf("it was tried %d times", n)
 				}
-				lives, err := History(b.Outbox, Period{Event: idA})
+				lives, err := bridge.History(b.Outbox, bridge.Period{Event: idA})
 				if err != nil || len(lives) != 1 {
 					t.Fatalf("History = %v, %v", lives, err)
 				}
-				want := HistoryDelivery{Sink: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver}
+				want := bridge.HistoryDelivery{Sink: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver}
 				if tt.why != nil {
 					want.Error = tt.why.Error()
 				}
@@ -226,7 +227,7 @@ func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
 				if len(got) == 1 {
 					got[0].At = time.Time{}
 				}
-				if !slices.Equal(got, []HistoryDelivery{want}) {
+				if !slices.Equal(got, []bridge.HistoryDelivery{want}) {
 					t.Errorf("the history says %+v, want %+v", got, want)
 				}
 				b.end()
@@ -241,8 +242,8 @@ func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
 	for name, isOver := range map[string]bool{"the event is over": true, "it is still to come": false} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				drain, chat := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
-				routes := []Route{drain.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop }), chat.all("chat")}
+				drain, chat := &ear{answer: always(errSinkDown)}, &ear{answer: always(errSinkDown)}
+				routes := []bridge.Route{drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }), chat.all("chat")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.reboot(idA)
@@ -278,7 +279,7 @@ func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
 func TestALeadBeginsNothingBeforeAzuresFirstAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		drain := &ear{}
-		r := drain.all("drain").with(func(x *Terms) { x.Late, x.Lead = delivery.LateDrop, 5*time.Minute })
+		r := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Lead = delivery.LateDrop, 5*time.Minute })
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -307,7 +308,7 @@ func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				e := &ear{}
-				b := wait(t, s, e, e.all("chat").with(func(x *Terms) { x.Late = delivery.LateLatest }))
+				b := wait(t, s, e, e.all("chat").With(func(x *bridge.Terms) { x.Late = delivery.LateLatest }))
 				pause(20 * time.Minute)
 				got := slices.DeleteFunc(e.ids(), func(id string) bool { return strings.HasPrefix(id, idB) })
 				wantIDs(t, got, idA+"-vanished")
@@ -319,10 +320,10 @@ func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 
 // An attempt under way when the event ends is left to end, its result is on record, and nothing follows a failure.
 func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
-	for _, why := range []error{nil, errDown} {
+	for _, why := range []error{nil, errSinkDown} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{answer: always(why)}
-			r := e.all("drain").with(func(x *Terms) { x.Late, x.Timeout = delivery.LateDrop, 0 })
+			r := e.all("drain").With(func(x *bridge.Terms) { x.Late, x.Timeout = delivery.LateDrop, 0 })
 			r.Filter.Only.Changes = []string{"scheduled"}
 			r.Sink = slowSink{e, time.Minute}
 			b := s.start(r)
@@ -339,7 +340,7 @@ func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
 				want = outbox.StateSuperseded
 				s.wantLogged("delivery failed, and is not tried again")
 			}
-			lives, err := History(b.Outbox, Period{})
+			lives, err := bridge.History(b.Outbox, bridge.Period{})
 			if err != nil || lives[0].Changes[0].Deliveries[0].State != want {
 				t.Errorf("the history says %+v, %v, want %s", lives, err, want)
 			}
@@ -351,10 +352,10 @@ func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
 // A fallback that acts begins nothing about an event that ended before the other sink gave up.
 func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		hook, drain := &ear{answer: always(errDown)}, &ear{}
-		second := drain.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		hook, drain := &ear{answer: always(errSinkDown)}, &ear{}
+		second := drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 		second.Filter.Only.Types = []string{"Freeze"}
-		b := s.start(hook.all("hook").with(func(x *Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Hour} }),
+		b := s.start(hook.all("hook").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Hour} }),
 			second)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -373,19 +374,19 @@ func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(fmt.Errorf("%w: exit 65", delivery.ErrRejected))}
-		r := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 		r.Filter.Only.Changes = []string{"scheduled"}
 		b := announcedAndEnded(s, e, s.start(r), errors.Join(delivery.ErrRejected))
 		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
 		if len(letters) != 1 {
 			t.Fatalf("the dead letters are %+v", letters)
 		}
-		e.say(always(errDown))
+		e.say(always(errSinkDown))
 		if _, err := b.Replay([]string{letters[0].Key}, "", "root"); err != nil {
 			t.Fatal(err)
 		}
 		pause(time.Minute)
-		b.Reload([]Route{r}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 		e.say(nil)
 		pause(10 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled")
@@ -397,7 +398,7 @@ func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
 func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, runbook := &ear{}, &ear{}
-		acts := runbook.all("runbook").with(func(x *Terms) { x.Late, x.Acts = delivery.LateDrop, true })
+		acts := runbook.all("runbook").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
 		acts.Filter.Only.Changes = []string{"approved"}
 		s.proxy = func(next http.RoundTripper) http.RoundTripper {
 			return roundTrip(func(r *http.Request) (*http.Response, error) {
@@ -425,7 +426,7 @@ func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 func TestADeadLetterKnowsThatItsEventIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}
-		drain := e.all("drain").with(func(x *Terms) { x.Late = delivery.LateDrop })
+		drain := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 		b := s.start(drain, (&ear{}).all("chat"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)

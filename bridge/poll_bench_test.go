@@ -108,7 +108,7 @@ func BenchmarkMessageAboutTheBridge(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer box.Close()
-			down := (&ear{}).all("down").with(func(t *Terms) { t.Bridge = LevelAll })
+			down := Route{Name: "down", Sink: unheard{}, Terms: Terms{Bridge: LevelAll}}
 			br, err := New(Options{Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil),
 				Outbox: box, Log: log, Routes: []Route{down}})
 			if err != nil {
@@ -131,4 +131,11 @@ func BenchmarkMessageAboutTheBridge(b *testing.B) {
 			}
 		})
 	}
+}
+
+// unheard is a sink that takes nothing.
+type unheard struct{}
+
+func (unheard) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, error) {
+	return delivery.Answer{}, errors.New("down")
 }

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
@@ -16,7 +17,7 @@ import (
 )
 
 // namedRule is drainRule with a name.
-func namedRule() Rule {
+func namedRule() bridge.Rule {
 	r := drainRule
 	r.Name = "drain first"
 	return r
@@ -41,9 +42,9 @@ func (e *ear) promised(t *testing.T) (list []string) {
 // a reminder. Of the approval its name is told, too.
 func TestAnEventIsAnnouncedWithTheRulesThatWillApproveIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{namedRule()}
-		drain, audit := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(drain.all("drain"), audit.all("audit").with(func(r *Terms) { r.Remind = []time.Duration{time.Minute} }))
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+		b := s.start(drain.all("drain"), audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{time.Minute} }))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(2 * time.Second)
@@ -61,26 +62,26 @@ func TestAnEventIsAnnouncedWithTheRulesThatWillApproveIt(t *testing.T) {
 
 // What no rule will approve is not said to start by itself, whatever the doubt.
 func TestWhatIsInDoubtIsNotPromised(t *testing.T) {
-	filtered := func(r Route) Route { r.Filter.Only.Changes = []string{"started"}; return r }
+	filtered := func(r bridge.Route) bridge.Route { r.Filter.Only.Changes = []string{"started"}; return r }
 	for _, tt := range []struct {
 		claim string
 		event imdstest.Event
-		rule  func(*Rule)
-		drain func(Route) Route
+		rule  func(*bridge.Rule)
+		drain func(bridge.Route) bridge.Route
 		spoil func(*stage)
 	}{
 		{claim: "it also names another VM", event: imdstest.Event{Resources: []string{"vm-0", "vm-1"}}},
 		{claim: "its type is not named", event: imdstest.Event{Type: "Redeploy"}},
 		{claim: "its source is not named", event: imdstest.Event{Source: "Platform"}},
 		{claim: "the sink does not get it", drain: filtered},
-		{claim: "there is no such sink", rule: func(r *Rule) { r.After = []string{"nobody"} }},
+		{claim: "there is no such sink", rule: func(r *bridge.Rule) { r.After = []string{"nobody"} }},
 		{claim: "the disk is full", spoil: func(s *stage) {
 			s.disk.fail(errFull)
 			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze", Resources: []string{"vm-0"}})
 			pause(2 * time.Second)
 		}},
 		{claim: "it is another VM's first", event: imdstest.Event{Resources: []string{"vm-1", "vm-0"}},
-			rule: func(r *Rule) { r.Others, r.Only.VMs = true, "leader" }},
+			rule: func(r *bridge.Rule) { r.Others, r.Only.VMs = true, "leader" }},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -89,8 +90,8 @@ func TestWhatIsInDoubtIsNotPromised(t *testing.T) {
 				if tt.rule != nil {
 					tt.rule(&rule)
 				}
-				s.opts.Rules = []Rule{rule}
-				drain := (&ear{answer: always(errDown)}).all("drain")
+				s.opts.Rules = []bridge.Rule{rule}
+				drain := (&ear{answer: always(errSinkDown)}).all("drain")
 				if tt.drain != nil {
 					drain = tt.drain(drain)
 				}
@@ -125,22 +126,22 @@ func TestWhatIsInDoubtIsNotPromised(t *testing.T) {
 // those of the event, and those of trouble. A restart does not make them forget it, or be told twice.
 func TestAFailedDrainIsToldWithItsReason(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{namedRule()}
+		s.opts.Rules = []bridge.Rule{namedRule()}
 		failed := fmt.Errorf("%w: exit 75: 3 sessions left", delivery.ErrRejected)
-		drain, audit, trouble := &ear{answer: always(errDown)}, &ear{}, &ear{}
-		acts := func(r *Terms) { r.Acts = true }
-		onCall := trouble.all("on-call").with(func(r *Terms) { r.Bridge = LevelTrouble })
+		drain, audit, trouble := &ear{answer: always(errSinkDown)}, &ear{}, &ear{}
+		acts := func(r *bridge.Terms) { r.Acts = true }
+		onCall := trouble.all("on-call").With(func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble })
 		onCall.Filter.Only.Types = []string{"Freeze"}
-		b := s.start(drain.all("drain").with(acts), audit.all("audit"), onCall)
+		b := s.start(drain.all("drain").With(acts), audit.all("audit"), onCall)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
 		b.crash()
 		drain.say(always(failed))
-		b = s.start(drain.all("drain").with(acts), audit.all("audit"), onCall)
+		b = s.start(drain.all("drain").With(acts), audit.all("audit"), onCall)
 		pause(time.Minute)
 		b.end()
-		b = s.start(drain.all("drain").with(acts), audit.all("audit"), onCall)
+		b = s.start(drain.all("drain").With(acts), audit.all("audit"), onCall)
 		pause(time.Minute)
 		var told []string
 		for _, h := range append(audit.accepted(), trouble.accepted()...) {
@@ -170,12 +171,12 @@ func TestAFailedDrainIsToldWithItsReason(t *testing.T) {
 // done at last, the event is approved.
 func TestADrainThatIsNotDoneIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{namedRule()}
+		s.opts.Rules = []bridge.Rule{namedRule()}
 		drain, audit := &ear{answer: always(errors.New("exit 75: 3 sessions left"))}, &ear{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
-		pause(failingFor - time.Second)
+		pause(bridge.FailingFor - time.Second)
 		wantIDs(t, audit.results(t))
 		pause(5 * time.Minute)
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
@@ -196,22 +197,24 @@ func TestADrainThatIsNotDoneIsTold(t *testing.T) {
 // for good, or the rule is gone. A restart between doesn't make it forgotten, or told twice.
 func TestWhatMayPassIsToldAgainWhenItIsForGood(t *testing.T) {
 	for claim, tt := range map[string]struct {
-		end  func(b *running, drain *ear, routes []Route)
+		end  func(b *running, drain *ear, routes []bridge.Route)
 		want string
 	}{
 		"the drain fails for good": {
-			func(_ *running, drain *ear, _ []Route) { drain.say(always(delivery.ErrRejected)) }, "drain: rejected",
+			func(_ *running, drain *ear, _ []bridge.Route) { drain.say(always(delivery.ErrRejected)) }, "drain: rejected",
 		},
 		"the rule is gone": {
-			func(b *running, _ *ear, routes []Route) { b.Reload(b.mortal(routes), nil, SettingsInfo{}) },
+			func(b *running, _ *ear, routes []bridge.Route) {
+				b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
+			},
 			`: rule "drain first" was removed from the settings`,
 		},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				s.opts.Rules = []Rule{namedRule()}
+				s.opts.Rules = []bridge.Rule{namedRule()}
 				drain, audit := &ear{answer: always(errors.New("exit 75: 3 sessions left"))}, &ear{}
-				routes := []Route{drain.all("drain"), audit.all("audit")}
+				routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -250,8 +253,8 @@ func TestOnlyWhatIsForGoodIsSaidFirmly(t *testing.T) {
 		"Azure doesn't take it": {begin: func(s *stage, _ *running) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		}},
-		"the drain is muted": {answer: errDown, begin: func(s *stage, b *running) {
-			if _, err := b.Mute(Mute{Sink: "drain", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
+		"the drain is muted": {answer: errSinkDown, begin: func(s *stage, b *running) {
+			if _, err := b.Mute(bridge.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 		}},
@@ -259,7 +262,7 @@ func TestOnlyWhatIsForGoodIsSaidFirmly(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{namedRule()}
+				s.opts.Rules = []bridge.Rule{namedRule()}
 				drain, audit := &ear{answer: always(tt.answer)}, &ear{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
@@ -294,7 +297,7 @@ func TestOneOfTheRulesIsEnough(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		anyway := namedRule()
 		anyway.Name, anyway.After, anyway.Wait = "anyway", nil, 10*time.Minute
-		s.opts.Rules = []Rule{namedRule(), anyway}
+		s.opts.Rules = []bridge.Rule{namedRule(), anyway}
 		drain, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -309,7 +312,7 @@ func TestOneOfTheRulesIsEnough(t *testing.T) {
 // A disk that fails takes the promise back, because nothing is approved that a crash would forget.
 func TestWhileTheDiskFailsThePromiseIsTakenBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{namedRule()}
+		s.opts.Rules = []bridge.Rule{namedRule()}
 		drain, audit := &ear{}, &ear{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -328,14 +331,14 @@ func TestWhileTheDiskFailsThePromiseIsTakenBack(t *testing.T) {
 // A reload that takes the rule away takes its promise back.
 func TestARuleThatIsTakenAwayTakesItsPromiseBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{namedRule()}
+		s.opts.Rules = []bridge.Rule{namedRule()}
 		drain, audit := &ear{answer: always(errors.New("busy"))}, &ear{}
-		routes := []Route{drain.all("drain"), audit.all("audit")}
+		routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
-		b.Reload(b.mortal(routes), nil, SettingsInfo{})
+		b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
 		pause(3 * time.Second)
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
 		if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Sink != "" || a.Error != `rule "drain first" was removed from the settings` {
@@ -375,7 +378,7 @@ func TestAnUpdateThatEndsAPromiseIsTold(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
 					rule := namedRule()
 					rule.Only.Types = []string{"Reboot"}
-					s.opts.Rules = []Rule{rule}
+					s.opts.Rules = []bridge.Rule{rule}
 					drain, audit := &ear{}, &ear{}
 					if busy {
 						drain.say(always(errors.New("busy")))
@@ -416,7 +419,7 @@ func TestADoubtThatLastsIsTold(t *testing.T) {
 					}
 					return body
 				})
-				s.opts.Rules = []Rule{namedRule()}
+				s.opts.Rules = []bridge.Rule{namedRule()}
 				s.beginsLate()
 				audit := &ear{}
 				b := s.start((&ear{}).all("drain"), audit.all("audit"))
@@ -424,7 +427,7 @@ func TestADoubtThatLastsIsTold(t *testing.T) {
 				s.userReboot(idA)
 				pause(2 * time.Second)
 				doubtful.Store(true)
-				pause(failingFor - time.Second)
+				pause(bridge.FailingFor - time.Second)
 				wantIDs(t, audit.withheld(t))
 				pause(20 * time.Second)
 				wantIDs(t, audit.withheld(t), "Azure's newest document differs in EventSource")
@@ -446,7 +449,7 @@ func TestADoubtThatLastsIsTold(t *testing.T) {
 func TestAnApprovalThatAzureDoesNotTakeIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{namedRule()}
+		s.opts.Rules = []bridge.Rule{namedRule()}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		audit := &ear{}
 		b := s.start((&ear{}).all("drain"), audit.all("audit"))
@@ -486,7 +489,7 @@ func TestAShortDoubtIsNotTold(t *testing.T) {
 		})
 		rule := namedRule()
 		rule.Wait = 10 * time.Minute
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		s.beginsLate()
 		audit := &ear{}
 		b := s.start((&ear{}).all("drain"), audit.all("audit"))
@@ -513,7 +516,7 @@ func TestWhatWouldComeTooLateIsNotPromised(t *testing.T) {
 		claim string
 		wait  time.Duration
 		lead  time.Duration
-		mute  *Mute
+		mute  *bridge.Mute
 		until time.Duration // of the mute
 		want  string
 	}{
@@ -521,21 +524,21 @@ func TestWhatWouldComeTooLateIsNotPromised(t *testing.T) {
 		{claim: "a wait longer than the notice", wait: 16 * time.Minute, want: "-"},
 		{claim: "a lead", lead: 5 * time.Minute, want: fmt.Sprintf(rule, 0)},
 		{claim: "a lead, and a wait longer than that", lead: 5 * time.Minute, wait: 6 * time.Minute, want: "-"},
-		{claim: "a mute within the notice", mute: &Mute{Sink: "drain"}, until: 10 * time.Minute, want: fmt.Sprintf(rule, 0)},
-		{claim: "a mute within the notice, and a wait that is not", mute: &Mute{Sink: "drain"}, wait: 10 * time.Minute,
+		{claim: "a mute within the notice", mute: &bridge.Mute{Sink: "drain"}, until: 10 * time.Minute, want: fmt.Sprintf(rule, 0)},
+		{claim: "a mute within the notice, and a wait that is not", mute: &bridge.Mute{Sink: "drain"}, wait: 10 * time.Minute,
 			until: 10 * time.Minute, want: "-"},
-		{claim: "a mute longer than the notice", mute: &Mute{Sink: "drain"}, until: time.Hour, want: "-"},
-		{claim: "a mute of everything", mute: &Mute{}, until: time.Hour, want: "-"},
-		{claim: "a mute of such events", mute: &Mute{Types: []string{"Reboot"}, VM: "vm-*"}, until: time.Hour, want: "-"},
-		{claim: "a mute of other events", mute: &Mute{Types: []string{"Freeze"}}, until: time.Hour, want: fmt.Sprintf(rule, 0)},
-		{claim: "a mute of sinks for people", mute: &Mute{People: true}, until: time.Hour, want: fmt.Sprintf(rule, 0)},
+		{claim: "a mute longer than the notice", mute: &bridge.Mute{Sink: "drain"}, until: time.Hour, want: "-"},
+		{claim: "a mute of everything", mute: &bridge.Mute{}, until: time.Hour, want: "-"},
+		{claim: "a mute of such events", mute: &bridge.Mute{Types: []string{"Reboot"}, VM: "vm-*"}, until: time.Hour, want: "-"},
+		{claim: "a mute of other events", mute: &bridge.Mute{Types: []string{"Freeze"}}, until: time.Hour, want: fmt.Sprintf(rule, 0)},
+		{claim: "a mute of sinks for people", mute: &bridge.Mute{People: true}, until: time.Hour, want: fmt.Sprintf(rule, 0)},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				r, audit := namedRule(), &ear{}
 				r.Wait = tt.wait
-				s.opts.Rules = []Rule{r}
-				drain := (&ear{answer: always(errDown)}).all("drain").with(func(x *Terms) { x.Lead = tt.lead })
+				s.opts.Rules = []bridge.Rule{r}
+				drain := (&ear{answer: always(errSinkDown)}).all("drain").With(func(x *bridge.Terms) { x.Lead = tt.lead })
 				b := s.start(drain, audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				if tt.mute != nil {
@@ -575,22 +578,22 @@ func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{namedRule()}
-				drain, audit := &ear{answer: always(&delivery.RetryAfter{Err: errDown, After: 4 * time.Second})}, &ear{}
+				s.opts.Rules = []bridge.Rule{namedRule()}
+				drain, audit := &ear{answer: always(&delivery.RetryAfter{Err: errSinkDown, After: 4 * time.Second})}, &ear{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(2 * time.Second)
 				drain.say(nil)
-				if _, err := b.Mute(Mute{Sink: "drain", Reason: "repairs", By: "alice"}, tt.muted); err != nil {
+				if _, err := b.Mute(bridge.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, tt.muted); err != nil {
 					t.Fatal(err)
 				}
-				pause(failingFor / 2)
+				pause(bridge.FailingFor / 2)
 				if got := b.Status().Events[0].Approval; !strings.HasPrefix(got, `rule "drain first": `+tt.status) {
 					t.Errorf("the status says %q, want %q", got, tt.status)
 				}
 				wantIDs(t, audit.withheld(t))
-				pause(failingFor)
+				pause(bridge.FailingFor)
 				wantIDs(t, audit.withheld(t), tt.told...)
 				pause(tt.muted + time.Minute)
 				wantIDs(t, audit.results(t), tt.result...)
@@ -608,14 +611,14 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{namedRule()}
+				s.opts.Rules = []bridge.Rule{namedRule()}
 				drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
 				if drained {
 					drain.say(nil)
 				}
 				deaf := (&ear{}).all("deaf")
 				deaf.Filter.Only.Changes = []string{"scheduled"}
-				routes := []Route{drain.all("drain")}
+				routes := []bridge.Route{drain.all("drain")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -623,9 +626,9 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 				b.crash()
 				b = s.start(routes...)
 				pause(10 * time.Second)
-				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, SettingsInfo{})
+				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
 				pause(10 * time.Second)
-				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, SettingsInfo{})
+				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
 				pause(time.Minute)
 				wantIDs(t, late.ids(), idA+"-scheduled", idA+"-approved")
 				wantIDs(t, late.results(t), name)
@@ -640,17 +643,17 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{namedRule()}
+		s.opts.Rules = []bridge.Rule{namedRule()}
 		drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
-		routes := []Route{drain.all("drain")}
+		routes := []bridge.Route{drain.all("drain")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(10 * time.Second)
-		drain.say(always(errDown))
+		drain.say(always(errSinkDown))
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
 		pause(10 * time.Second)
-		b.Reload(b.mortal(append(routes, late.all("late"))), s.opts.Rules, SettingsInfo{})
+		b.Reload(b.mortal(append(routes, late.all("late"))), s.opts.Rules, bridge.SettingsInfo{})
 		pause(10 * time.Second)
 		wantIDs(t, late.types(), "updated")
 		wantIDs(t, late.promised(t), `rule "drain first" after drain and 5s;`)
@@ -665,40 +668,40 @@ func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
 func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 	drain, other := namedRule(), namedRule()
 	other.Name, other.After, other.Wait = "anyway", nil, 10*time.Minute
-	with := func(r Rule, change func(*Rule)) Rule { change(&r); return r }
+	with := func(r bridge.Rule, change func(*bridge.Rule)) bridge.Rule { change(&r); return r }
 	const drained = `rule "drain first" after drain and 5s;`
 	for _, tt := range []struct {
 		claim  string
-		before []Rule
-		after  []Rule
+		before []bridge.Rule
+		after  []bridge.Rule
 		failed bool // the drain has, when the settings come
 		again  bool // it has, and is tried again
 		told   []string
 		still  string // the rules that stand
 	}{
-		{claim: "nothing changed", before: []Rule{drain, other}, after: []Rule{drain, other}},
-		{claim: "one of two is gone", before: []Rule{drain, other}, after: []Rule{drain},
+		{claim: "nothing changed", before: []bridge.Rule{drain, other}, after: []bridge.Rule{drain, other}},
+		{claim: "one of two is gone", before: []bridge.Rule{drain, other}, after: []bridge.Rule{drain},
 			told: []string{`rule "anyway" was removed from the settings`}, still: drained},
-		{claim: "one of two without names is gone", after: []Rule{with(drain, func(r *Rule) { r.Name = "" })},
-			before: []Rule{with(other, func(r *Rule) { r.Name = "" }), with(drain, func(r *Rule) { r.Name = "" })},
+		{claim: "one of two without names is gone", after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Name = "" })},
+			before: []bridge.Rule{with(other, func(r *bridge.Rule) { r.Name = "" }), with(drain, func(r *bridge.Rule) { r.Name = "" })},
 			told:   []string{"rule 1 was changed in the settings"}, still: "rule 1 after drain and 5s;"},
-		{claim: "one failed, and the other is gone", before: []Rule{drain, other}, after: []Rule{drain}, failed: true,
+		{claim: "one failed, and the other is gone", before: []bridge.Rule{drain, other}, after: []bridge.Rule{drain}, failed: true,
 			told: []string{`rule "drain first": sink "drain" failed: rejected: exit 75; rule "anyway" was removed from the settings`}},
-		{claim: "one is tried again, and the other is gone", before: []Rule{drain, other}, after: []Rule{drain}, again: true,
+		{claim: "one is tried again, and the other is gone", before: []bridge.Rule{drain, other}, after: []bridge.Rule{drain}, again: true,
 			told: []string{`rule "drain first": sink "drain" failed and is tried again: busy; rule "anyway" was removed from the settings`}},
-		{claim: "both are gone", before: []Rule{drain, other}, told: []string{`rule "drain first" was removed from the ` +
+		{claim: "both are gone", before: []bridge.Rule{drain, other}, told: []string{`rule "drain first" was removed from the ` +
 			`settings; rule "anyway" was removed from the settings`}},
-		{claim: "another one comes", before: []Rule{drain}, after: []Rule{drain, other}},
-		{claim: "it waits for longer", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) { r.Wait = time.Minute })}},
-		{claim: "it waits for too long", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) { r.Wait = time.Hour })},
+		{claim: "another one comes", before: []bridge.Rule{drain}, after: []bridge.Rule{drain, other}},
+		{claim: "it waits for longer", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Wait = time.Minute })}},
+		{claim: "it waits for too long", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Wait = time.Hour })},
 			told: []string{"the wait of 1h lasts until 01:00:03 UTC"}},
-		{claim: "it has a new name", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) { r.Name = "empty it" })}},
-		{claim: "it has a new name, and the drain failed", before: []Rule{drain}, failed: true,
-			after: []Rule{with(drain, func(r *Rule) { r.Name = "empty it" })}, told: []string{"rejected: exit 75"}},
-		{claim: "it is for other events", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
+		{claim: "it has a new name", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Name = "empty it" })}},
+		{claim: "it has a new name, and the drain failed", before: []bridge.Rule{drain}, failed: true,
+			after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Name = "empty it" })}, told: []string{"rejected: exit 75"}},
+		{claim: "it is for other events", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) {
 			r.Only.Types = []string{"Freeze"}
 		})}, told: []string{`rule "drain first" is not for a Reboot`}},
-		{claim: "it waits for another sink", before: []Rule{drain}, after: []Rule{with(drain, func(r *Rule) {
+		{claim: "it waits for another sink", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) {
 			r.After = []string{"drain-2"}
 		})}, told: []string{"rejected: exit 75"}},
 	} {
@@ -707,22 +710,22 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 				s.opts.Rules = tt.before
 				sink, audit := &ear{answer: always(errHang)}, &ear{}
 				failing := &ear{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}
-				drainRoute := sink.all("drain").with(func(r *Terms) { r.Timeout = 0 })
+				drainRoute := sink.all("drain").With(func(r *bridge.Terms) { r.Timeout = 0 })
 				if tt.failed {
 					drainRoute.Sink = failing
 				}
 				if tt.again {
 					sink.say(always(errors.New("busy")))
 				}
-				routes := []Route{drainRoute, audit.all("audit")}
+				routes := []bridge.Route{drainRoute, audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(1200 * time.Millisecond)
-				if slices.ContainsFunc(tt.after, func(r Rule) bool { return slices.Contains(r.After, "drain-2") }) {
+				if slices.ContainsFunc(tt.after, func(r bridge.Rule) bool { return slices.Contains(r.After, "drain-2") }) {
 					routes = append(routes, failing.all("drain-2"))
 				}
-				b.Reload(b.mortal(routes), tt.after, SettingsInfo{})
+				b.Reload(b.mortal(routes), tt.after, bridge.SettingsInfo{})
 				pause(2 * time.Minute)
 				wantIDs(t, audit.withheld(t), tt.told...)
 				told := audit.promised(t)
@@ -741,19 +744,19 @@ func TestAReminderPromisesWhatStillHolds(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		drain, anyway := namedRule(), namedRule()
 		anyway.Name, anyway.After, anyway.Wait = "anyway", nil, 14*time.Minute
-		s.opts.Rules = []Rule{drain, anyway}
+		s.opts.Rules = []bridge.Rule{drain, anyway}
 		sink, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
-		routes := []Route{sink.all("drain"), audit.all("audit").with(func(r *Terms) { r.Remind = []time.Duration{2 * time.Minute} })}
+		routes := []bridge.Route{sink.all("drain"), audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{2 * time.Minute} })}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(5 * time.Second)
 		anyway.Name, anyway.Wait = "in any case", 14*time.Minute+30*time.Second
-		b.Reload(b.mortal(routes), []Rule{drain, anyway}, SettingsInfo{})
+		b.Reload(b.mortal(routes), []bridge.Rule{drain, anyway}, bridge.SettingsInfo{})
 		pause(13 * time.Minute)
 		wantIDs(t, audit.promised(t), `rule "drain first" after drain and 5s;rule "anyway" after  and 840s;`,
 			`rule "in any case" after  and 870s;`)
-		b.Reload(b.mortal(routes), []Rule{drain}, SettingsInfo{})
+		b.Reload(b.mortal(routes), []bridge.Rule{drain}, bridge.SettingsInfo{})
 		pause(5 * time.Second)
 		wantIDs(t, audit.withheld(t), `rule "in any case" was removed from the settings`)
 		b.end()

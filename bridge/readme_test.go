@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
@@ -23,8 +24,8 @@ import (
 const seldom = 9 * time.Second
 
 // reminds returns a route that wants reminders.
-func (e *ear) reminds(name string, leads ...time.Duration) Route {
-	return e.all(name).with(func(t *Terms) { t.Remind = leads })
+func (e *ear) reminds(name string, leads ...time.Duration) bridge.Route {
+	return e.all(name).With(func(t *bridge.Terms) { t.Remind = leads })
 }
 
 func (s *stage) redeploy(id string, notice time.Duration) {
@@ -64,10 +65,10 @@ func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		e, only := &ear{}, &ear{}
-		lead := func(x *Terms) { x.Lead = 20 * time.Minute }
-		reminders := only.reminds("only", time.Hour, 20*time.Minute).with(lead)
+		lead := func(x *bridge.Terms) { x.Lead = 20 * time.Minute }
+		reminders := only.reminds("only", time.Hour, 20*time.Minute).With(lead)
 		reminders.Filter.Only.Changes = []string{"reminder"}
-		b := s.start(e.reminds("a", time.Hour, 5*time.Minute).with(lead), reminders)
+		b := s.start(e.reminds("a", time.Hour, 5*time.Minute).With(lead), reminders)
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 2*time.Hour)
 		at := time.Now().Add(2 * time.Hour)
@@ -145,7 +146,7 @@ func TestAReminderIsLeftOutForWhoWasToldJustNow(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, mail, drain := &ear{}, &ear{}, &ear{}
-		only := drain.reminds("drain", 10*time.Minute).with(func(terms *Terms) { terms.Acts = true })
+		only := drain.reminds("drain", 10*time.Minute).With(func(terms *bridge.Terms) { terms.Acts = true })
 		only.Filter.Only.Changes = []string{"reminder"}
 		b := s.start(chat.reminds("chat", 15*time.Minute), mail.reminds("mail", 10*time.Minute, 5*time.Minute), only)
 		pause(1500 * time.Millisecond)
@@ -207,7 +208,7 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.redeploy(idA, 40*time.Minute)
 				pause(15 * time.Minute)
-				chat.say(always(errDown))
+				chat.say(always(errSinkDown))
 				pause(10 * time.Minute) // the reminder is pending
 				tt.change(s)
 				pause(10 * time.Second)
@@ -254,7 +255,7 @@ func TestAPendingReminderOutlivesAChangeThatItsSinkIsNotToldOf(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Interval = seldom
-				drain := &ear{answer: always(errDown)}
+				drain := &ear{answer: always(errSinkDown)}
 				route := drain.reminds("drain", 20*time.Minute)
 				route.Filter.Only.Changes = []string{"reminder"}
 				b := s.start(route)
@@ -315,7 +316,7 @@ func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
 		drain := &ear{}
 		route := drain.reminds("drain", 10*time.Minute)
-		route.Filter.Only = Only{VMs: "self", Changes: []string{"reminder"}}
+		route.Filter.Only = bridge.Only{VMs: "self", Changes: []string{"reminder"}}
 		b := s.start(route)
 		s.redeploy(idA, 40*time.Minute)
 		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
@@ -335,7 +336,7 @@ func TestAnEventThatComesToThisVMReminds(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			drain := &ear{}
 			route := drain.reminds("drain", 10*time.Minute)
-			route.Filter.Only = Only{VMs: "self", Changes: []string{"scheduled", "reminder"}}
+			route.Filter.Only = bridge.Only{VMs: "self", Changes: []string{"scheduled", "reminder"}}
 			b := s.start(route)
 			pause(5 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
@@ -384,17 +385,17 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 		answer error
 		after  time.Duration
 	}{
-		{"it is down", errDown, 61 * time.Second},
+		{"it is down", errSinkDown, 61 * time.Second},
 		{"it hangs", errHang, 61 * time.Second},
 		{"it rejects", delivery.ErrRejected, time.Second},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				chat, mail, last := &ear{answer: always(tt.answer)}, &ear{answer: always(errDown)}, &ear{}
-				fallback := func(to string) func(*Terms) {
-					return func(t *Terms) { t.Fallback = delivery.Fallback{Sink: to, After: time.Minute} }
+				chat, mail, last := &ear{answer: always(tt.answer)}, &ear{answer: always(errSinkDown)}, &ear{}
+				fallback := func(to string) func(*bridge.Terms) {
+					return func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: to, After: time.Minute} }
 				}
-				routes := []Route{chat.all("chat").with(fallback("mail")), mail.all("mail").only("Preempt").with(fallback("last")), last.all("last").only("Preempt")}
+				routes := []bridge.Route{chat.all("chat").With(fallback("mail")), mail.all("mail").OnlyTypes("Preempt").With(fallback("last")), last.all("last").OnlyTypes("Preempt")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				began := time.Now()
@@ -430,9 +431,9 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 func TestAFallbackIsToldWhyASinkDoesNotGetWhatItNeverSaw(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, mail := &ear{answer: always(errRefused)}, &ear{}
-		b := s.start(chat.all("chat").with(func(t *Terms) {
+		b := s.start(chat.all("chat").With(func(t *bridge.Terms) {
 			t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute}
-		}), mail.all("mail").only("Preempt"))
+		}), mail.all("mail").OnlyTypes("Preempt"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
 		pause(45 * time.Second)
@@ -453,8 +454,8 @@ func TestAFallbackIsToldWhyASinkDoesNotGetWhatItNeverSaw(t *testing.T) {
 // A fallback that gets the event anyway does not get it twice.
 func TestAFallbackThatKnowsGetsNothingTwice(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		chat, mail := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
+		chat, mail := &ear{answer: always(errSinkDown)}, &ear{}
+		b := s.start(chat.all("chat").With(func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
 		pause(10 * time.Minute)
@@ -468,8 +469,8 @@ func TestWhatFallsBackComesInOrder(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 50 * time.Millisecond
-		chat, mail := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail").only("Preempt"))
+		chat, mail := &ear{answer: always(errSinkDown)}, &ear{}
+		b := s.start(chat.all("chat").With(func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail").OnlyTypes("Preempt"))
 		pause(1550 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
 		for i := range 8 {
@@ -490,9 +491,9 @@ func TestWhatFallsBackComesInOrder(t *testing.T) {
 // up at a sink that is down.
 func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		watch, down := &ear{}, &ear{answer: always(errDown)}
-		beats := func(t *Terms) { t.Heartbeat = 5 * time.Minute }
-		b := s.start(watch.all("watch").with(beats), down.all("down").with(beats))
+		watch, down := &ear{}, &ear{answer: always(errSinkDown)}
+		beats := func(t *bridge.Terms) { t.Heartbeat = 5 * time.Minute }
+		b := s.start(watch.all("watch").With(beats), down.all("down").With(beats))
 		pause(21*time.Minute + 2*time.Second)
 		if got := watch.types(); len(got) != 5 || slices.ContainsFunc(got, func(k string) bool { return k != "heartbeat" }) {
 			t.Errorf("heard %v in 21 minutes, want five heartbeats", got)
@@ -543,10 +544,10 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 // is still to hear about forewarn.
 func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		often, seldom := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
+		often, seldom := &ear{answer: always(errSinkDown)}, &ear{answer: always(errSinkDown)}
 		b := s.start(
-			often.all("often").with(func(t *Terms) { t.Bridge, t.Heartbeat = LevelAll, time.Minute }),
-			seldom.all("seldom").with(func(t *Terms) { t.Heartbeat = 20 * time.Minute }))
+			often.all("often").With(func(t *bridge.Terms) { t.Bridge, t.Heartbeat = bridge.LevelAll, time.Minute }),
+			seldom.all("seldom").With(func(t *bridge.Terms) { t.Heartbeat = 20 * time.Minute }))
 		pause(10 * time.Minute)
 		often.say(nil)
 		seldom.say(nil)
@@ -563,8 +564,8 @@ func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		watch, other := &ear{}, &ear{}
-		beats := func(t *Terms) { t.Heartbeat = time.Minute }
-		b := s.start(watch.all("watch").with(beats), other.all("other").with(beats))
+		beats := func(t *bridge.Terms) { t.Heartbeat = time.Minute }
+		b := s.start(watch.all("watch").With(beats), other.all("other").With(beats))
 		pause(3*time.Minute + 30*time.Second)
 		all := watch.accepted()
 		for n, id := range other.ids() { // one for each sink, so that it is gone when it is delivered
@@ -596,7 +597,7 @@ func TestNoHeartbeatComesBeforeTheFirstAnswer(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Status: 503})
 			watch := &ear{}
-			b := s.start(watch.all("watch").with(func(t *Terms) { t.Heartbeat = time.Hour }))
+			b := s.start(watch.all("watch").With(func(t *bridge.Terms) { t.Heartbeat = time.Hour }))
 			pause(3 * time.Minute)
 			wantIDs(t, watch.types())
 			var want []any // of stopping
@@ -624,14 +625,14 @@ func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
 	_, schema := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		watch := &ear{}
-		every := func(d time.Duration) []Route {
-			return []Route{watch.all("watch").with(func(t *Terms) { t.Heartbeat = d })}
+		every := func(d time.Duration) []bridge.Route {
+			return []bridge.Route{watch.all("watch").With(func(t *bridge.Terms) { t.Heartbeat = d })}
 		}
 		b := s.start(every(time.Minute)...)
 		pause(90 * time.Second)
-		b.Reload(every(time.Hour), nil, SettingsInfo{})
+		b.Reload(every(time.Hour), nil, bridge.SettingsInfo{})
 		pause(10 * time.Minute)
-		b.Reload(every(0), nil, SettingsInfo{})
+		b.Reload(every(0), nil, bridge.SettingsInfo{})
 		pause(2 * time.Hour)
 		b.end()
 		var promised []any

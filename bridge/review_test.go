@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -20,8 +21,8 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 					s.beginsLate()
 					rule := rebootRule
 					rule.After, rule.Wait = after, time.Minute
-					rule.When = condition(t, "true") // so that the CloudEvent is read back, with its time
-					s.opts.Rules = []Rule{rule}
+					rule.When = mustParseWhen(t, "true") // so that the CloudEvent is read back, with its time
+					s.opts.Rules = []bridge.Rule{rule}
 					b := s.start((&ear{}).all("drain"))
 					pause(1500 * time.Millisecond)
 					s.userReboot(idA)
@@ -42,7 +43,7 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{rebootRule}
+		s.opts.Rules = []bridge.Rule{rebootRule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		b := s.start((&ear{}).all("audit"))
 		pause(1500 * time.Millisecond)
@@ -59,22 +60,14 @@ func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
 	})
 }
 
-// What a wait is counted from has a reading of the monotonic clock, without which a step of the clock would end it early.
-func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
-	var r reviews
-	if from := r.firstSeen(idA, 1, "drain", time.Now()); from == from.Round(0) {
-		t.Errorf("it is counted from %v, want a monotonic reading too", from)
-	}
-}
-
 // The wait begins when the last of its sinks accepts the change, however long that takes.
 func TestAWaitBeginsWithTheAcceptance(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		rule := rebootRule
 		rule.After, rule.Wait = []string{"prompt", "drain"}, 2*time.Minute
-		s.opts.Rules = []Rule{rule}
-		drain := &ear{answer: always(errDown)}
+		s.opts.Rules = []bridge.Rule{rule}
+		drain := &ear{answer: always(errSinkDown)}
 		b := s.start((&ear{}).all("prompt"), drain.all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -97,7 +90,7 @@ func TestAWaitBeginsThoughTheNameIsMissing(t *testing.T) {
 		s.beginsLate()
 		rule := rebootRule
 		rule.After, rule.Wait = []string{"drain"}, 10*time.Minute
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		drain := (&ear{}).all("drain")
 		b := s.start(drain)
 		pause(2 * time.Second)
@@ -124,7 +117,7 @@ func TestAWaitIsCountedAnewAfterARestart(t *testing.T) {
 					s.beginsLate()
 					rule := rebootRule
 					rule.After, rule.Wait = []string{"drain"}, 10*time.Minute
-					s.opts.Rules = []Rule{rule}
+					s.opts.Rules = []bridge.Rule{rule}
 					drain := (&ear{}).all("drain")
 					b := s.start(drain)
 					pause(1500 * time.Millisecond)
@@ -153,7 +146,7 @@ func TestAChangeBeginsTheWaitAnew(t *testing.T) {
 		s.beginsLate()
 		rule := rebootRule
 		rule.After, rule.Wait = []string{"drain"}, time.Minute
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		b := s.start((&ear{}).all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -173,7 +166,7 @@ func TestRulesThatWaitDoNotReadTheDisk(t *testing.T) {
 		s.beginsLate()
 		rule := rebootRule
 		rule.Wait = time.Hour
-		s.opts.Rules = []Rule{rule}
+		s.opts.Rules = []bridge.Rule{rule}
 		counted := &countedReads{Storage: outbox.File(s.dir, s.logger())}
 		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: counted})
 		if err != nil {

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"time"
 	"weak"
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
@@ -37,12 +38,12 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 				s.azure.End("over")
 				pause(2 * time.Second)
 				n := len(first.ids())
-				routes := []Route{first.all("first"), second.all("second"), mine.self("mine")}
+				routes := []bridge.Route{first.all("first"), second.all("second"), mine.self("mine")}
 				if how == "restart" {
 					b.end()
 					b = s.start(routes...)
 				} else {
-					b.Reload(routes, nil, SettingsInfo{})
+					b.Reload(routes, nil, bridge.SettingsInfo{})
 				}
 				pause(2 * time.Second)
 				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
@@ -63,9 +64,9 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 
 // It gets that also if the disk can't be read when it comes, and its `when` is asked then too.
 func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
-	for how, failing := range map[string]func(*disk) (over func()){
-		"it hangs": (*disk).hang,
-		"it fails": func(d *disk) (over func()) {
+	for how, failing := range map[string]func(*faultyDisk) (over func()){
+		"it hangs": (*faultyDisk).hang,
+		"it fails": func(d *faultyDisk) (over func()) {
 			d.misread(errors.New("input/output error"))
 			return func() { d.misread(nil) }
 		},
@@ -77,11 +78,11 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 				pause(2 * time.Second)
 				s.reboot(idA)
 				pause(10 * time.Second)
-				routes := []Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
-				routes[2].Filter.When = condition(t, "severity > 20")
+				routes := []bridge.Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
+				routes[2].Filter.When = mustParseWhen(t, "severity > 20")
 				routes[3].Filter.Only.Types = []string{"Freeze"}
 				over := failing(s.disk)
-				b.Reload(routes, nil, SettingsInfo{})
+				b.Reload(routes, nil, bridge.SettingsInfo{})
 				pause(10 * time.Second)
 				over()
 				pause(10 * time.Minute)
@@ -101,7 +102,7 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		wide, narrow, another := &ear{}, &ear{}, &ear{}
-		freezes := func(e *ear, name string) Route {
+		freezes := func(e *ear, name string) bridge.Route {
 			r := e.all(name)
 			r.Filter.Only.Types = []string{"Freeze"}
 			return r
@@ -110,7 +111,7 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 		pause(2 * time.Second)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		b.Reload([]Route{freezes(wide, "wide"), narrow.all("narrow"), another.all("another")}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{freezes(wide, "wide"), narrow.all("narrow"), another.all("another")}, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		wantIDs(t, narrow.ids())
 		wantIDs(t, another.ids(), idA+"-scheduled")
@@ -129,26 +130,26 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit, ops, picky := &ear{}, &ear{}, &ear{}
-		both, one := []Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []Route{audit.all("audit")}
-		both[2].Filter.When = condition(t, "severity > 20")
+		both, one := []bridge.Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []bridge.Route{audit.all("audit")}
+		both[2].Filter.When = mustParseWhen(t, "severity > 20")
 		b := s.start(both...)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		b.Reload(one, nil, SettingsInfo{})
+		b.Reload(one, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops", "picky"}) { // what it has pending may be replayed and dropped
 			t.Errorf("the sinks are %v, want audit, ops and picky", got)
 		}
-		b.Reload(both, nil, SettingsInfo{})
+		b.Reload(both, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled") // it missed nothing
 
-		b.Reload(one, nil, SettingsInfo{})
+		b.Reload(one, nil, bridge.SettingsInfo{})
 		s.reboot(idB)
 		s.azure.Start(idA)
 		pause(2 * time.Second)
-		b.Reload(both, nil, SettingsInfo{})
+		b.Reload(both, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled")
 
@@ -173,7 +174,7 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 		fails := 0
 		e.say(func(d delivery.Delivery) error {
 			if fails++; fails%3 == 0 {
-				return errDown
+				return errSinkDown
 			}
 			return nil
 		})
@@ -194,7 +195,7 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 			}
 			pause(1100 * time.Millisecond)
 			if i%3 == 0 {
-				b.Reload([]Route{slow}, nil, SettingsInfo{})
+				b.Reload([]bridge.Route{slow}, nil, bridge.SettingsInfo{})
 			}
 		}
 		for i := 36; i < 40; i++ {
@@ -220,7 +221,7 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 // A reload while the bridge still waits for the name of its VM starts each route once.
 func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errDown)}
+		down := &ear{answer: always(errSinkDown)}
 		b := s.start(down.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
@@ -231,7 +232,7 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 		r.Sink = slowSink{e, time.Second}
 		b = s.start((&ear{}).all("a"))
 		pause(2 * time.Second)
-		b.Reload([]Route{r}, nil, SettingsInfo{Hash: "new"})
+		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{Hash: "new"})
 		pause(5 * time.Second)
 		wantIDs(t, e.ids()) // whose backlog it is, is still to be heard
 		pause(time.Minute)
@@ -253,13 +254,13 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 		}
 		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
 		before, after := &ear{}, &ear{}
-		b, err := New(Options{Client: client, Outbox: outbox, Routes: []Route{before.all("before")}, Log: s.logger()})
+		b, err := bridge.New(bridge.Options{Client: client, Outbox: outbox, Routes: []bridge.Route{before.all("before")}, Log: s.logger()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		reloaded := false
 		go func() {
-			if err := b.Reload(t.Context(), []Route{after.all("after")}, nil, SettingsInfo{}); err != nil {
+			if err := b.Reload(t.Context(), []bridge.Route{after.all("after")}, nil, bridge.SettingsInfo{}); err != nil {
 				t.Error(err)
 			}
 			reloaded = true
@@ -276,7 +277,7 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 		pause(2 * time.Second)
 		wantIDs(t, before.ids())
 		wantIDs(t, after.ids(), idA+"-scheduled")
-		if sinks := b.Status().Sinks; len(sinks) != 1 || sinks[0].Name != "after" || sinks[0].State != SinkOK {
+		if sinks := b.Status().Sinks; len(sinks) != 1 || sinks[0].Name != "after" || sinks[0].State != bridge.SinkOK {
 			t.Errorf("the sinks are %+v, want only the new one, and it works", sinks)
 		}
 		stop()
@@ -296,7 +297,7 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		began := time.Now()
 		now, alsoNow := &ear{}, &ear{}
-		b.Reload([]Route{now.all("hung"), alsoNow.all("well")}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{now.all("hung"), alsoNow.all("well")}, nil, bridge.SettingsInfo{})
 		if d := time.Since(began); d > 0 {
 			t.Errorf("Reload took %v", d)
 		}
@@ -316,16 +317,16 @@ func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
 		over := make(chan struct{})
 		drain, again := &ear{}, &ear{}
 		drain.say(func(delivery.Delivery) error { <-over; return nil })
-		endless := func(x *Terms) { x.Timeout = 0 }
+		endless := func(x *bridge.Terms) { x.Timeout = 0 }
 		cut := &atomic.Bool{}
-		r := drain.all("drain").with(endless)
+		r := drain.all("drain").With(endless)
 		r.Sink = watched{r.Sink, cut}
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		for range 3 {
-			b.Reload([]Route{again.all("drain").with(endless)}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{again.all("drain").With(endless)}, nil, bridge.SettingsInfo{})
 			pause(20 * time.Minute)
 		}
 		if cut.Load() {
@@ -364,8 +365,8 @@ func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 		s.reboot(idA)
 		pause(2 * time.Second)
 		e := &ear{}
-		b.Reload([]Route{e.all("a")}, nil, SettingsInfo{})
-		pause(old.Terms.Timeout + stopTimeout - time.Second)
+		b.Reload([]bridge.Route{e.all("a")}, nil, bridge.SettingsInfo{})
+		pause(old.Terms.Timeout + bridge.StopTimeout - time.Second)
 		wantIDs(t, e.ids())
 		pause(3 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
@@ -382,9 +383,9 @@ func TestARemovedSinkIsFreed(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		added := func() weak.Pointer[ear] {
 			e := &ear{}
-			b.Reload([]Route{kept, e.all("removed")}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{kept, e.all("removed")}, nil, bridge.SettingsInfo{})
 			pause(time.Minute)
-			b.Reload([]Route{kept}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
 			return weak.Make(e)
 		}()
 		pause(time.Minute)
@@ -406,7 +407,7 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 			pause(1500 * time.Millisecond)
 			s.redeploy(idA, 7*24*time.Hour)
 			pause(time.Minute)
-			b.Reload([]Route{kept}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
 			pause(time.Minute)
 			b.end()
 			pause(25 * time.Hour)
@@ -417,7 +418,7 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 			freezes := after.all("ops")
 			freezes.Filter.Only.Types = []string{"Freeze"}
 			if !late {
-				b.Reload([]Route{kept, freezes}, nil, SettingsInfo{})
+				b.Reload([]bridge.Route{kept, freezes}, nil, bridge.SettingsInfo{})
 			} else {
 				var bring func()
 				b, bring = s.lateFile(b, func() {}, kept, freezes)
@@ -446,7 +447,7 @@ func TestAnAddedSinkIsReminded(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, time.Hour)
 		pause(5 * time.Second)
-		b.Reload([]Route{kept, added.reminds("added", 30*time.Minute)}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{kept, added.reminds("added", 30*time.Minute)}, nil, bridge.SettingsInfo{})
 		pause(40 * time.Minute)
 		wantIDs(t, added.types(), "scheduled", "reminder")
 		b.end()
@@ -461,7 +462,7 @@ func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, time.Hour)
 		pause(20*time.Minute + 10*time.Second)
-		b.Reload([]Route{e.reminds("a", 45*time.Minute)}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{e.reminds("a", 45*time.Minute)}, nil, bridge.SettingsInfo{})
 		pause(2 * time.Second)
 		wantIDs(t, e.types(), "scheduled", "reminder")
 		b.end()
@@ -475,13 +476,13 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 		kept bool
 	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, other := &ear{answer: always(errDown)}, &ear{}
+			e, other := &ear{answer: always(errSinkDown)}, &ear{}
 			b := s.start(e.all("a"), other.all("other"))
 			s.reboot(idA)
 			pause(10 * time.Second)
-			b.Reload([]Route{other.all("other")}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{other.all("other")}, nil, bridge.SettingsInfo{})
 			pause(10 * time.Second)
-			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != SinkOrphaned || st.Pending != 1 {
+			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != bridge.SinkOrphaned || st.Pending != 1 {
 				t.Errorf("status shows %+v, want the orphaned backlog", st)
 			}
 			b.end()
@@ -494,10 +495,10 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 			}
 			e.say(nil)
 			tries := len(e.tried())
-			b.Reload([]Route{e.all("a"), other.all("other")}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{e.all("a"), other.all("other")}, nil, bridge.SettingsInfo{})
 			pause(2 * time.Second)
 			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
-			if st := b.Status().Sinks[0]; st.State != SinkOK || st.Pending != 0 {
+			if st := b.Status().Sinks[0]; st.State != bridge.SinkOK || st.Pending != 0 {
 				t.Errorf("back after %v, status shows %+v", tt.away, st)
 			}
 			if attempt := e.tried()[tries].Attempt; tt.kept == (attempt == 1) {
@@ -526,11 +527,11 @@ func TestAReturningNameIsToldOfTheEnd(t *testing.T) {
 				e, other := &ear{}, &ear{}
 				r := e.all("a")
 				r.Filter.Only.Changes = tt.changes
-				without, with := []Route{other.all("other")}, []Route{r, other.all("other")}
+				without, with := []bridge.Route{other.all("other")}, []bridge.Route{r, other.all("other")}
 				b := s.start(with...)
-				turn := func(routes []Route) {
+				turn := func(routes []bridge.Route) {
 					if !tt.restarts {
-						b.Reload(b.mortal(routes), nil, SettingsInfo{})
+						b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
 						return
 					}
 					b.end()
@@ -569,8 +570,8 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 			s.reboot(fmt.Sprintf("EVENT-%d", i))
 		}
 		pause(5 * time.Second) // one was delivered, another is under way
-		b.Reload([]Route{after.all("a")}, nil, SettingsInfo{})
-		b.Reload([]Route{after.all("a")}, nil, SettingsInfo{}) // and nothing is confused by two of them
+		b.Reload([]bridge.Route{after.all("a")}, nil, bridge.SettingsInfo{})
+		b.Reload([]bridge.Route{after.all("a")}, nil, bridge.SettingsInfo{}) // and nothing is confused by two of them
 		pause(10 * time.Second)
 		if n, m := len(before.ids()), len(after.ids()); n != 2 || m != 8 {
 			t.Errorf("the old destination got %d and the new one %d, want 2 and 8", n, m)
@@ -610,8 +611,8 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 // that one.
 func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errDown)}
-		b := s.start(e.all("chat").with(func(terms *Terms) { terms.Late = delivery.LateLatest }))
+		e := &ear{answer: always(errSinkDown)}
+		b := s.start(e.all("chat").With(func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(time.Minute)
@@ -642,8 +643,8 @@ func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errDown)}
-		drain := e.all("drain").with(func(terms *Terms) { terms.Late = delivery.LateDrop })
+		e := &ear{answer: always(errSinkDown)}
+		drain := e.all("drain").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
 		b := s.start(drain)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -682,7 +683,7 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			other := map[delivery.Late]delivery.Late{delivery.LateSend: delivery.LateDrop, delivery.LateDrop: delivery.LateSend}
 			e := &ear{}
-			slow := e.all("drain").with(func(terms *Terms) { terms.Timeout, terms.Late = 0, other[late] })
+			slow := e.all("drain").With(func(terms *bridge.Terms) { terms.Timeout, terms.Late = 0, other[late] })
 			slow.Sink = slowSink{e, 40 * time.Minute}
 			b := s.start(slow)
 			pause(1500 * time.Millisecond)
@@ -690,7 +691,7 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 			pause(5 * time.Second)
 			s.reboot(idB)
 			pause(5 * time.Second)
-			b.Reload([]Route{e.all("drain").with(func(terms *Terms) { terms.Late = late })}, nil, SettingsInfo{})
+			b.Reload([]bridge.Route{e.all("drain").With(func(terms *bridge.Terms) { terms.Late = late })}, nil, bridge.SettingsInfo{})
 			s.azure.Start(idA)
 			pause(20 * time.Minute) // the time of both has passed
 			if dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead}); len(dead) > 0 {
@@ -711,19 +712,19 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 func TestWhatWaitsAtAReloadFallsBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e, other := &ear{}, &ear{}
-		falls := func(terms *Terms) {
+		falls := func(terms *bridge.Terms) {
 			terms.Timeout, terms.Fallback = 0, delivery.Fallback{Sink: "other", After: time.Minute}
 		}
 		second := other.all("other")
 		second.Filter.Only.Types = []string{"Freeze"}
-		slow := e.all("drain").with(falls)
+		slow := e.all("drain").With(falls)
 		slow.Sink = slowSink{e, 2 * time.Hour}
 		b := s.start(slow, second)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(5 * time.Second)
-		b.Reload([]Route{e.all("drain").with(falls), second}, nil, SettingsInfo{})
-		b.Reload([]Route{e.all("drain").with(falls), second}, nil, SettingsInfo{})
+		b.Reload([]bridge.Route{e.all("drain").With(falls), second}, nil, bridge.SettingsInfo{})
+		b.Reload([]bridge.Route{e.all("drain").With(falls), second}, nil, bridge.SettingsInfo{})
 		s.reboot(idB)
 		pause(90 * time.Second)
 		wantIDs(t, other.ids(), idA+"-scheduled", idB+"-scheduled")

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -16,7 +15,7 @@ import (
 func TestEveryDoubtMeansNo(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	event := func(change func(*imds.Event)) imds.Event {
-		e := imds.Event{ID: idA, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1}
+		e := imds.Event{ID: someEvent, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1}
 		change(&e)
 		return e
 	}
@@ -87,7 +86,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "(except)", true},
 		{"it is in doubt", user, event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
 		{"it is in doubt, whatever the rule looks at", with(func(r *Rule) {
-			r.Only.Sources, r.When = nil, condition(t, "true")
+			r.Only.Sources, r.When = nil, mustParseWhen(t, "true")
 		}), event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
 		{"its type is excepted, whichever VM it names first", with(func(r *Rule) {
 			r.Others, r.Except.Types = true, []string{"Reboot"}
@@ -95,9 +94,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"the rule names no source", with(func(r *Rule) { r.Only.Sources = nil }), event(as), "vm-0", nil, "", false},
 		{"neither the rule nor Azure names a source", with(func(r *Rule) { r.Only.Sources = nil }),
 			event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "", false},
-		{"when holds", with(func(r *Rule) { r.When = condition(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
-		{"when does not hold", with(func(r *Rule) { r.When = condition(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
-		{"when fails", with(func(r *Rule) { r.When = condition(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
+		{"when holds", with(func(r *Rule) { r.When = mustParseWhen(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
+		{"when does not hold", with(func(r *Rule) { r.When = mustParseWhen(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
+		{"when fails", with(func(r *Rule) { r.When = mustParseWhen(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
 		{"the sink accepted long enough ago", with(after), event(as), "vm-0", accepted(30 * time.Second), "", false},
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
@@ -123,7 +122,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 
 // A rule for other events says nothing about this one; a rule that is for it says why it does not approve.
 func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
-	rule := Rule{Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: condition(t, "duration < 0")}
+	rule := Rule{Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: mustParseWhen(t, "duration < 0")}
 	for _, tt := range []struct {
 		claim    string
 		event    imds.Event
@@ -144,7 +143,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		{"others too", imds.Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
 		{"a status nobody knows", imds.Event{Status: "Advisory", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
 	} {
-		tt.event.ID, tt.event.Type, tt.event.Status = idA, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
+		tt.event.ID, tt.event.Type, tt.event.Status = someEvent, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
 		got := rule.matchEvent(tt.event, map[string]any{"duration": tt.duration}, tt.self)
 		if got.approve || (got.notFor != "") == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
@@ -152,7 +151,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	}
 	rule.Except = Match{Sources: []string{"User"}}
 	for source, speaks := range map[string]bool{"User": false, "": true} {
-		e := imds.Event{ID: idA, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
+		e := imds.Event{ID: someEvent, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
 		got := rule.matchEvent(e, map[string]any{"duration": -1}, "vm-0")
 		if got.approve || (got.notFor != "") == speaks {
 			t.Errorf("with User excepted, of the source %q: %+v, want that it speaks of it: %v", source, got, speaks)
@@ -162,45 +161,12 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 
 func (r ruling) String() string { return fmt.Sprintf("{%v %v %q}", r.approve, r.final, r.why) }
 
-// What rules would decide about an open event is told without approving anything: as if all sinks accepted it that have it,
-// and as if its wait were over. Of an event that is not open nothing is told.
-func TestWhatRulesWouldDecideIsForecast(t *testing.T) {
-	rules := []Rule{rebootRule, drainRule, {Only: Match{Types: []string{"Freeze"}}}}
-	for _, tt := range []struct {
-		claim    string
-		answer   error
-		approves []bool
-		why      string // of the rule that waits for the drain
-	}{
-		{"it is accepted", nil, []bool{true, true, false}, ""},
-		{"it is pending", errDown, []bool{true, true, false}, ""},
-		{"it is rejected", delivery.ErrRejected, []bool{true, false, false}, `sink "drain" did not get the latest change`},
-	} {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.beginsLate()
-			b := s.start((&ear{answer: always(tt.answer)}).all("drain"))
-			pause(1500 * time.Millisecond)
-			s.userReboot(idA)
-			pause(1500 * time.Millisecond)
-			got := b.Forecasts(rules, idA)
-			if len(got) != 3 {
-				t.Fatalf("%s: Forecasts = %+v, want three", tt.claim, got)
-			}
-			for i, f := range got {
-				if f.Rule != fmt.Sprintf("rule %d", i+1) || f.Approves != tt.approves[i] || f.Approves != (f.Why == "") || f.Wait != rules[i].Wait ||
-					len(f.After) != len(rules[i].After) {
-					t.Errorf("%s: rule %d is forecast as %+v, want %v", tt.claim, i+1, f, tt.approves[i])
-				}
-			}
-			if got[1].Why != tt.why {
-				t.Errorf("%s: the reason is %q, want %q", tt.claim, got[1].Why, tt.why)
-			}
-			if got := b.Forecasts(rules, idB); got != nil {
-				t.Errorf("%s: of an event that is not open it tells %+v", tt.claim, got)
-			}
-			pause(time.Minute)
-			wantIDs(t, s.approvals())
-			b.end()
-		})
+// mustParseWhen returns a compiled when.
+func mustParseWhen(t *testing.T, src string) *When {
+	t.Helper()
+	w, err := ParseWhen(src)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return w
 }

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
@@ -77,8 +78,8 @@ func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
 		s.opts.Interval = 10 * time.Second
 		all, strict, down := &ear{}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(delivery.ErrBlocked)}
 		listener := all.all("all")
-		listener.Terms.Bridge = LevelAll
-		routes := []Route{listener, strict.all("strict"), down.all("down")}
+		listener.Terms.Bridge = bridge.LevelAll
+		routes := []bridge.Route{listener, strict.all("strict"), down.all("down")}
 		b := s.start(routes...)
 		pause(time.Minute)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot"})
@@ -95,7 +96,7 @@ func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
 		pause(time.Minute)
 		s.azure.End(idA)
 		pause(time.Minute)
-		b.Reload(routes, nil, SettingsInfo{Hash: "5f0b1c2d"})
+		b.Reload(routes, nil, bridge.SettingsInfo{Hash: "5f0b1c2d"})
 		pause(time.Minute)
 		b.end()
 
@@ -136,7 +137,7 @@ func TestSchemasHoldInAnyZone(t *testing.T) {
 	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		down, audit := &ear{answer: always(delivery.ErrBlocked)}, &ear{}
-		b := s.start(down.all("down"), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
+		b := s.start(down.all("down"), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 			t.Fatal(err)
 		}

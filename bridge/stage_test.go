@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -34,9 +35,9 @@ type stage struct {
 	azure  *imdstest.Server
 	vm     string // the VM the bridge runs on; "" is the first
 	dir    string
-	disk   *disk         // of the outbox that was opened last
-	bounds outbox.Bounds // of the next one
-	opts   Options       // Client, Outbox and Routes are filled in by start
+	disk   *faultyDisk    // of the outbox that was opened last
+	bounds outbox.Bounds  // of the next one
+	opts   bridge.Options // Client, Outbox and Routes are filled in by start
 	log    *lines
 	proxy  func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
 
@@ -49,7 +50,7 @@ func newStage(t *testing.T) *stage {
 	s := &stage{
 		t: t, dir: t.TempDir(), log: &lines{},
 		azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
-		opts:  Options{Random: jitter()},
+		opts:  bridge.Options{Random: jitter()},
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -78,9 +79,9 @@ func bubble(t *testing.T, f func(t *testing.T, s *stage)) {
 
 // running is a bridge that runs. end stops it as SIGTERM does; crash as kill -9 does: what is not on disk is lost.
 type running struct {
-	*Bridge
+	*bridge.Bridge
 	Outbox *outbox.Outbox
-	Routes []Route // as it was started with
+	Routes []bridge.Route // as it was started with
 	s      *stage
 	cancel context.CancelFunc
 	done   chan error
@@ -109,13 +110,13 @@ func (l listener) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return listener{l.Handler.WithAttrs(attrs), l.logged}
 }
 
-func (s *stage) start(routes ...Route) *running {
+func (s *stage) start(routes ...bridge.Route) *running {
 	s.t.Helper()
 	var step time.Duration
 	if s.disk != nil {
 		step = s.disk.step
 	}
-	s.disk = &disk{Storage: outbox.File(s.dir, s.logger()), step: step, wrote: s.wrote}
+	s.disk = &faultyDisk{Storage: outbox.File(s.dir, s.logger()), step: step, wrote: s.wrote}
 	box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk, Bounds: s.bounds})
 	if err != nil {
 		s.t.Fatal(err)
@@ -123,7 +124,7 @@ func (s *stage) start(routes ...Route) *running {
 	return s.startWith(box, routes...)
 }
 
-func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
+func (s *stage) startWith(box *outbox.Outbox, routes ...bridge.Route) *running {
 	s.t.Helper()
 	r := &running{s: s, Outbox: box, done: make(chan error, 1)}
 	o := s.opts
@@ -139,7 +140,7 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.mortal(routes), s.logger(), "host-0", "test"
 	r.Routes = o.Routes
 	var err error
-	r.Bridge, err = New(o)
+	r.Bridge, err = bridge.New(o)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -150,7 +151,7 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 }
 
 // Reload replaces the routes and rules, which must be usable.
-func (r *running) Reload(routes []Route, rules []Rule, settings SettingsInfo) {
+func (r *running) Reload(routes []bridge.Route, rules []bridge.Rule, settings bridge.SettingsInfo) {
 	r.s.t.Helper()
 	if err := r.Bridge.Reload(r.s.t.Context(), routes, rules, settings); err != nil {
 		r.s.t.Error(err)
@@ -198,7 +199,7 @@ func copyFile(t testing.TB, from, to string) {
 }
 
 // mortal puts the routes' sinks out of reach when the bridge is killed.
-func (r *running) mortal(routes []Route) []Route {
+func (r *running) mortal(routes []bridge.Route) []bridge.Route {
 	routes = slices.Clone(routes)
 	for i := range routes {
 		routes[i].Sink = mortal{routes[i].Sink, r}
@@ -308,8 +309,8 @@ func (e *ear) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.
 
 // errHang makes an ear hang until its attempt ends; errDown is a destination that does not answer.
 var (
-	errHang = errors.New("hang")
-	errDown = errors.New("connection refused")
+	errHang     = errors.New("hang")
+	errSinkDown = errors.New("connection refused")
 )
 
 func (e *ear) say(answer func(delivery.Delivery) error) {
@@ -360,14 +361,8 @@ func (e *ear) types() []string {
 }
 
 // all routes everything about all VMs to the ear.
-func (e *ear) all(name string) Route {
-	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Only{VMs: "all"}}, Terms: Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
-}
-
-// with returns a route with other terms.
-func (r Route) with(change func(*Terms)) Route {
-	change(&r.Terms)
-	return r
+func (e *ear) all(name string) bridge.Route {
+	return bridge.Route{Name: name, Kind: "ear", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
 }
 
 func wantIDs(t *testing.T, got []string, want ...string) {

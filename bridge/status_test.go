@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 	"time"
 	_ "time/tzdata" // Windows has no zones of its own
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
@@ -30,11 +31,11 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 		state   string
 		reasons []string
 	}{
-		{"14 minutes away", 14 * time.Minute, imdstest.Scheduled, errRefused, SinkIsBlocked,
+		{"14 minutes away", 14 * time.Minute, imdstest.Scheduled, errRefused, bridge.SinkIsBlocked,
 			[]string{"the sink refusing refuses its deliveries: 401 Unauthorized; an event is due within 15 minutes"}},
-		{"an hour away", time.Hour, imdstest.Scheduled, errRefused, SinkRetrying, []string{}},
-		{"it has begun", 14 * time.Minute, imdstest.Started, errRefused, SinkRetrying, []string{}},
-		{"the sink is down", 14 * time.Minute, imdstest.Scheduled, errDown, SinkRetrying, []string{}},
+		{"an hour away", time.Hour, imdstest.Scheduled, errRefused, bridge.SinkRetrying, []string{}},
+		{"it has begun", 14 * time.Minute, imdstest.Started, errRefused, bridge.SinkRetrying, []string{}},
+		{"the sink is down", 14 * time.Minute, imdstest.Scheduled, errSinkDown, bridge.SinkRetrying, []string{}},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -44,7 +45,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Status: tt.status, NotBefore: time.Now().Add(tt.notice)})
 				pause(1500 * time.Millisecond)
 				st := b.Status()
-				if st.Sinks[0].State != tt.state || st.Sinks[1].State != SinkOK {
+				if st.Sinks[0].State != tt.state || st.Sinks[1].State != bridge.SinkOK {
 					t.Errorf("the sinks are %+v, want refusing %s and well ok", st.Sinks, tt.state)
 				}
 				if st.Ready != (len(tt.reasons) == 0) || !slices.Equal(st.Reasons, tt.reasons) {
@@ -52,7 +53,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 				}
 				refusing.say(nil)
 				pause(10 * time.Second)
-				if st := b.Status(); !st.Ready || st.Sinks[0].State != SinkOK {
+				if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
 					t.Errorf("once it accepts, ready is %v and the sinks are %+v", st.Ready, st.Sinks)
 				}
 				b.end()
@@ -69,14 +70,14 @@ func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(14 * time.Minute)})
 		pause(time.Second) // of which it is known for half
-		if st := b.Status(); st.Ready || st.Sinks[0].State != SinkIsBlocked || st.Sinks[0].OldestPendingSeconds != 0.5 {
+		if st := b.Status(); st.Ready || st.Sinks[0].State != bridge.SinkIsBlocked || st.Sinks[0].OldestPendingSeconds != 0.5 {
 			t.Errorf("when it refuses, ready is %v and the sink is %+v", st.Ready, st.Sinks[0])
 		}
 		if _, err := b.Drop([]string{b.Outbox.List(outbox.Selection{})[0].Key}, "root"); err != nil {
 			t.Fatal(err)
 		}
 		pause(time.Second)
-		if st := b.Status(); !st.Ready || st.Sinks[0].State != SinkOK {
+		if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
 			t.Errorf("with nothing pending, ready is %v (%v) and the sink is %+v", st.Ready, st.Reasons, st.Sinks[0])
 		}
 		b.end()
@@ -99,7 +100,7 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[` + strings.TrimSuffix(long.String(), ",") + `]}`))
 		pause(2 * time.Second)
 		st := b.Status()
-		known := slices.ContainsFunc(st.Events, func(e EventStatus) bool { return e.Known.ID == idA })
+		known := slices.ContainsFunc(st.Events, func(e bridge.EventStatus) bool { return e.Known.ID == idA })
 		if n := len(st.Events); n != imds.MaxEvents || !known {
 			t.Errorf("%d events are open, want %d, the one of before among them", n, imds.MaxEvents)
 		}
@@ -108,7 +109,7 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		if !slices.Equal(st.IMDS.Problems, want) {
 			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
 		}
-		if n := strings.Count(s.log.String(), leftOut); n != 1 {
+		if n := strings.Count(s.log.String(), bridge.LeftOut); n != 1 {
 			t.Errorf("the log says %d times that changes are left out, want once", n)
 		}
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
@@ -143,9 +144,9 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 // Status shows what the contract names, with the words of the contract.
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Settings = SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
-		well, down, refusing, strict, gone := &ear{}, &ear{answer: always(errDown)}, &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errDown)}
-		routes := []Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
+		s.opts.Settings = bridge.SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
+		well, down, refusing, strict, gone := &ear{}, &ear{answer: always(errSinkDown)}, &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errSinkDown)}
+		routes := []bridge.Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
 		began := time.Now()
 		b := s.start(append(routes, gone.all("gone"))...)
 		pause(1500 * time.Millisecond)
@@ -178,21 +179,21 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		if got := b.Sinks(); !slices.Equal(got, []string{"down", "gone", "refusing", "strict", "well"}) {
 			t.Errorf("the names of the sinks are %q", got)
 		}
-		sinks := map[string]SinkStatus{}
+		sinks := map[string]bridge.SinkStatus{}
 		for _, s := range st.Sinks {
 			sinks[s.Name] = s
 		}
 		if got := slices.Sorted(maps.Keys(sinks)); !slices.Equal(got, []string{"down", "gone", "refusing", "strict", "well"}) {
 			t.Errorf("sinks are %v", got)
 		}
-		for name, want := range map[string]SinkStatus{
-			"well": {Name: "well", Kind: "ear", State: SinkOK, Delivered: 2},
-			"down": {Name: "down", Kind: "ear", State: SinkRetrying, Pending: 2, LastError: errDown.Error(),
+		for name, want := range map[string]bridge.SinkStatus{
+			"well": {Name: "well", Kind: "ear", State: bridge.SinkOK, Delivered: 2},
+			"down": {Name: "down", Kind: "ear", State: bridge.SinkRetrying, Pending: 2, LastError: errSinkDown.Error(),
 				WaitsFor: delivery.WaitsForRetry},
-			"refusing": {Name: "refusing", Kind: "ear", State: SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
+			"refusing": {Name: "refusing", Kind: "ear", State: bridge.SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
 				WaitsFor: delivery.WaitsForSomebody},
-			"strict": {Name: "strict", Kind: "ear", State: SinkOK, DeadLetters: 2},
-			"gone":   {Name: "gone", State: SinkOrphaned, Pending: 2},
+			"strict": {Name: "strict", Kind: "ear", State: bridge.SinkOK, DeadLetters: 2},
+			"gone":   {Name: "gone", State: bridge.SinkOrphaned, Pending: 2},
 		} {
 			got := sinks[name]
 			if want.Pending > 0 && (got.OldestPendingSeconds < 178 || got.OldestPendingSeconds > 181) {
@@ -201,13 +202,13 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			if want.Pending > 0 && time.Since(got.OldestPending).Seconds() != got.OldestPendingSeconds {
 				t.Errorf("%s: the oldest waits %v s, since %v", name, got.OldestPendingSeconds, got.OldestPending)
 			}
-			if waiting := want.State == SinkRetrying || want.State == SinkIsBlocked; waiting == got.NextAttempt.IsZero() || waiting && time.Until(got.NextAttempt) > 5*time.Minute {
+			if waiting := want.State == bridge.SinkRetrying || want.State == bridge.SinkIsBlocked; waiting == got.NextAttempt.IsZero() || waiting && time.Until(got.NextAttempt) > 5*time.Minute {
 				t.Errorf("%s: the next attempt is at %v", name, got.NextAttempt)
 			}
 			if accepted := want.Delivered > 0; accepted == got.LastAccepted.IsZero() {
 				t.Errorf("%s: last accepted at %v", name, got.LastAccepted)
 			}
-			if late := want.State == SinkRetrying || want.State == SinkIsBlocked; late && !got.OverdueSince.Equal(got.OldestPending) ||
+			if late := want.State == bridge.SinkRetrying || want.State == bridge.SinkIsBlocked; late && !got.OverdueSince.Equal(got.OldestPending) ||
 				!late && !got.OverdueSince.IsZero() {
 				t.Errorf("%s: overdue since %v, the oldest waits since %v", name, got.OverdueSince, got.OldestPending)
 			}
@@ -237,14 +238,14 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 // A sink with nothing pending has no next attempt, even if the deliveries that were dropped were to be made together.
 func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{answer: always(errRefused)}).all("a").with(func(terms *Terms) {
+		b := s.start((&ear{answer: always(errRefused)}).all("a").With(func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 1
 		}))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Hour)})
 		s.azure.Schedule(imdstest.Event{ID: idB, NotBefore: time.Now().Add(time.Hour)})
 		pause(3 * time.Minute)
-		if a := b.Status().Sinks[0]; a.State != SinkIsBlocked || a.Pending != 2 || !a.NextAttempt.After(time.Now()) {
+		if a := b.Status().Sinks[0]; a.State != bridge.SinkIsBlocked || a.Pending != 2 || !a.NextAttempt.After(time.Now()) {
 			t.Errorf("the sink is %+v, want it blocked, with 2 pending and a next attempt", a)
 		}
 		var keys []string
@@ -260,7 +261,7 @@ func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 			}
 			pause(2 * time.Second)
 		}
-		if a := b.Status().Sinks[0]; a.State != SinkIsBlocked || a.Pending != 0 || !a.NextAttempt.IsZero() {
+		if a := b.Status().Sinks[0]; a.State != bridge.SinkIsBlocked || a.Pending != 0 || !a.NextAttempt.IsZero() {
 			t.Errorf("the sink is %+v, want it blocked, with nothing pending and no next attempt", a)
 		}
 		b.end()
@@ -275,7 +276,7 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
-		b, err := New(Options{Client: client, Outbox: o})
+		b, err := bridge.New(bridge.Options{Client: client, Outbox: o})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -332,7 +333,7 @@ func TestAliveMeansThatThePollLoopComesRound(t *testing.T) {
 // A forewarn without a timezone, and one with a zone that this machine doesn't know, shows UTC.
 func TestWithoutAZoneTimesAreUTC(t *testing.T) {
 	for name, want := range map[string]string{"": "UTC", "UTC": "UTC", "Nowhere/Else": "UTC", "Asia/Tokyo": "Asia/Tokyo"} {
-		if got := (SettingsInfo{Timezone: name}).Location().String(); got != want {
+		if got := (bridge.SettingsInfo{Timezone: name}).Location().String(); got != want {
 			t.Errorf("the zone %q is %s, want %s", name, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"encoding/json"
@@ -10,21 +10,22 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
-	"forewarn/bridge/internal/trouble"
+	troubles "forewarn/bridge/internal/trouble"
 	"forewarn/bridge/outbox"
 	"forewarn/bridge/systemtest"
 )
 
 // trouble returns a route of what administrators must know, and of no Azure event.
-func (e *ear) trouble(name string) Route {
+func (e *ear) trouble(name string) bridge.Route {
 	r := e.all(name)
 	r.Filter.Only.Types = []string{"None"}
 	r.Filter.Only.VMs = "leader"
-	r.Terms.Bridge = LevelTrouble
+	r.Terms.Bridge = bridge.LevelTrouble
 	return r
 }
 
@@ -40,7 +41,7 @@ func (s *stage) notSelf(id string) {
 func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, down := &ear{}, &ear{answer: always(errRefused)}
-		concerned := down.all("down").with(func(x *Terms) { x.Bridge = LevelTrouble })
+		concerned := down.all("down").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble })
 		b := s.start(admin.trouble("admin"), concerned)
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
@@ -73,9 +74,9 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 	for notice, within := range map[time.Duration]time.Duration{10 * time.Minute: 5 * time.Second, 24 * time.Hour: time.Minute + 5*time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
 			admin, down := &ear{}, &ear{answer: always(errRefused)}
-			b := s.start(admin.trouble("admin"), down.all("down").with(func(x *Terms) { x.Heartbeat = 10 * time.Minute }))
+			b := s.start(admin.trouble("admin"), down.all("down").With(func(x *bridge.Terms) { x.Heartbeat = 10 * time.Minute }))
 			pause(time.Hour)
-			if st := b.Status(); st.Sinks[1].State != SinkIsBlocked || !st.Ready {
+			if st := b.Status(); st.Sinks[1].State != bridge.SinkIsBlocked || !st.Ready {
 				t.Fatalf("the sink is %s, want it blocked by heartbeats; ready %v: %v", st.Sinks[1].State, st.Ready, st.Reasons)
 			}
 			wantIDs(t, admin.types())
@@ -98,8 +99,8 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 // The sink concerned does not hear of itself as somebody's fallback either: its trouble waits for who is to hear it.
 func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, page, other := &ear{answer: always(errDown)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errRefused)}
-		b := s.start(admin.trouble("admin").with(func(x *Terms) { x.Fallback = delivery.Fallback{Sink: "page", After: 2 * time.Minute} }),
+		admin, page, other := &ear{answer: always(errSinkDown)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errRefused)}
+		b := s.start(admin.trouble("admin").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "page", After: 2 * time.Minute} }),
 			page.all("page"), other.all("other"))
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
@@ -127,9 +128,9 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 		answer error
 		says   string
 	}{
-		{"it is down", errDown, "connection refused"},
+		{"it is down", errSinkDown, "connection refused"},
 		{"it hangs", errHang, "no answer within"},
-		{"it asks for time", &delivery.RetryAfter{After: 8 * time.Minute, Err: errDown}, "asks for 8m"},
+		{"it asks for time", &delivery.RetryAfter{After: 8 * time.Minute, Err: errSinkDown}, "asks for 8m"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -169,7 +170,7 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 	t.Run("but not one that is only slow", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			admin, slow := &ear{}, &ear{}
-			r := slow.all("slow").with(func(x *Terms) { x.Timeout = 15 * time.Minute })
+			r := slow.all("slow").With(func(x *bridge.Terms) { x.Timeout = 15 * time.Minute })
 			r.Sink = slowSink{slow, 10 * time.Minute}
 			b := s.start(admin.trouble("admin"), r)
 			pause(1500 * time.Millisecond)
@@ -186,13 +187,13 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, down := &ear{}, &ear{answer: always(errRefused)}
-		routes := []Route{admin.trouble("admin"), down.all("down")}
+		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
 		pause(6 * time.Minute) // blocked is said after five at the latest, whatever the jitter
 		down.say(nil)
-		b.Reload(routes, nil, SettingsInfo{})
+		b.Reload(routes, nil, bridge.SettingsInfo{})
 		pause(10 * time.Second)
 		wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
 		b.end()
@@ -204,7 +205,7 @@ func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, down := &ear{}, &ear{answer: always(errRefused)}
-		routes := []Route{admin.trouble("admin"), down.all("down")}
+		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 		for range 2 {
 			b := s.start(routes...)
 			pause(1500 * time.Millisecond)
@@ -247,7 +248,7 @@ func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
 			time.Sleep(8 * time.Second)
 			return errRefused
 		}
-		routes := []Route{admin.trouble("admin"), down.all("down")}
+		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
@@ -256,7 +257,7 @@ func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
 			<-began
 		}
 		pause(time.Second)
-		b.Reload(routes[:1], nil, SettingsInfo{})
+		b.Reload(routes[:1], nil, bridge.SettingsInfo{})
 		pause(10 * time.Minute)
 		wantIDs(t, admin.types())
 		b.end()
@@ -271,17 +272,17 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = time.Minute
 			admin, down := &ear{}, &ear{answer: always(errRefused)}
-			routes := []Route{admin.trouble("admin"), down.all("down")}
+			routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 			b := s.start(routes...)
 			pause(1500 * time.Millisecond)
 			s.notSelf(idA)
 			pause(8 * time.Minute)
-			b.Reload(routes[:1], nil, SettingsInfo{})
+			b.Reload(routes[:1], nil, bridge.SettingsInfo{})
 			pause(25 * time.Hour)
 			if well {
 				down.say(nil)
 			}
-			b.Reload(routes, nil, SettingsInfo{})
+			b.Reload(routes, nil, bridge.SettingsInfo{})
 			s.notSelf(idB)
 			pause(8 * time.Minute)
 			want := []string{"sink.blocked", "delivery.deadlettered", "sink.blocked", "sink.recovered"}
@@ -303,7 +304,7 @@ func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 		s.opts.Interval = 10 * time.Second
 		one, two := &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}
 		all := &ear{}
-		b := s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").with(func(x *Terms) { x.Bridge = LevelAll }))
+		b := s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		pause(time.Minute)
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 10 * time.Minute})
 		pause(time.Hour)
@@ -397,7 +398,7 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 func TestDeadLettersAreReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
-		b := s.start(admin.trouble("admin"), strict.all("strict").with(func(x *Terms) { x.Bridge = LevelTrouble }))
+		b := s.start(admin.trouble("admin"), strict.all("strict").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
 		pause(1500 * time.Millisecond)
 		told := func() (counts []int) {
 			for _, h := range admin.accepted() {
@@ -463,7 +464,7 @@ func TestReportsOfOneMomentAreToldApart(t *testing.T) {
 func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
-		routes := []Route{admin.trouble("admin"), strict.all("strict")}
+		routes := []bridge.Route{admin.trouble("admin"), strict.all("strict")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		for _, id := range []string{"A", "B", "C", "D"} {
@@ -523,23 +524,23 @@ func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
 // A sink hears as much about the bridge as its level says.
 func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ears := map[Level]*ear{LevelNone: {}, "": {}, LevelTrouble: {}, LevelAll: {}}
-		routes := []Route{(&ear{answer: always(errDown)}).all("down")}
+		ears := map[bridge.Level]*ear{bridge.LevelNone: {}, "": {}, bridge.LevelTrouble: {}, bridge.LevelAll: {}}
+		routes := []bridge.Route{(&ear{answer: always(errSinkDown)}).all("down")}
 		for level, e := range ears {
-			routes = append(routes, e.trouble("level-"+string(level)).with(func(x *Terms) { x.Bridge = level }))
+			routes = append(routes, e.trouble("level-"+string(level)).With(func(x *bridge.Terms) { x.Bridge = level }))
 		}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
 		pause(6 * time.Minute)
-		b.Reload(routes, nil, SettingsInfo{Hash: "h2"})
+		b.Reload(routes, nil, bridge.SettingsInfo{Hash: "h2"})
 		pause(2 * time.Second)
 		b.end()
-		wantIDs(t, ears[LevelNone].types())
+		wantIDs(t, ears[bridge.LevelNone].types())
 		wantIDs(t, ears[""].types())
-		wantIDs(t, ears[LevelTrouble].types(), "sink.blocked")
-		wantIDs(t, ears[LevelAll].types(), "started", "sink.blocked", "settings.loaded", "stopping")
-		if booted, has := tellingOf(t, ears[LevelAll].accepted()[0].Event)["bootTime"]; has {
+		wantIDs(t, ears[bridge.LevelTrouble].types(), "sink.blocked")
+		wantIDs(t, ears[bridge.LevelAll].types(), "started", "sink.blocked", "settings.loaded", "stopping")
+		if booted, has := tellingOf(t, ears[bridge.LevelAll].accepted()[0].Event)["bootTime"]; has {
 			t.Errorf("nobody knows when it booted, and the start says %v", booted)
 		}
 	})
@@ -550,7 +551,7 @@ func TestTheStartIsReportedWithTheGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings.Hash, s.opts.Booted = "h1", time.Now().Add(-time.Hour)
 		e := &ear{}
-		r := e.trouble("a").with(func(x *Terms) { x.Bridge = LevelAll })
+		r := e.trouble("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll })
 		b := s.start(r)
 		pause(5500 * time.Millisecond)
 		b.end()
@@ -578,10 +579,10 @@ func TestTheStartIsReportedWithTheGap(t *testing.T) {
 func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		down, audit, count := &ear{answer: always(errDown)}, &ear{}, &counting{}
+		down, audit, count := &ear{answer: always(errSinkDown)}, &ear{}, &counting{}
 		s.opts.Meter = count
-		heardAll := func(x *Terms) { x.Bridge = LevelAll }
-		b := s.start(down.all("down").with(heardAll), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
+		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
+		b := s.start(down.all("down").With(heardAll), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		pause(1500 * time.Millisecond)
 		for n := range 30 {
 			s.reboot(fmt.Sprintf("%08d-0000-4000-8000-000000000000", n))
@@ -623,7 +624,7 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 			}
 		}
 		many := drop(pending[2:])
-		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != trouble.ListedDead {
+		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != troubles.ListedDead {
 			t.Errorf("of 29 it tells %v", many)
 		}
 		if n := count.of("committed")[cloudevent.DeliveryDropped]; n != 3 {
@@ -636,8 +637,8 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 // A crash never loses the report of a drop: what leaves the outbox and the CloudEvent about it reach the disk together.
 func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		heardAll := func(x *Terms) { x.Bridge = LevelAll }
-		down, audit := &ear{answer: always(errDown)}, &ear{}
+		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
+		down, audit := &ear{answer: always(errSinkDown)}, &ear{}
 		var b *running
 		image := filepath.Join(t.TempDir(), "outbox.db")
 		s.logged = func(words string) {
@@ -645,7 +646,7 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 				b.snapshot(image)
 			}
 		}
-		b = s.start(down.all("down"), audit.all("audit").with(heardAll))
+		b = s.start(down.all("down"), audit.all("audit").With(heardAll))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(3 * time.Second)
@@ -671,11 +672,11 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 // and nothing else is tidied up.
 func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errDown)}
+		down := &ear{answer: always(errSinkDown)}
 		b := s.start(down.all("down"))
 		s.reboot(idA)
 		pause(5 * time.Second)
-		b.Reload(nil, nil, SettingsInfo{})
+		b.Reload(nil, nil, bridge.SettingsInfo{})
 		pause(time.Second)
 		b.end()
 		s.azure.SetFault(imdstest.Fault{Status: 503})
@@ -696,7 +697,7 @@ func TestAnEndpointWithoutAnyAnswerIsReported(t *testing.T) {
 		s.proxy = func(http.RoundTripper) http.RoundTripper { return endless{release} }
 		admin := &ear{}
 		b := s.start(admin.trouble("admin"))
-		pause(noFirstFor - 2*time.Second)
+		pause(bridge.NoFirstFor - 2*time.Second)
 		wantIDs(t, admin.types())
 		pause(4 * time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable")
@@ -713,5 +714,5 @@ type endless struct{ release chan struct{} }
 
 func (e endless) RoundTrip(*http.Request) (*http.Response, error) {
 	<-e.release
-	return nil, errDown
+	return nil, errSinkDown
 }

@@ -1,9 +1,10 @@
-package bridge
+package bridge_test
 
 import (
 	"strings"
 	"testing"
 
+	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -12,24 +13,24 @@ import (
 // route that is left out is silent, and a condition that is left out approves more than was meant.
 func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 	ops := (&ear{}).all("ops")
-	route := func(change func(*Route)) []Route {
+	route := func(change func(*bridge.Route)) []bridge.Route {
 		r := (&ear{}).all("chat")
 		change(&r)
-		return []Route{ops, r}
+		return []bridge.Route{ops, r}
 	}
-	rule := func(vms, except string) []Rule {
-		return []Rule{{Name: "drain first", Only: Match{VMs: vms, Types: []string{"Reboot"}}, Except: Match{VMs: except}}}
+	rule := func(vms, except string) []bridge.Rule {
+		return []bridge.Rule{{Name: "drain first", Only: bridge.Match{VMs: vms, Types: []string{"Reboot"}}, Except: bridge.Match{VMs: except}}}
 	}
 	for name, tt := range map[string]struct {
-		routes []Route
-		rules  []Rule
+		routes []bridge.Route
+		rules  []bridge.Rule
 		why    string
 	}{
-		"two routes of one name": {route(func(r *Route) { r.Name = "ops" }), nil, `route "ops": there are two`},
-		"a name with a space":    {route(func(r *Route) { r.Name = "the ops" }), nil, `route "the ops": a name consists of`},
-		"no sink":                {route(func(r *Route) { r.Sink = nil }), nil, `route "chat" has no sink`},
-		"unknown VMs":            {route(func(r *Route) { r.Filter.Only.VMs = "slef" }), nil, `only.vms is "slef"`},
-		"except all VMs":         {route(func(r *Route) { r.Filter.Except.VMs = "all" }), nil, `except.vms is "all"`},
+		"two routes of one name": {route(func(r *bridge.Route) { r.Name = "ops" }), nil, `route "ops": there are two`},
+		"a name with a space":    {route(func(r *bridge.Route) { r.Name = "the ops" }), nil, `route "the ops": a name consists of`},
+		"no sink":                {route(func(r *bridge.Route) { r.Sink = nil }), nil, `route "chat" has no sink`},
+		"unknown VMs":            {route(func(r *bridge.Route) { r.Filter.Only.VMs = "slef" }), nil, `only.vms is "slef"`},
+		"except all VMs":         {route(func(r *bridge.Route) { r.Filter.Except.VMs = "all" }), nil, `except.vms is "all"`},
 		"a rule for unknown VMs": {nil, rule("slef", ""), `only.vms is "slef"`},
 		"a rule for all VMs":     {nil, rule("all", ""), `rule "drain first": only.vms is "all"`},
 		"except unknown VMs":     {nil, rule("self", "others"), `except.vms is "others"`},
@@ -41,20 +42,20 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 			}
 			defer box.Close()
 			client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
-			if _, err := New(Options{Client: client, Outbox: box, Routes: tt.routes, Rules: tt.rules}); err == nil ||
+			if _, err := bridge.New(bridge.Options{Client: client, Outbox: box, Routes: tt.routes, Rules: tt.rules}); err == nil ||
 				!strings.Contains(err.Error(), tt.why) {
 				t.Errorf("New = %v, want %q", err, tt.why)
 			}
-			b, err := New(Options{Client: client, Outbox: box, Routes: []Route{ops}})
+			b, err := bridge.New(bridge.Options{Client: client, Outbox: box, Routes: []bridge.Route{ops}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := b.Reload(t.Context(), tt.routes, tt.rules, SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {
+			if err := b.Reload(t.Context(), tt.routes, tt.rules, bridge.SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {
 				t.Errorf("Reload = %v, want %q", err, tt.why)
 			}
 		})
 	}
-	if _, err := New(Options{}); err == nil || !strings.Contains(err.Error(), "a Client and an Outbox") {
+	if _, err := bridge.New(bridge.Options{}); err == nil || !strings.Contains(err.Error(), "a Client and an Outbox") {
 		t.Errorf("New without a client = %v", err)
 	}
 }

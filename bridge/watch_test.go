@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/systemtest"
@@ -229,7 +230,7 @@ func TestEmptyAnswersAreAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Empty: true})
 		e := &ear{}
-		b := s.start(e.all("a").with(func(x *Terms) { x.Bridge = LevelTrouble }))
+		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
 		pause(20 * time.Minute)
 		if st := b.Status(); !st.Ready || st.IMDS.LastError != "" {
 			t.Errorf("status is %v %v", st.Ready, st.IMDS.LastError)
@@ -355,7 +356,7 @@ func TestIfNoneMatch(t *testing.T) {
 	t.Run("is left out after a reload", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			b := start(s)
-			got := after(s, func() { b.Reload([]Route{(&ear{}).all("b")}, nil, SettingsInfo{}) }, 2*time.Second)
+			got := after(s, func() { b.Reload([]bridge.Route{(&ear{}).all("b")}, nil, bridge.SettingsInfo{}) }, 2*time.Second)
 			want(t, got, "", "1")
 			b.end()
 		})
@@ -478,7 +479,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 	})
 	t.Run("metadata hangs, and something of a past run is pending", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(errDown)}
+			e := &ear{answer: always(errSinkDown)}
 			b := s.start(e.all("a"))
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -503,7 +504,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 			s.reboot(idA)
-			e := &ear{answer: always(errDown)}
+			e := &ear{answer: always(errSinkDown)}
 			b := s.start(e.all("a"))
 			pause(10 * time.Second)
 			b.end()
@@ -547,7 +548,7 @@ type refusing struct {
 
 func (r refusing) RoundTrip(req *http.Request) (*http.Response, error) {
 	if time.Now().Before(r.until) {
-		return nil, errDown
+		return nil, errSinkDown
 	}
 	return r.RoundTripper.RoundTrip(req)
 }
@@ -620,9 +621,9 @@ func TestTheLogSaysOfEachOutageWhyAndWhenItIsOver(t *testing.T) {
 func TestAStopIsNoFailureOfTheEndpoint(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Hang: true})
-		s.opts.Discover = func(ctx context.Context, _ string) (Found, error) {
+		s.opts.Discover = func(ctx context.Context, _ string) (bridge.Found, error) {
 			<-ctx.Done()
-			return Found{}, ctx.Err()
+			return bridge.Found{}, ctx.Err()
 		}
 		b := s.start()
 		pause(5 * time.Second)
@@ -692,7 +693,7 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 			{7, "", 1},
 		} {
 			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[%s]}`, change.incarnation, change.events))
-			pause(fullPoll + 5*time.Second) // the number is the ETag too
+			pause(bridge.FullPoll + 5*time.Second) // the number is the ETag too
 			if got := strings.Count(s.log.String(), sameIncarnation); got != change.logged {
 				t.Errorf("after document %d the log says it %d times, want %d", n, got, change.logged)
 			}
@@ -706,7 +707,7 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 			b := s.start(e.all("a"))
 			for _, status := range []string{"Scheduled", "Started"} {
 				s.azure.SetDocument(fmt.Appendf(nil, `{"Events":[{"EventId":%q,"EventType":"Reboot","EventStatus":%q}]}`, idA, status))
-				pause(fullPoll + 5*time.Second)
+				pause(bridge.FullPoll + 5*time.Second)
 			}
 			wantIDs(t, e.types(), "scheduled", "started")
 			if strings.Contains(s.log.String(), sameIncarnation) {
@@ -718,11 +719,11 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 	t.Run("of the same document, read again after a reload, it says nothing", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{}
-			routes := []Route{e.all("a")}
+			routes := []bridge.Route{e.all("a")}
 			b := s.start(routes...)
 			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":6,"Events":[{"EventId":%q,"EventType":"Reboot"}]}`, idA))
 			pause(5 * time.Second)
-			b.Reload(routes, nil, SettingsInfo{})
+			b.Reload(routes, nil, bridge.SettingsInfo{})
 			pause(5 * time.Second)
 			wantIDs(t, e.types(), "scheduled")
 			if strings.Contains(s.log.String(), sameIncarnation) {

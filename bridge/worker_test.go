@@ -1,4 +1,4 @@
-package bridge
+package bridge_test
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
@@ -19,7 +20,7 @@ import (
 
 // A sink that refuses for 20 seconds gets everything once it is back, in order.
 func TestASinkThatIsBackGetsEverything(t *testing.T) {
-	for _, trouble := range []error{errDown, errHang, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
+	for _, trouble := range []error{errSinkDown, errHang, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e, other := &ear{answer: always(trouble)}, &ear{}
 			b := s.start(e.all("a"), other.all("b"))
@@ -49,7 +50,7 @@ func TestASinkThatIsBackGetsEverything(t *testing.T) {
 
 // What is due in less than 15 minutes is tried at once, however deep the sink is in its waits, or blocked.
 func TestUrgencyBeatsTheSchedule(t *testing.T) {
-	for _, trouble := range []error{errDown, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
+	for _, trouble := range []error{errSinkDown, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{answer: always(trouble)}
 			b := s.start(e.all("a"))
@@ -124,7 +125,7 @@ func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 			s.azure.Schedule(imdstest.Event{ID: id, Type: "Redeploy", NotBefore: far})
 		}
 		pause(10 * time.Minute)
-		if st := b.Status().Sinks[0]; st.State != SinkIsBlocked || st.Pending != 2 || !strings.Contains(st.LastError, "404") {
+		if st := b.Status().Sinks[0]; st.State != bridge.SinkIsBlocked || st.Pending != 2 || !strings.Contains(st.LastError, "404") {
 			t.Errorf("the sink is %+v", st)
 		}
 		before := len(e.tried())
@@ -164,7 +165,7 @@ func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 		pause(20 * time.Second)
-		if st := b.Status().Sinks[0]; st.State != SinkRetrying {
+		if st := b.Status().Sinks[0]; st.State != bridge.SinkRetrying {
 			t.Errorf("after 20 s the sink is %s, want retrying", st.State)
 		}
 		b.end()
@@ -180,11 +181,11 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 			}
 			return nil
 		}}
-		b := s.start(e.all("a").with(func(t *Terms) { t.Batch = 10 }))
+		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		if st := b.Status().Sinks[0]; st.State != SinkOK || !strings.Contains(st.LastError, "422") {
+		if st := b.Status().Sinks[0]; st.State != bridge.SinkOK || !strings.Contains(st.LastError, "422") {
 			t.Errorf("the sink is %s, its last error %q; want it ok, and to say why it gave up the last", st.State, st.LastError)
 		}
 		s.azure.Start(idA)
@@ -204,8 +205,8 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 // A batch that is rejected is tried one by one, so that only what is to blame is given up.
 func TestARejectedBatchIsTakenApart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errDown)}
-		b := s.start(e.all("a").with(func(t *Terms) { t.Batch = 10 }))
+		e := &ear{answer: always(errSinkDown)}
+		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
 		pause(1500 * time.Millisecond)
 		for _, id := range []string{idA, "BAD", idB} {
 			s.reboot(id)
@@ -230,8 +231,8 @@ func TestARejectedBatchIsTakenApart(t *testing.T) {
 func TestOldDeliveriesExpire(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		e, patient := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
-		b := s.start(e.all("a").with(func(t *Terms) { t.MaxAge = time.Hour }), patient.all("b"))
+		e, patient := &ear{answer: always(errSinkDown)}, &ear{answer: always(errSinkDown)}
+		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.MaxAge = time.Hour }), patient.all("b"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(50 * time.Minute)
@@ -259,8 +260,8 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 	} {
 		t.Run(string(tt.late), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{answer: always(errDown)}
-				b := s.start(e.all("a").with(func(t *Terms) { t.Late = tt.late }))
+				e := &ear{answer: always(errSinkDown)}
+				b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Late = tt.late }))
 				pause(1500 * time.Millisecond)
 				s.reboot(idA)
 				pause(2 * time.Second)
@@ -289,7 +290,7 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 						t.Errorf("it stood for %+v, want %s, when it was seen", m, want)
 					}
 				}
-				lives, err := History(b.Outbox, Period{})
+				lives, err := bridge.History(b.Outbox, bridge.Period{})
 				if err != nil || tt.late == delivery.LateLatest && lives[0].Changes[0].Deliveries[0].State != outbox.StateSuperseded {
 					t.Errorf("the history says %+v, %v", lives, err)
 				}
@@ -302,7 +303,7 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 // A receipt comes back with the next delivery about the same event, also one given beside an error.
 func TestReceiptsComeBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(errDown)}
+		e := &ear{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(errSinkDown)}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -369,7 +370,7 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		e := &ear{answer: always(errDown)}
+		e := &ear{answer: always(errSinkDown)}
 		b := s.start(e.all("a"))
 		pause(5 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(72 * time.Hour)})
@@ -382,7 +383,7 @@ func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 			if i == 0 {
 				continue
 			}
-			if wait, most := h.at.Sub(tried[i-1].at), waits[min(i, len(waits))-1]; wait > most {
+			if wait, most := h.at.Sub(tried[i-1].at), longestWaits[min(i, len(longestWaits))-1]; wait > most {
 				t.Errorf("attempt %d came after %v, want %v at most", i+1, wait, most)
 			}
 		}
@@ -404,8 +405,8 @@ func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(errDown)}
-			r := e.all("a").with(func(x *Terms) { x.MaxAge, x.Late = time.Hour, delivery.LateLatest })
+			e := &ear{answer: always(errSinkDown)}
+			r := e.all("a").With(func(x *bridge.Terms) { x.MaxAge, x.Late = time.Hour, delivery.LateLatest })
 			b := s.start(r)
 			s.reboot(idA)
 			pause(5 * time.Second)
@@ -434,7 +435,7 @@ func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 func TestAnAttemptEndsWithItsTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(errHang)}
-		b := s.start(e.all("a").with(func(x *Terms) { x.Timeout = 4 * time.Second }))
+		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Timeout = 4 * time.Second }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(9 * time.Second)
@@ -451,8 +452,8 @@ func TestAnAttemptEndsWithItsTime(t *testing.T) {
 // With drop, a scheduled that could not be told before its time is a dead letter; nobody runs a runbook for the past.
 func TestWhatIsTooLateIsDropped(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errDown)}
-		b := s.start(e.all("a").with(func(x *Terms) { x.Late = delivery.LateDrop }))
+		e := &ear{answer: always(errSinkDown)}
+		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Minute)})
 		pause(50 * time.Second)
@@ -488,7 +489,7 @@ func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
-		r := e.all("a").with(func(x *Terms) { x.Parallel, x.Timeout = 3, time.Minute })
+		r := e.all("a").With(func(x *bridge.Terms) { x.Parallel, x.Timeout = 3, time.Minute })
 		r.Sink = slowSink{e, 10 * time.Second}
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
@@ -521,7 +522,7 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 }
 
 // waits bounds the waits after the first, second, … failure.
-var waits = []time.Duration{
+var longestWaits = []time.Duration{
 	1 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 15 * time.Second, 30 * time.Second,
 	60 * time.Second, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute,
 }
@@ -531,7 +532,7 @@ func TestASinkThatMustNotRepeatIsNeverAheadOfTheDisk(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
 		image := filepath.Join(t.TempDir(), "image")
-		r := e.all("a").with(func(x *Terms) { x.Durable = true })
+		r := e.all("a").With(func(x *bridge.Terms) { x.Durable = true })
 		b := s.start(r)
 		s.reboot(idA)
 		s.reboot(idB)
