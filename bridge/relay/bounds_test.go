@@ -42,11 +42,11 @@ func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
 		<-s.js.PublishAsyncComplete()
 		pause(10 * time.Second)
 		histories, more := r.Histories(bridge.Period{})
-		if len(histories) != 2000 || !more {
-			t.Fatalf("of %d events it remembers %d, and that there were more: %v; want 2000", events, len(histories), more)
+		if n := len(histories); n < 1750 || n > 2000 || !more { // an eighth is forgotten at a time
+			t.Fatalf("of %d events it remembers %d, and that there were more: %v; want up to 2000", events, n, more)
 		}
-		if got, want := histories[0].Event, fmt.Sprintf("00000000-0000-4000-8000-%012d", events-1999); got != want {
-			t.Errorf("the oldest that it remembers is %s, want %s", got, want)
+		if got, want := histories[len(histories)-1].Event, fmt.Sprintf("00000000-0000-4000-8000-%012d", events); got != want {
+			t.Errorf("the newest that it remembers is %s, want %s", got, want)
 		}
 		stop()
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -356,38 +357,39 @@ func TestAnOverlongNameStopsNothing(t *testing.T) {
 func TestWhatIsDeletedWhileItWaitsIsADeadLetter(t *testing.T) {
 	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
-		const kept, more = 1000, 4 // CloudEvents in memory, and beyond
+		const messages = 80 // more bytes than are kept in memory, so that the last is read again
 		sink := newRecorder()
 		sink.answer = fails(errRefused)
 		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
-		for n := range kept + more {
+		filler := []byte(strconv.Quote(strings.Repeat("x", 900*1024)))
+		for n := range messages {
 			h := nats.Header{"ce-specversion": {"1.0"}, "ce-id": {fmt.Sprint(n)}, "ce-source": {"/other"},
-				"ce-type": {"dev.forewarn.bridge.other"}}
-			if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events._._._.x", Header: h}); err != nil {
+				"ce-type": {"dev.forewarn.bridge.other"}, "Content-Type": {"application/json"}}
+			if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events._._._.x", Header: h, Data: filler}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		<-s.js.PublishAsyncComplete()
 		pause(5 * time.Second)
-		if n := r.Status().Sinks[0].Pending; n != kept+more {
-			t.Fatalf("%d are pending, want %d", n, kept+more)
+		if n := r.Status().Sinks[0].Pending; n != messages {
+			t.Fatalf("%d are pending, want %d", n, messages)
 		}
 		stream, err := s.js.Stream(t.Context(), "FOREWARN")
 		if err == nil {
-			err = stream.DeleteMsg(t.Context(), kept+2)
+			err = stream.DeleteMsg(t.Context(), messages)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		sink.say(nil)
 		pause(10 * time.Minute)
-		if st := r.Status(); st.Sinks[0].Pending != 0 || len(sink.all()) != kept+more-1 {
-			t.Errorf("%d are pending, %d were told; want %d", st.Sinks[0].Pending, len(sink.all()), kept+more-1)
+		if st := r.Status(); st.Sinks[0].Pending != 0 || len(sink.all()) != messages-1 {
+			t.Errorf("%d are pending, %d were told; want %d", st.Sinks[0].Pending, len(sink.all()), messages-1)
 		}
 		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
-		if err != nil || len(list) != 1 || list[0].Seq != kept+2 || list[0].Reason != delivery.ReasonLost ||
+		if err != nil || len(list) != 1 || list[0].Seq != messages || list[0].Reason != delivery.ReasonLost ||
 			list[0].CloudEvent != nil {
-			t.Errorf("dead letters are %+v, %v; want message %d", list, err, kept+2)
+			t.Errorf("dead letters are %+v, %v; want message %d", list, err, messages)
 		}
 		stop()
 	})
