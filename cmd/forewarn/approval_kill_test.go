@@ -86,7 +86,10 @@ func (k *killing) start() {
 }
 
 func (k *killing) kill() {
-	kill(k.T, k.process.Process)
+	k.Helper()
+	if err := k.process.Process.Kill(); err != nil {
+		k.Fatalf("kill: %v\n%s", err, k.text(k.log))
+	}
 	_ = k.process.Wait()
 	k.process = nil
 }
