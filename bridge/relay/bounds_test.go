@@ -18,6 +18,7 @@ import (
 // The history in memory is bounded: of more than 4,000 events that are over, the older ones are forgotten, and the
 // status says that there are more.
 func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
+	systemtest.Alone(t)
 	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		r, stop := s.run()

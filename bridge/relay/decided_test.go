@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // What a sink's filter accepted stays accepted while it is pending: a reload that narrows the filter, or a takeover at a
@@ -98,6 +99,7 @@ func TestARelayThatCannotReadRecordsIsNotReady(t *testing.T) {
 // A takeover announces nothing that is over, however many records it has to read and however slowly: it speaks when it has
 // read all that there was. What is urgent doesn't wait for that.
 func TestATakeoverCatchesUpBeforeItSpeaks(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		latest := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateLatest })
@@ -136,6 +138,7 @@ func TestATakeoverCatchesUpBeforeItSpeaks(t *testing.T) {
 
 // A sink stops after 32 deliveries whose records aren't written, exec after one, so that another relay repeats no more.
 func TestASinkStopsWhileNothingIsPutOnRecord(t *testing.T) {
+	systemtest.Alone(t)
 	for most, durable := range map[int]bool{32: false, 1: true} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {

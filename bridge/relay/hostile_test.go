@@ -355,6 +355,7 @@ func TestAnOverlongNameStopsNothing(t *testing.T) {
 // Of many deliveries that wait, most are read from the stream again when their turn comes. What the stream deleted
 // meanwhile is a dead letter that says so.
 func TestWhatIsDeletedWhileItWaitsIsADeadLetter(t *testing.T) {
+	systemtest.Alone(t)
 	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		const messages = 80 // more bytes than are kept in memory, so that the last is read again

@@ -137,6 +137,7 @@ func TestABacklogBeyondTheBoundIsTold(t *testing.T) {
 
 // Bodies beyond what may be in memory are read again.
 func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		sink.answer = fails(errRefused)
@@ -162,6 +163,7 @@ func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
 // What a sink remembers of one event is bounded too, so that it can be written: of thousands of changes that a mute holds
 // back, the oldest become dead letters, and the relay goes on.
 func TestAnEventOfThousandsOfPendingChangesIsBounded(t *testing.T) {
+	systemtest.Alone(t)
 	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()

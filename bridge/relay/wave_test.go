@@ -9,10 +9,12 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // A wave of 2,000 events becomes a few messages to a chat that takes each in a moment, with all that came meanwhile.
 func TestAWaveBecomesAFewMessages(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		chat, messages := newRecorder(), 0
 		chat.answer = func([]delivery.Delivery) (delivery.Answer, error) {
