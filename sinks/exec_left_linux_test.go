@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"forewarn/bridge/systemtest"
 	"net"
 	"os"
 	"os/exec"
@@ -77,6 +78,7 @@ func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
 // A daemon lets its parents end one after the other, so that whoever looks at the wrong moment sees a process that ends
 // and not the one that it has started. It is found whenever that is.
 func TestNoDaemonEscapes(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	const daemon = `setsid bash -c '(sleep 4; :) & disown' >/dev/null 2>&1 </dev/null &`
 	s := hastily(t, asScript(t, "bash", daemon))
@@ -95,6 +97,7 @@ func TestNoDaemonEscapes(t *testing.T) {
 // A chain of processes, of which each starts the next one in a session of its own and ends, never stands still to be
 // seen. Its run doesn't succeed before the chain has ended, by itself if nobody was quick enough to end it.
 func TestAProgramThatKeepsForkingIsNotTakenForDone(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	const chain = `use POSIX; fork and exit; $until = time + 20; while (time < $until) { setsid; fork and _exit 0 }`
 	s := hastily(t, asScript(t, "bash", "exec perl -e '"+chain+"' </dev/null >/dev/null 2>&1"))
