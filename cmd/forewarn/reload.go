@@ -36,7 +36,7 @@ wrong, the errors are printed, the exit code is 78, and the old ones stay in for
 			}
 			fmt.Fprintf(p.err, "reloaded, with %s\n", wording.Plural(done.Sinks, "sink", "sinks"))
 			if len(done.NextStart) > 0 {
-				fmt.Fprintf(p.err, "only a restart changes: %s\n", strings.Join(done.NextStart, ", "))
+				fmt.Fprintf(p.err, "effective at the next start only: %s\n", strings.Join(done.NextStart, ", "))
 			}
 			return nil
 		},
