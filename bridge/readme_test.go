@@ -44,8 +44,8 @@ func TestREADMENamesTheFunctionsThatAnEventPassesThrough(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(text), "\nOne event passes through these functions")
-	table, _, _ := strings.Cut(rest, "\nWhat a later one")
+	_, rest, _ := strings.Cut(string(text), "\n| step | functions |\n")
+	table, _, _ := strings.Cut(rest, "\n\n") // the table ends at the first empty line
 	names := regexp.MustCompile("`([A-Za-z.]+)`").FindAllStringSubmatch(table, -1)
 	if len(names) == 0 || len(names) > 30 {
 		t.Errorf("%d functions are named, want 1 to 30", len(names))
