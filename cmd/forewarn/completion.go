@@ -14,54 +14,68 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/clock"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// addCompletions lets the shell complete what help explains, the ids of open events, and the values of flags: fixed
-// words, and the sinks of the settings file. As arguments it offers files only where they are read.
+// addCompletions lets the shell complete what help explains, ids and keys that the running forewarn knows, and the values
+// of flags: fixed words, and the sinks of the settings file. As arguments it offers files only where they are read.
 func addCompletions(root *cobra.Command, p *program) {
 	words := map[string][]string{
 		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
 		"state": {outbox.StatePending, outbox.StateDead}, "sample": cloudevent.SampleNames,
 		"change": {"scheduled", "updated", "started", "vanished"}, "type": bridge.TypesValues,
 	}
-	sinks := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		s, err := p.bareSettingsAsRoot()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp // forewarn check reports the error
-		}
-		return s.Names, cobra.ShellCompDirectiveNoFileComp
-	}
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
+		complete := func(flag string, with cobra.CompletionFunc) {
+			if c.Flag(flag) != nil {
+				_ = c.RegisterFlagCompletionFunc(flag, with) // an error means that a parent command has registered it
+			}
+		}
 		for flag, values := range words {
-			if c.Flag(flag) != nil {
-				_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-			}
+			complete(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 		}
-		if c.ValidArgsFunction == nil && c.Name() != "history" {
-			c.ValidArgsFunction = cobra.NoFileCompletions
-		}
-		for _, flag := range []string{"sink", "to"} {
-			if c.Flag(flag) != nil {
-				_ = c.RegisterFlagCompletionFunc(flag, sinks) // an error means that a parent command has registered it
-			}
-		}
+		complete("scenario", cobra.FixedCompletions(imdstest.Names(), cobra.ShellCompDirectiveDefault)) // or a file
+		complete("event", p.completeRecorded)
+		complete("sink", p.completeSinks)
+		complete("to", p.completeSinks)
+		c.ValidArgsFunction = p.completeArguments(c.CommandPath())
 		for _, sub := range c.Commands() {
 			walk(sub)
 		}
 	}
 	walk(root)
-	for _, c := range root.Commands() {
-		switch c.Name() {
-		case "help":
-			c.ValidArgsFunction = completeHelp
-		case "approve":
-			c.ValidArgsFunction = p.completeEvents
-		}
+}
+
+// completeArguments completes the arguments of the command with that path.
+func (p *program) completeArguments(path string) cobra.CompletionFunc {
+	switch path {
+	case "forewarn help":
+		return completeHelp
+	case "forewarn approve":
+		return p.completeOpen
+	case "forewarn outbox show", "forewarn outbox drop":
+		return p.completeKeys(outbox.Selection{})
+	case "forewarn outbox replay":
+		return p.completeKeys(outbox.Selection{State: outbox.StateDead})
+	case "forewarn unmute":
+		return p.completeMutes
+	case "forewarn history":
+		return nil // files
 	}
+	return cobra.NoFileCompletions
+}
+
+// completeSinks completes the names of the sinks in the settings file; forewarn check reports what is wrong with it.
+func (p *program) completeSinks(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	s, err := p.bareSettingsAsRoot()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return s.Names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeHelp completes the words that help explains: commands and topics with what they hold, and once a word is
@@ -92,36 +106,89 @@ func completeHelp(c *cobra.Command, args []string, prefix string) ([]string, cob
 // completionPatience is how long a completion waits for the running forewarn.
 const completionPatience = 2 * time.Second
 
-// completeEvents completes the ids of the events that the running forewarn knows and that can still be approved. If
-// none runs, there is nothing to complete; the command itself says why.
-func (p *program) completeEvents(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+// askRunning asks the running forewarn or, where that is possible, its file for completions. If it can't be asked there
+// are none; the command itself says why.
+func (p *program) askRunning(
+	ask func(context.Context, *control.Client) ([]string, error),
+) ([]string, cobra.ShellCompDirective) {
 	p.err = io.Discard // the shell would show it amid the command line
 	quiet := slog.New(slog.DiscardHandler)
 	s, err := control.Locate(p.loader(quiet), p.config, quiet)
 	if err != nil || p.dropRoot(string(s.State)) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(c.Context(), completionPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
 	defer cancel()
-	st, err := p.client(s).Status(ctx)
+	words, err := ask(ctx, p.client(s))
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	var ids []string
-	for _, e := range wording.ByUrgency(st.Events) {
-		a := wording.ReadEvent(e.Event)
-		id := a.EventID
-		if prefix == strings.ToLower(prefix) {
-			id = strings.ToLower(id) // shells compare completions with the prefix, letter by letter
-		}
-		if a.EventStatus == wording.Started || !strings.HasPrefix(id, prefix) || slices.Contains(args, id) {
-			continue
-		}
-		what := fmt.Sprintf("%s of %s", a.EventType, vmWords(a.Resources, st.Observer.Name))
-		if !e.NotBefore.IsZero() {
-			what += ", " + clock.Due(e.NotBefore, time.Now(), st.Settings.Location())
-		}
-		ids = append(ids, id+"\t"+wording.Printable(what))
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completedID writes an id with what it is about. Shells compare completions with the prefix, letter by letter, so it is
+// in lower case unless the prefix has capitals.
+func completedID(id, what, prefix string) string {
+	if prefix == strings.ToLower(prefix) {
+		id = strings.ToLower(id)
 	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
+	return id + "\t" + wording.Printable(what)
+}
+
+// completeOpen completes the ids of the events that the running forewarn knows and that can still be approved.
+func (p *program) completeOpen(_ *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	return p.askRunning(func(ctx context.Context, running *control.Client) (ids []string, err error) {
+		st, err := running.Status(ctx)
+		for _, e := range wording.ByUrgency(st.Events) {
+			a := wording.ReadEvent(e.Event)
+			what := fmt.Sprintf("%s of %s", a.EventType, vmWords(a.Resources, st.Observer.Name))
+			if !e.NotBefore.IsZero() {
+				what += ", " + clock.Due(e.NotBefore, time.Now(), st.Settings.Location())
+			}
+			word := completedID(a.EventID, what, prefix)
+			given := slices.ContainsFunc(args, func(arg string) bool { return strings.EqualFold(arg, a.EventID) })
+			if a.EventStatus != wording.Started && strings.HasPrefix(word, prefix) && !given {
+				ids = append(ids, word)
+			}
+		}
+		return ids, err
+	})
+}
+
+// completeRecorded completes the ids of the events that the history has, the latest first.
+func (p *program) completeRecorded(_ *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	return p.askRunning(func(ctx context.Context, running *control.Client) (ids []string, err error) {
+		recorded, err := running.History(ctx, bridge.Period{}, wording.ShownRows)
+		for _, e := range slices.Backward(recorded.Rows) {
+			what := fmt.Sprintf("%s of %s", e.Type, vmWords(e.Resources, ""))
+			ids = append(ids, completedID(e.Event, what, prefix))
+		}
+		return ids, err
+	})
+}
+
+// completeKeys completes the keys of deliveries in the outbox.
+func (p *program) completeKeys(of outbox.Selection) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return p.askRunning(func(ctx context.Context, running *control.Client) (keys []string, err error) {
+			list, err := running.List(ctx, of, wording.ShownRows)
+			for _, d := range list.Rows {
+				if !slices.Contains(args, d.Key) {
+					keys = append(keys, d.Key+"\t"+d.State+", "+eventWords(d.Delivery))
+				}
+			}
+			return keys, err
+		})
+	}
+}
+
+// completeMutes completes the ids of the mutes of the running forewarn.
+func (p *program) completeMutes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return p.askRunning(func(ctx context.Context, running *control.Client) (ids []string, err error) {
+		st, err := running.Status(ctx)
+		for _, m := range st.Mutes {
+			ids = append(ids, m.ID+"\t"+wording.Muted(*m, nil)+": "+wording.Printable(m.Reason))
+		}
+		return ids, err
+	})
 }

@@ -187,10 +187,23 @@ every configured destination: at least once, in order, across crashes and outage
 	f.StringVar(&p.config, "config", "", "settings file (default: "+settings.DefaultPath(runtime.GOOS, p.getenv)+")")
 	f.StringVar(&p.logFormat, "log-format", "text", "log format on standard error: text or json")
 	f.StringVar(&p.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(),
-		p.sendCommand(), p.eventsCommand(), p.discoverCommand(), p.reloadCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(),
-		p.muteCommand(), p.unmuteCommand(), p.historyCommand(), p.outboxCommand(), p.relayCommand(), p.replayCommand(),
-		p.serviceCommand(), p.schemaCommand(), p.versionCommand())
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Watch:", []*cobra.Command{p.runCommand(), p.relayCommand(), p.statusCommand(), p.tailCommand(), p.historyCommand()}},
+		{"Act:", []*cobra.Command{p.approveCommand(), p.muteCommand(), p.unmuteCommand(), p.outboxCommand(), p.replayCommand()}},
+		{"Set up:", []*cobra.Command{p.checkCommand(), p.sendCommand(), p.renderCommand(), p.schemaCommand(),
+			p.serviceCommand(), p.reloadCommand()}},
+		{"Try:", []*cobra.Command{p.demoCommand(), p.emulateCommand(), p.eventsCommand(), p.discoverCommand()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+	}
+	root.AddCommand(p.versionCommand())
 	root.AddCommand(p.helpTopics()...)
 	root.SetVersionTemplate(versionText())
 	strictUsage(root, p.helpWidth())

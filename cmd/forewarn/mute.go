@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -153,17 +152,6 @@ func (p *program) unmuteCommand() *cobra.Command {
 				fmt.Fprintln(p.err, "nothing is muted")
 			}
 			return nil
-		},
-		ValidArgsFunction: func(c *cobra.Command, _ []string, _ string) (ids []string, _ cobra.ShellCompDirective) {
-			if running, _, err := p.running(); err == nil {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				defer cancel()
-				st, _ := running.Status(ctx) // without an answer there are none
-				for _, m := range st.Mutes {
-					ids = append(ids, m.ID+"\t"+wording.Muted(*m, nil)+": "+wording.Printable(m.Reason))
-				}
-			}
-			return ids, cobra.ShellCompDirectiveNoFileComp
 		},
 	})
 	c.Flags().BoolVar(&r.All, "all", false, "all mutes")

@@ -128,7 +128,7 @@ func (p *program) outboxShowCommand() *cobra.Command {
 func (p *program) outboxReplayCommand() *cobra.Command {
 	var m control.Mutation
 	c := p.outputFlag(&cobra.Command{
-		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
+		Use: "replay KEY… | --all", Short: "Deliver dead letters again, not what was accepted (replay, on a relay)",
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
 forewarn or, if none runs, changes the outbox's file. The history keeps who replayed them. Prints
 the deliveries that are pending again. With --all, what a sink with late: drop was to do about an event

@@ -16,7 +16,8 @@ func (p *program) replayCommand() *cobra.Command {
 	var past relay.ReplayRequest
 	var since string
 	c := p.outputFlag(&cobra.Command{
-		Use: "replay --since TIME --sink NAME", Short: "Have a relay send what its stream holds to one sink again",
+		Use:   "replay --since TIME --sink NAME",
+		Short: "Only on a relay: send again what its stream holds, not dead letters (outbox replay)",
 		Long: `Sends CloudEvents that the stream of a relay holds to one of its sinks again: those about Azure's
 events that the sink's filter takes, the oldest first. Each is marked with recordedtime, the time of
 the replay. Prints the ids.

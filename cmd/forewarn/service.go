@@ -17,7 +17,8 @@ import (
 
 func (p *program) serviceCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "service", Short: "Install, start and stop forewarn as a Windows service",
+		Use: "service", Short: "Only on Windows: install, start and stop the service",
+		Hidden: runtime.GOOS != "windows",
 		Long: `Runs forewarn as a Windows service that starts with the machine, restarts after a failure, and writes
 to the Event Log (log Application, source forewarn). It runs as NT SERVICE\forewarn, an account of
 its own. That account can write to the state directory and read what every user can read; grant it

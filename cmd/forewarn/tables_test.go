@@ -169,17 +169,26 @@ func functionTable() string {
 	return markdownTable([]string{"function", "what it gives", "example"}, rows)
 }
 
+// commandTable has the commands of all platforms.
 func commandTable() string {
 	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
-	var rows [][]string
-	eachCommand(root, func(c *cobra.Command) {
-		if c.Runnable() && !c.HasSubCommands() && c.Parent().Name() != "completion" || c.Name() == "completion" ||
-			c.Name() == "mute" || c.Name() == "service" {
-			if c.Parent().Name() != "service" {
-				rows = append(rows, []string{"`" + strings.TrimPrefix(c.CommandPath(), "forewarn ") + "`", c.Short})
+	rows := [][]string{}
+	row := func(c *cobra.Command) {
+		rows = append(rows, []string{"`" + strings.TrimPrefix(c.CommandPath(), "forewarn ") + "`", c.Short})
+	}
+	for _, c := range root.Commands() {
+		switch {
+		case c.Name() == "help", c.IsAdditionalHelpTopicCommand():
+			continue
+		case c.Name() != "outbox":
+			row(c)
+		}
+		if c.Name() == "outbox" || c.Name() == "mute" {
+			for _, sub := range c.Commands() {
+				row(sub)
 			}
 		}
-	})
+	}
 	return markdownTable([]string{"command", "what it does"}, rows)
 }
 

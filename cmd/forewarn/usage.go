@@ -24,7 +24,7 @@ func strictUsage(root *cobra.Command, width int) {
 	})
 	root.SetUsageTemplate(strings.NewReplacer(
 		".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", width),
-		".CommandPathPadding}} ", ".CommandPathPadding}}  ",
+		"{{rpad .CommandPath .CommandPathPadding}} ", "forewarn help {{rpad .Name .NamePadding}}  ",
 	).Replace(root.UsageTemplate()))
 	narrowHelp(root, width)
 	var walk func(*cobra.Command)
