@@ -16,7 +16,7 @@ func TestREADMEExplainsEveryFile(t *testing.T) {
 	}
 	_, tables, _ := strings.Cut(string(text), "\n## How it is built\n")
 	sections := strings.Split(tables, "\n## ")[1:]
-	for i, dir := range []string{"imds", "discovery", "cloudevent", ".", "delivery", "outbox", "relay"} {
+	for i, dir := range []string{"imds", "discovery", "cloudevent", ".", "delivery", "outbox", "relay", "fleet", "internal/streams"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

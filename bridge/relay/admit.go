@@ -7,31 +7,32 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // keepInvalid keeps a message that can't be accepted as a dead letter, one for all sinks.
-func (q *queue) keepInvalid(r rawMessage, why error) error {
+func (q *queue) keepInvalid(r streams.Raw, why error) error {
 	if err := q.dead.addInvalid(q.ctx, r, why); err != nil {
 		return err
 	}
-	q.meter.Failed(q.route.Name, refusal(why))
-	q.log.Error("a message of the stream can't be accepted; it is kept as a dead letter", "message", r.seq, "subject",
-		imds.Printable(r.subject, 200), "err", imds.Printable(why.Error(), 200))
-	q.ack(r.reply)
+	q.meter.Failed(q.route.Name, streams.Refusal(why))
+	q.log.Error("a message of the stream can't be accepted; it is kept as a dead letter", "message", r.Seq, "subject",
+		imds.Printable(r.Subject, 200), "err", imds.Printable(why.Error(), 200))
+	q.ack(r.Reply)
 	return nil
 }
 
 // concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink.
-func (q *queue) concerns(m message) bool {
+func (q *queue) concerns(m streams.Message) bool {
 	switch {
-	case !q.origin.gets(m.seq):
+	case !q.origin.gets(m.Seq):
 		return false
-	case m.onlySink != "":
-		return m.onlySink == q.route.Name
-	case m.eventID != "":
+	case m.OnlySink != "":
+		return m.OnlySink == q.route.Name
+	case m.EventID != "":
 		return true
 	}
-	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
+	return m.CE.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.CE.Type())
 }
 
 // A verdict is what becomes of a message for a sink.
@@ -42,7 +43,7 @@ type verdict struct {
 	pending  bool   // it becomes pending; otherwise it is settled
 	state    string // then its result, one of those of result.State
 	answer   string // and why
-	outdated bool   // see stage.outdated
+	outdated bool   // see streams.Stage.Outdated
 }
 
 // judge decides what becomes of a message, by the sink's record of its event. What was decided before stays so: the filter
@@ -51,31 +52,31 @@ type verdict struct {
 //
 // A message that is outdated is a dead letter with late: drop, and superseded with late: latest or a lead. So is one about
 // an event that is over, where its end settles what is pending.
-func judge(route bridge.Route, rec *record, m message) (v verdict, failed error) {
-	id := m.deliveryID()
-	_, accepted := rec.accepted(id, m.stored)
-	if rec.isSettled(id, m.stored) || !accepted && rec.decided(m) {
+func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, failed error) {
+	id := m.DeliveryID()
+	_, accepted := rec.accepted(id, m.Stored)
+	if rec.isSettled(id, m.Stored) || !accepted && rec.decided(m) {
 		return verdict{known: true}, nil
 	}
 	v = verdict{matches: true, selected: true}
-	if m.onlySink == "" && m.eventID != "" {
+	if m.OnlySink == "" && m.EventID != "" {
 		if !rec.Matched {
-			v.matches, _, failed = route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "")
+			v.matches, _, failed = route.Filter.MatchEvent(m.Change, cloudevent.Fields(m.CE), "")
 		}
-		v.outdated = m.change.Kind.OfAzure() && rec.outdated(m)
+		v.outdated = m.Change.Kind.OfAzure() && rec.Outdated(m)
 		switch {
 		case accepted:
 		case !v.matches:
 			v.selected = false
-		case m.change.Kind.OfAzure():
-			v.selected, _ = route.Filter.MatchChange(m.change, "")
+		case m.Change.Kind.OfAzure():
+			v.selected, _ = route.Filter.MatchChange(m.Change, "")
 		default:
-			v.selected = route.Hears(m.change, "")
+			v.selected = route.Hears(m.Change, "")
 		}
 	}
 	terms := route.Terms
 	switch {
-	case !v.selected, m.fallbackFor != nil && rec.knows(token(m.ce.ID()), m.stored): // a fallback doesn't get what it has
+	case !v.selected, m.FallbackFor != nil && rec.knows(streams.Token(m.CE.ID()), m.Stored): // a fallback doesn't get what it has
 		v.selected = false
 	case rec.isOver(route, m):
 		v.state, v.answer = resultSuperseded, delivery.EventOver
@@ -92,19 +93,19 @@ func judge(route bridge.Route, rec *record, m message) (v verdict, failed error)
 }
 
 // admit takes in what becomes of a message. It returns an error if that can't be now; then nothing has changed.
-func (q *queue) admit(m message, r rawMessage) error {
+func (q *queue) admit(m streams.Message, r streams.Raw) error {
 	q.mu.Lock()
-	g := q.groups[recordKey(q.route.Name, m.recordID())]
+	g := q.groups[recordKey(q.route.Name, m.RecordID())]
 	v, failed := judge(q.route, &g.rec, m)
-	_, copied := g.pending[m.deliveryID()] // another VM's copy is pending
+	_, copied := g.pending[m.DeliveryID()] // another VM's copy is pending
 	q.mu.Unlock()
 	if failed != nil {
-		q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", failed)
+		q.log.Warn("a filter failed, so the event passes", "event", m.EventID, "err", failed)
 	}
 	var err error
 	switch {
 	case v.known || copied:
-		q.ack(r.reply)
+		q.ack(r.Reply)
 		return nil
 	case v.pending:
 		err = q.makeRoom(g)
@@ -116,17 +117,17 @@ func (q *queue) admit(m message, r rawMessage) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.carryOut(g, m, r.reply, v)
+	q.carryOut(g, m, r.Reply, v)
 	return nil
 }
 
 // keepLate keeps a message that comes too late as a dead letter.
-func (q *queue) keepLate(m message) error {
+func (q *queue) keepLate(m streams.Message) error {
 	letter := deadLetter{
-		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Set: m.from.String(),
-		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.stored,
+		Sink: q.route.Name, Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Event: m.EventID, Set: m.From.String(),
+		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.Stored,
 	}
-	if err := q.dead.add(q.ctx, letter, &m.ce); err != nil {
+	if err := q.dead.add(q.ctx, letter, &m.CE); err != nil {
 		return err
 	}
 	q.meter.Failed(q.route.Name, delivery.ReasonLate)
@@ -134,20 +135,20 @@ func (q *queue) keepLate(m message) error {
 }
 
 // carryOut applies a verdict: to the record, to what is pending about the event, and to the message. mu is held.
-func (q *queue) carryOut(g *group, m message, reply string, v verdict) {
-	was := g.rec.stage
-	first := v.matches && !g.rec.Matched && m.eventID != "" && m.onlySink == ""
+func (q *queue) carryOut(g *group, m streams.Message, reply string, v verdict) {
+	was := g.rec.Stage
+	first := v.matches && !g.rec.Matched && m.EventID != "" && m.OnlySink == ""
 	g.rec.Matched = g.rec.Matched || first
-	ends := m.change.Kind == imds.Vanished
-	if m.onlySink == "" && m.change.Kind.OfAzure() && !v.outdated && (v.matches || ends) {
-		g.rec.update(m)
+	ends := m.Change.Kind == imds.Vanished
+	if m.OnlySink == "" && m.Change.Kind.OfAzure() && !v.outdated && (v.matches || ends) {
+		g.rec.Update(m)
 		q.supersede(g, m, v.selected)
 	}
 	if v.matches {
 		g.rec.decide(m)
 	}
 	// The end of an event that the filter refuses is worth a record only if it settles what the sink gets as a fallback.
-	if first || g.rec.stage != was && (v.matches || endSettles(q.route, m.change.Event)) {
+	if first || g.rec.Stage != was && (v.matches || endSettles(q.route, m.Change.Event)) {
 		q.markDirty(g)
 	}
 	if v.pending {
@@ -155,21 +156,21 @@ func (q *queue) carryOut(g *group, m message, reply string, v verdict) {
 		return
 	}
 	if v.state != "" {
-		g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), State: v.state, Answer: v.answer}, m.stored)
+		g.rec.settle(m.DeliveryID(), result{At: time.Now().UTC(), State: v.state, Answer: v.answer}, m.Stored)
 		q.markDirty(g)
 	}
-	q.ackWhenSaved(g, m.seq, reply)
+	q.ackWhenSaved(g, m.Seq, reply)
 }
 
 // isOver reports whether the event that a message is about is over, by the sink's record or that of the sink whose fallback
 // it is, and that end settles what is still pending. What somebody asked for is never over.
-func (r *record) isOver(route bridge.Route, m message) bool {
-	asked := m.onlySink != "" && m.fallbackFor == nil
-	if asked || m.eventID == "" || m.change.Kind == imds.Vanished {
+func (r *record) isOver(route bridge.Route, m streams.Message) bool {
+	asked := m.OnlySink != "" && m.FallbackFor == nil
+	if asked || m.EventID == "" || m.Change.Kind == imds.Vanished {
 		return false
 	}
-	over := m.eventOver || r.Kind == imds.Vanished && !r.movesOnTo(m)
-	return over && endSettles(route, m.change.Event)
+	over := m.EventOver || r.Kind == imds.Vanished && !r.MovesOnTo(m)
+	return over && endSettles(route, m.Change.Event)
 }
 
 // endSettles reports whether the end of an event settles what is pending about it for a route.
@@ -182,13 +183,13 @@ func endSettles(route bridge.Route, e imds.Event) bool {
 // delivery.Late.OverAtEnd says, else reminders, and what waits for its lead. If the sink doesn't get the newer change, and
 // it is no start or end, a reminder stays unless its time was another, as one of the new time will come, and what waits for
 // its lead moves with NotBefore. mu is held.
-func (q *queue) supersede(g *group, m message, selected bool) {
+func (q *queue) supersede(g *group, m streams.Message, selected bool) {
 	now := time.Now()
-	newWaits := q.route.LeadTime(m.change.Kind, m.notBefore()).After(now)
-	ends := m.change.Kind == imds.Started || m.change.Kind == imds.Vanished
-	eventOver := m.change.Kind == imds.Vanished && q.route.Terms.Late.OverAtEnd(selected)
+	newWaits := q.route.LeadTime(m.Change.Kind, m.NotBefore()).After(now)
+	ends := m.Change.Kind == imds.Started || m.Change.Kind == imds.Vanished
+	eventOver := m.Change.Kind == imds.Vanished && q.route.Terms.Late.OverAtEnd(selected)
 	for _, seq := range g.pending {
-		if seq > m.seq {
+		if seq > m.Seq {
 			continue
 		}
 		e := q.pending[seq]
@@ -200,13 +201,13 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 		case eventOver && !e.item.Ends() && !dead:
 			q.settle(e, result{At: now.UTC(), State: resultSuperseded, Answer: delivery.EventOver})
 			q.notifyWorker(seq)
-		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.notBefore()),
+		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.NotBefore()),
 			selected && imds.ChangeKind(e.item.Change).Announces() && newWaits:
 			q.settle(e, result{At: now.UTC(), State: resultSuperseded})
 			q.notifyWorker(seq)
 		case waits:
 			next := *e.item
-			next.NotBefore = m.notBefore()
+			next.NotBefore = m.NotBefore()
 			next.PendingSince = q.route.LeadTime(imds.ChangeKind(next.Change), next.NotBefore)
 			q.replace(e, next)
 		}
@@ -220,27 +221,27 @@ func (q *queue) waits(e *pendingItem, now time.Time) bool {
 }
 
 // addPending makes a message pending. mu is held.
-func (q *queue) addPending(g *group, m message, reply string) {
-	id, i := m.deliveryID(), m.item()
-	if q.route.Terms.Lead > 0 && m.onlySink == "" && m.change.Kind.Announces() {
+func (q *queue) addPending(g *group, m streams.Message, reply string) {
+	id, i := m.DeliveryID(), m.Item()
+	if q.route.Terms.Lead > 0 && m.OnlySink == "" && m.Change.Kind.Announces() {
 		if g.rec.Kind.Announces() { // the message may be read again, and the event have moved since
 			i.NotBefore = g.rec.NotBefore
 		}
-		i.PendingSince = later(m.stored, q.route.LeadTime(m.change.Kind, i.NotBefore))
+		i.PendingSince = later(m.Stored, q.route.LeadTime(m.Change.Kind, i.NotBefore))
 	}
-	w, accepted := g.rec.accepted(id, m.stored)
+	w, accepted := g.rec.accepted(id, m.Stored)
 	if accepted {
 		i.Attempts, i.Next, i.Error, i.Progress = w.Attempts, w.Next, w.Error, w.Progress
 		i.Batch, i.FellBack = w.Batch, w.FellBack
 	} else {
-		g.rec.accept(id, waiting{}, m.stored)
+		g.rec.accept(id, waiting{}, m.Stored)
 		q.markDirty(g)
 	}
-	e := &pendingItem{item: i, id: id, reply: reply, group: g, bytes: m.bytes}
+	e := &pendingItem{item: i, id: id, reply: reply, group: g, bytes: m.Bytes}
 	if q.bodies+e.bytes <= q.maxBodies {
-		e.ce = &m.ce
+		e.ce = &m.CE
 		q.bodies += e.bytes
 	}
-	q.pending[m.seq] = e
-	g.pending[id] = m.seq
+	q.pending[m.Seq] = e
+	g.pending[id] = m.Seq
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 	"forewarn/bridge/mutes"
 )
 
@@ -19,10 +20,14 @@ import (
 // lead, so that it never does while a relay has the message.
 const ackWait = mutes.Longest + maxEventAge
 
-// consumerName returns the name of a sink's consumer.
-func consumerName(sink string) string { return "forewarn-" + token(sink) }
+// maxEventAge is how far back a new sink looks for open events, and how long a record lives at least. Azure announces no
+// maintenance longer ahead.
+const maxEventAge = 40 * 24 * time.Hour
 
-func stateKey(sink string) string { return "sink." + token(sink) }
+// consumerName returns the name of a sink's consumer.
+func consumerName(sink string) string { return "forewarn-" + streams.Token(sink) }
+
+func stateKey(sink string) string { return "sink." + streams.Token(sink) }
 
 // A sinkState is what the bucket keeps of a sink besides its records. It is written when a relay takes the sink over or
 // leaves it, and every stateEvery.
@@ -53,8 +58,8 @@ func (q *queue) open() error {
 		return err
 	}
 	var s sinkState
-	q.stateEntry.key = stateKey(q.route.Name)
-	q.stateEntry.rev, err = q.bucket.get(q.ctx, q.stateEntry.key, &s)
+	q.stateEntry.Key = stateKey(q.route.Name)
+	q.stateEntry.Rev, err = q.bucket.Get(q.ctx, q.stateEntry.Key, &s)
 	if err != nil {
 		return err
 	}
@@ -77,7 +82,7 @@ func (q *queue) goOn(was sinkState, info *jetstream.StreamInfo) (s sinkState, er
 	if err != nil {
 		return s, err
 	}
-	missing, err := lost(q.ctx, q.js, info, was.Read, was.ReadAt)
+	missing, err := streams.Lost(q.ctx, q.js, info, was.Read, was.ReadAt)
 	if err != nil {
 		return s, err
 	}
@@ -114,24 +119,6 @@ func (q *queue) goOn(was sinkState, info *jetstream.StreamInfo) (s sinkState, er
 	return s, err
 }
 
-// lost reports whether a stream's servers lost the message with this number, stored at that time, as they may when they
-// crash before it is on disk. Other messages get its number then, and those of the messages before it.
-func lost(
-	ctx context.Context, js jetstream.JetStream, info *jetstream.StreamInfo, seq uint64, stored time.Time,
-) (bool, error) {
-	switch {
-	case stored.IsZero():
-		return false, nil
-	case seq > info.State.LastSeq:
-		return true, nil
-	}
-	r, err := getMessage(ctx, js, info.Config.Name, seq)
-	if errors.Is(err, jetstream.ErrMsgNotFound) { // its limits may have deleted it
-		return false, nil
-	}
-	return err == nil && !r.stored.Equal(stored), err
-}
-
 // stateEvery is how often the state of a sink is written.
 const stateEvery = time.Minute
 
@@ -145,30 +132,30 @@ func (q *queue) begin(info *jetstream.StreamInfo, from time.Time) (sinkState, er
 	s := sinkState{
 		Stream: info.Created, From: info.State.LastSeq + 1, Read: info.State.LastSeq, ReadAt: info.State.LastTime.UTC(),
 	}
-	latest := map[string]uint64{}  // by Azure event
-	answers := map[string]uint64{} // likewise: what came of its approval since
-	stages := map[string]stage{}   // likewise
-	first := uint64(0)             // the first message that is not older than from
-	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
-		if first == 0 && !from.IsZero() && !r.stored.Before(from) {
-			first = r.seq
+	latest := map[string]uint64{}        // by Azure event
+	answers := map[string]uint64{}       // likewise: what came of its approval since
+	stages := map[string]streams.Stage{} // likewise
+	first := uint64(0)                   // the first message that is not older than from
+	err := streams.ReadSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r streams.Raw) {
+		if first == 0 && !from.IsZero() && !r.Stored.Before(from) {
+			first = r.Seq
 		}
-		m, err := r.message()
+		m, err := r.Message()
 		switch {
-		case err != nil, m.onlySink != "", m.eventID == "", first != 0:
-		case m.change.Kind.OfAzure():
-			now := stages[m.group()]
-			if now.outdated(m) {
+		case err != nil, m.OnlySink != "", m.EventID == "", first != 0:
+		case m.Change.Kind.OfAzure():
+			now := stages[m.Group()]
+			if now.Outdated(m) {
 				return
 			}
-			now.update(m)
-			stages[m.group()], latest[m.group()] = now, r.seq
-			delete(answers, m.group())
-			if m.change.Kind == imds.Vanished {
-				delete(latest, m.group())
+			now.Update(m)
+			stages[m.Group()], latest[m.Group()] = now, r.Seq
+			delete(answers, m.Group())
+			if m.Change.Kind == imds.Vanished {
+				delete(latest, m.Group())
 			}
-		case m.change.Kind == imds.Approved && latest[m.group()] != 0:
-			answers[m.group()] = r.seq
+		case m.Change.Kind == imds.Approved && latest[m.Group()] != 0:
+			answers[m.Group()] = r.Seq
 		}
 	})
 	if err != nil {
@@ -203,14 +190,14 @@ func (q *queue) saveState(ctx context.Context) error {
 		next.Read, next.ReadAt = q.lastRead, q.lastReadAt
 	}
 	q.mu.Unlock()
-	if q.ctx.Err() != nil && q.stateEntry.unanswered != nil {
+	if q.ctx.Err() != nil && q.stateEntry.Unanswered != nil {
 		return nil // the next relay may have written the same, and put could not tell them apart
 	}
 	body, err := json.Marshal(next)
 	if err == nil {
-		err = q.bucket.save(ctx, &q.stateEntry, body)
+		err = q.bucket.Save(ctx, &q.stateEntry, body)
 	}
-	if errors.Is(err, errOvertaken) {
+	if errors.Is(err, streams.ErrOvertaken) {
 		q.endLease(err)
 	}
 	if err == nil {
@@ -224,7 +211,7 @@ func (q *queue) saveState(ctx context.Context) error {
 // ackFloor returns the number up to which all messages are acknowledged for the sink. found is false if it has no
 // consumer.
 func (q *queue) ackFloor() (seq uint64, found bool, err error) {
-	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(q.ctx, streams.RequestTimeout)
 	defer cancel()
 	consumer, err := q.js.Consumer(ctx, q.streamName(), consumerName(q.route.Name))
 	switch {
@@ -239,25 +226,25 @@ func (q *queue) ackFloor() (seq uint64, found bool, err error) {
 // beginAfter has the consumer begin behind a message. It deletes the consumer and makes it again, which works on all
 // servers: ResetConsumer needs version 2.14 on each of a cluster.
 func (q *queue) beginAfter(seq uint64) error {
-	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(q.ctx, streams.RequestTimeout)
 	defer cancel()
 	name, stream := consumerName(q.route.Name), q.streamName()
 	err := q.js.DeleteConsumer(ctx, stream, name)
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("delete consumer %s: %w", name, err)
 	}
-	config := startAfter(seq)
+	config := streams.StartAfter(seq)
 	config.Durable, config.AckPolicy, config.AckWait = name, jetstream.AckExplicitPolicy, ackWait
-	config.MaxAckPending = q.maxUnsettled + readAhead
+	config.MaxAckPending = q.maxUnsettled + streams.ReadAhead
 	config.Description = "how far the sink " + imds.Printable(q.route.Name, 200) + " has come; of forewarn relay"
 	consumer, err := q.js.CreateConsumer(ctx, stream, config)
 	if err != nil {
 		return fmt.Errorf("create consumer %s: %w", name, err)
 	}
 	if q.puller != nil {
-		q.puller.close()
+		q.puller.Close()
 	}
-	q.puller, err = newPuller(q.js, stream, name)
+	q.puller, err = streams.NewPuller(q.js, stream, name)
 	if err == nil && consumer.CachedInfo().NumPending == 0 {
 		q.endCatchUp()
 	}
@@ -268,7 +255,7 @@ func (q *queue) beginAfter(seq uint64) error {
 // or somebody changed the consumer. It ends the lease if the stream was made again, or its servers lost messages: then a
 // new queue begins.
 func (q *queue) resume() error {
-	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(q.ctx, streams.RequestTimeout)
 	defer cancel()
 	consumer, err := q.js.Consumer(ctx, q.streamName(), consumerName(q.route.Name))
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -276,7 +263,7 @@ func (q *queue) resume() error {
 	}
 	q.checked = time.Now()
 	if err == nil && q.follows(consumer.CachedInfo()) {
-		q.puller.again()
+		q.puller.Again()
 		return nil
 	}
 	info, err := q.streamInfo()
@@ -286,7 +273,7 @@ func (q *queue) resume() error {
 	q.mu.Lock()
 	read, readAt, floor := q.lastRead, q.lastReadAt, q.floor()
 	q.mu.Unlock()
-	missing, err := lost(q.ctx, q.js, info, read, readAt)
+	missing, err := streams.Lost(q.ctx, q.js, info, read, readAt)
 	if err != nil {
 		return err
 	}
@@ -312,8 +299,8 @@ func (q *queue) follows(info *jetstream.ConsumerInfo) bool {
 		q.log.Warn("what is settled is acknowledged in vain, so it is read again now and then; a relay needs the right to "+
 			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", q.js.Conn().LastError())
 	}
-	return info.Delivered.Consumer == q.puller.received && info.NumAckPending <= unsettled &&
-		info.Config.MaxAckPending == q.maxUnsettled+readAhead && info.Config.AckWait == ackWait
+	return info.Delivered.Consumer == q.puller.Received && info.NumAckPending <= unsettled &&
+		info.Config.MaxAckPending == q.maxUnsettled+streams.ReadAhead && info.Config.AckWait == ackWait
 }
 
 // floor returns the number up to which everything is settled for good. mu is held.

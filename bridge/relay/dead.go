@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // noSink is the sink of a dead letter that belongs to no sink: a message that can't be accepted.
@@ -66,7 +67,7 @@ func (d *deadLetters) subject(key string) string {
 	if number := key[at+1:]; at < 0 || number == "" || strings.Trim(number, "0123456789-") != "" {
 		return ""
 	}
-	return d.prefix + "." + token(key[:at]) + "." + key[at+1:]
+	return d.prefix + "." + streams.Token(key[:at]) + "." + key[at+1:]
 }
 
 // add stores a dead letter with its CloudEvent, which may be nil. A second one of the same delivery replaces it. A
@@ -81,16 +82,16 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 		letter.CloudEvent, letter.Bytes = body, len(body)
 	}
 	letter.Error = imds.CutText(letter.Error, 1<<10)
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
 	for {
 		err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
-		if isConflict(err) {
+		if streams.IsConflict(err) {
 			_, was, unread := d.get(ctx, letter.key())
 			switch {
 			case unread == nil && was.ID == letter.ID && was.PendingSince.Equal(letter.PendingSince):
 				err = d.put(ctx, letter)
-			case unread == nil, errors.Is(unread, errUnreadable):
+			case unread == nil, errors.Is(unread, streams.ErrUnreadable):
 				letter.Again++
 				continue
 			default:
@@ -125,25 +126,25 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 	if subject == "" {
 		return 0, l, ErrUnknownKey
 	}
-	msg, err := lastMessage(ctx, d.js, d.name, subject)
+	msg, err := streams.Last(ctx, d.js, d.name, subject)
 	switch {
 	case err != nil:
 		return 0, l, err
-	case msg.seq == 0:
+	case msg.Seq == 0:
 		return 0, l, ErrUnknownKey
 	}
-	if err := json.Unmarshal(msg.data, &l); err != nil {
-		return 0, l, fmt.Errorf("%w: %s: %w", errUnreadable, key, err)
+	if err := json.Unmarshal(msg.Data, &l); err != nil {
+		return 0, l, fmt.Errorf("%w: %s: %w", streams.ErrUnreadable, key, err)
 	}
-	return msg.seq, l, nil
+	return msg.Seq, l, nil
 }
 
 // addInvalid stores a dead letter for a message that can't be accepted. The message itself stays in the stream.
-func (d *deadLetters) addInvalid(ctx context.Context, r rawMessage, why error) error {
+func (d *deadLetters) addInvalid(ctx context.Context, r streams.Raw, why error) error {
 	return d.add(ctx, deadLetter{
-		Sink: noSink, Seq: r.seq, ID: imds.Printable(r.header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.data),
-		Reason: refusal(why), At: time.Now().UTC(), PendingSince: r.stored,
-		Error: "message " + strconv.FormatUint(r.seq, 10) + " on " + imds.Printable(r.subject, 200) +
+		Sink: noSink, Seq: r.Seq, ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
+		Reason: streams.Refusal(why), At: time.Now().UTC(), PendingSince: r.Stored,
+		Error: "message " + strconv.FormatUint(r.Seq, 10) + " on " + imds.Printable(r.Subject, 200) +
 			" can't be accepted: " + imds.Printable(why.Error(), 500),
 	}, nil)
 }
@@ -166,7 +167,7 @@ func (d *deadLetters) counts(ctx context.Context) (counts map[string]int, full b
 	for subject, n := range info.State.Subjects {
 		rest := strings.TrimPrefix(subject, d.prefix+".")
 		sink, _, _ := strings.Cut(rest, ".")
-		counts[fromToken(sink)] += int(n)
+		counts[streams.FromToken(sink)] += int(n)
 	}
 	most := info.Config.MaxMsgs
 	return counts, most > 0 && info.State.Msgs >= uint64(most), nil
@@ -174,15 +175,15 @@ func (d *deadLetters) counts(ctx context.Context) (counts map[string]int, full b
 
 // readAll returns all dead letters, the oldest first.
 func (d *deadLetters) readAll(ctx context.Context) (list []deadLetter, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*streams.RequestTimeout)
 	defer cancel()
 	stream, err := d.js.Stream(ctx, d.name)
 	if err != nil {
 		return nil, err
 	}
-	err = readSince(ctx, d.js, d.name, stream.CachedInfo(), time.Time{}, func(r rawMessage) {
+	err = streams.ReadSince(ctx, d.js, d.name, stream.CachedInfo(), time.Time{}, func(r streams.Raw) {
 		var l deadLetter
-		if json.Unmarshal(r.data, &l) == nil {
+		if json.Unmarshal(r.Data, &l) == nil {
 			list = append(list, l)
 		}
 	})
@@ -191,7 +192,7 @@ func (d *deadLetters) readAll(ctx context.Context) (list []deadLetter, err error
 
 // remove deletes a dead letter by its sequence number in the stream of dead letters.
 func (d *deadLetters) remove(ctx context.Context, seq uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
 	stream, err := d.js.Stream(ctx, d.name)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 )
 
 // The times of a lease. Its holder stops sending 2 s before another relay may take it over. Their clocks need not
@@ -46,7 +47,7 @@ type lease struct {
 // errLeaseExpired means that the lease is no longer held.
 var errLeaseExpired = errors.New("the lease could not be renewed in time")
 
-func leaseKey(sink string) string { return "lease." + token(sink) }
+func leaseKey(sink string) string { return "lease." + streams.Token(sink) }
 
 // take waits until the lease is free, and takes it. While rests reports true, other relays may go first. seen is called
 // with the holder each time that the lease was read or taken.
@@ -80,32 +81,20 @@ func (l *lease) take(ctx context.Context, rests func() bool, seen func(holder)) 
 				seen(l.me)
 				return nil
 			}
-			if err != nil && !errors.Is(err, errOvertaken) {
+			if err != nil && !errors.Is(err, streams.ErrOvertaken) {
 				return err
 			}
 		}
-		if err := sleep(ctx, readLeaseEvery); err != nil {
+		if err := streams.Sleep(ctx, readLeaseEvery); err != nil {
 			return err
 		}
 	}
 }
 
-// sleep waits for d, or until ctx is done: then it returns its error.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
-}
-
 // read returns the holder of the lease, and the revision of the bucket. Nobody holds a lease that is unreadable.
 func (l *lease) read(ctx context.Context) (rev uint64, by holder, err error) {
-	rev, err = bucket{l.kv}.get(ctx, l.key, &by)
-	if errors.Is(err, errUnreadable) {
+	rev, err = streams.Bucket{KV: l.kv}.Get(ctx, l.key, &by)
+	if errors.Is(err, streams.ErrUnreadable) {
 		err = nil
 	}
 	return rev, by, err
@@ -125,18 +114,18 @@ func (l *lease) renew(ctx context.Context) error {
 	l.mu.Lock()
 	rev := l.rev
 	l.mu.Unlock()
-	next, err := writeRevision(ctx, l.kv, l.key, body, rev)
-	if isConflict(err) {
+	next, err := streams.WriteRevision(ctx, l.kv, l.key, body, rev)
+	if streams.IsConflict(err) {
 		now, by, readErr := l.read(ctx)
 		if readErr != nil {
 			return readErr
 		}
 		if now != 0 && by.ID != l.me.ID {
-			return fmt.Errorf("%w: %s holds it", errOvertaken, by.Relay)
+			return fmt.Errorf("%w: %s holds it", streams.ErrOvertaken, by.Relay)
 		}
-		next, err = writeRevision(ctx, l.kv, l.key, body, now)
-		if isConflict(err) {
-			return fmt.Errorf("%w: it took the lease just now", errOvertaken)
+		next, err = streams.WriteRevision(ctx, l.kv, l.key, body, now)
+		if streams.IsConflict(err) {
+			return fmt.Errorf("%w: it took the lease just now", streams.ErrOvertaken)
 		}
 	}
 	if err != nil {
@@ -196,11 +185,11 @@ func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) 
 			go func() { renewed <- l.renew(ctx) }()
 		case err := <-renewed:
 			due = tick.C
-			if errors.Is(err, errOvertaken) {
+			if errors.Is(err, streams.ErrOvertaken) {
 				lost(err)
 				continue
 			}
-			lastErr = plain(err)
+			lastErr = streams.Plain(err)
 			expired.Reset(time.Until(l.expiry()))
 		case <-expired.C:
 			if l.valid() {

@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 	"forewarn/bridge/internal/trouble"
 )
 
@@ -60,7 +61,7 @@ func (r *Relay) Over(e Entry, sink string) bool {
 		return route.Name == sink && route.Terms.Late == delivery.LateDrop
 	})
 	r.mu.Unlock()
-	return acts && e.Group != "" && !strings.HasSuffix(e.Type, "."+string(imds.Vanished)) && r.fleet.isOver(e.group)
+	return acts && e.Group != "" && !strings.HasSuffix(e.Type, "."+string(imds.Vanished)) && r.fleet.IsOver(e.group)
 }
 
 // ErrUnknownKey means that there is no such delivery.
@@ -96,7 +97,7 @@ func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, m
 
 // pendingEntries returns the selected deliveries that are pending here.
 func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
-	var found []*Entry // pointers: see fleet.listVMs
+	var found []*Entry // pointers: see fleet.Fleet.VMs
 	r.mu.Lock()
 	var queues []*queue
 	for _, s := range r.services {
@@ -108,7 +109,7 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 	for _, q := range queues {
 		q.mu.Lock()
 		for _, e := range q.pending {
-			if sel.has(q.route.Name, statePending, eventOf(e.item.Group)) {
+			if sel.has(q.route.Name, statePending, streams.EventOf(e.item.Group)) {
 				found = append(found, pendingEntry(q.route.Name, *e.item, q.muteOf(e)))
 			}
 		}
@@ -125,7 +126,7 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 func pendingEntry(sink string, i delivery.Item, mute *delivery.Mute) *Entry {
 	e := &Entry{Key: entryKey(sink, i.Seq), Sink: sink, Item: i, State: statePending, Mute: mute, group: i.Group}
 	listed := *i.Message
-	listed.Group = eventOf(i.Group)
+	listed.Group = streams.EventOf(i.Group)
 	e.Message = &listed
 	return e
 }
@@ -168,11 +169,11 @@ func (r *Relay) readCloudEvent(ctx context.Context, seq uint64, id string) (ce e
 	if err != nil {
 		return ce, err
 	}
-	msg, err := getMessage(ctx, st.js, r.Stream, seq)
+	msg, err := streams.Get(ctx, st.js, r.Stream, seq)
 	if err != nil {
 		return ce, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	ce, err = decode(msg.header, msg.data)
+	ce, err = streams.Decode(msg.Header, msg.Data)
 	if err == nil && ce.ID() != id {
 		err = fmt.Errorf("%s is lost: message %d of the stream is another CloudEvent now", id, seq)
 	}
@@ -261,7 +262,7 @@ func (r *Relay) removeEach(
 // entry returns the dead letter as it is listed.
 func (l deadLetter) entry() Entry {
 	return Entry{
-		Key: l.key(), Sink: l.Sink, group: groupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
+		Key: l.key(), Sink: l.Sink, group: streams.GroupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
 		CloudEvent: l.CloudEvent,
 		Item: delivery.Item{
 			Message: &delivery.Message{

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 	"forewarn/bridge/mutes"
 )
 
@@ -26,10 +27,10 @@ const (
 )
 
 // readMutes reads the mutes. They must be known before anything is sent.
-func (r *Relay) readMutes(ctx context.Context, records bucket) error {
+func (r *Relay) readMutes(ctx context.Context, records streams.Bucket) error {
 	var all []*delivery.Mute
-	rev, err := records.get(ctx, mutesKey, &all)
-	if err != nil && !errors.Is(err, errUnreadable) {
+	rev, err := records.Get(ctx, mutesKey, &all)
+	if err != nil && !errors.Is(err, streams.ErrUnreadable) {
 		return err
 	}
 	r.mu.Lock()
@@ -65,29 +66,30 @@ func (r *Relay) followMutes(ctx context.Context, st *storage) {
 	defer ending.Wait()
 	ending.Go(func() { r.endMutes(ctx, st) })
 	bucket := recordsBucket(r.Stream)
-	add := func(m rawMessage) {
+	add := func(m streams.Raw) {
 		var all []*delivery.Mute
-		if err := json.Unmarshal(m.data, &all); err != nil && len(m.data) > 0 {
+		if err := json.Unmarshal(m.Data, &all); err != nil && len(m.Data) > 0 {
 			r.Log.Error("the mutes can't be read; the ones before stay", "err", err)
 			return
 		}
-		r.setMutes(all, m.seq)
+		r.setMutes(all, m.Seq)
 	}
-	last := lastOf("$KV." + bucket + "." + mutesKey)
+	last := streams.LastOf("$KV." + bucket + "." + mutesKey)
 	from := func() (jetstream.ConsumerConfig, error) {
 		if err := r.readMutes(ctx, st.records); err != nil { // its servers may have lost the newest
 			return jetstream.ConsumerConfig{}, err
 		}
 		return last()
 	}
-	r.keepFollowing(ctx, st, "KV_"+bucket, from, "the mutes can't be followed", add)
+	problem := func(err error) { r.Log.Debug("the mutes can't be followed", "err", err) }
+	streams.KeepFollowing(ctx, st.js, "KV_"+bucket, from, problem, add)
 }
 
 // endMutes ends the mutes whose time is over, or whose sink was removed, and announces what isn't announced yet, until
 // ctx is done.
 func (r *Relay) endMutes(ctx context.Context, st *storage) {
 	failing := false
-	for sleep(ctx, mutesEvery) == nil {
+	for streams.Sleep(ctx, mutesEvery) == nil {
 		if r.dueMutes(r.allMutes()) != nil {
 			_, err := r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { return r.dueMutes(all), nil })
 			if err != nil && ctx.Err() == nil {
@@ -150,7 +152,7 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), streams.RequestTimeout)
 	defer cancel()
 	stream, err := st.js.Stream(ctx, r.Stream) // with its last sequence number
 	if err != nil {
@@ -158,8 +160,8 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 	}
 	for range muteTries {
 		var all []*delivery.Mute
-		rev, err := st.records.get(ctx, mutesKey, &all)
-		if err != nil && !errors.Is(err, errUnreadable) {
+		rev, err := st.records.Get(ctx, mutesKey, &all)
+		if err != nil && !errors.Is(err, streams.ErrUnreadable) {
 			return nil, err
 		}
 		changed, err := f(all)
@@ -171,8 +173,8 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 		if err != nil {
 			return nil, err
 		}
-		rev, err = st.records.put(ctx, mutesKey, body, rev)
-		if errors.Is(err, errOvertaken) {
+		rev, err = st.records.Put(ctx, mutesKey, body, rev)
+		if errors.Is(err, streams.ErrOvertaken) {
 			continue
 		} else if err != nil {
 			return nil, err

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/internal/streams"
+
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -30,7 +32,7 @@ type peer struct {
 
 const peerPrefix = "relay."
 
-func (r *Relay) peerKey() string { return peerPrefix + token(r.self.ID) }
+func (r *Relay) peerKey() string { return peerPrefix + streams.Token(r.self.ID) }
 
 // housekeeping publishes that this relay is alive, reads which others are, gives up for them the sinks that fail here, and
 // checks that the streams still exist, until ctx is done. If one was deleted it ends the session.
@@ -50,7 +52,7 @@ func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.Cance
 		r.mu.Lock()
 		r.lastTurn = time.Now()
 		r.mu.Unlock()
-		if sleep(ctx, housekeepingEvery) != nil {
+		if streams.Sleep(ctx, housekeepingEvery) != nil {
 			return
 		}
 	}
@@ -59,7 +61,7 @@ func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.Cance
 var errDeleted = errors.New("gone")
 
 func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
 	leasesStream, err := r.checkStreams(ctx, st)
 	if err != nil {

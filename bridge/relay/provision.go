@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/fleet"
+	"forewarn/bridge/internal/streams"
 )
 
 // Retention is how the stream, and what a relay keeps beside it, are created. A zero field leaves an existing stream as
@@ -64,12 +66,12 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		if c.Name == "KV_"+recordsBucket(stream) {
 			c.MaxAge = recordsAge(kept)
 		}
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
 		if c.Name == heartbeatsStream(stream) && errors.Is(err, jetstream.ErrStreamNotFound) {
-			if other, err := js.StreamNameBySubject(ctx, heartbeatsSubject); err == nil { // whose subjects may not overlap
-				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: []string{"takes " + heartbeatsSubject}})
+			if other, err := js.StreamNameBySubject(ctx, streams.HeartbeatsSubject); err == nil { // whose subjects may not overlap
+				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: []string{"takes " + streams.HeartbeatsSubject}})
 				continue
 			}
 		}
@@ -112,7 +114,7 @@ func recordsAge(kept time.Duration) time.Duration {
 // Do carries out the plan.
 func (p Plan) Do(ctx context.Context) error {
 	for _, s := range p.Steps {
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 		defer cancel()
 		var err error
 		switch s.Action {
@@ -149,8 +151,8 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	if len(subjects) == 0 {
 		subjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
 	}
-	if !slices.ContainsFunc(subjects, func(s string) bool { return covers(s, sinkPrefix+">") }) {
-		subjects = append(slices.Clone(subjects), sinkPrefix+">")
+	if !slices.ContainsFunc(subjects, func(s string) bool { return covers(s, streams.SinkPrefix+">") }) {
+		subjects = append(slices.Clone(subjects), streams.SinkPrefix+">")
 	}
 	audit := jetstream.StreamConfig{
 		Name: stream, Subjects: subjects, Storage: jetstream.FileStorage, MaxAge: want.MaxAge,
@@ -168,11 +170,11 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 			MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 		{
-			Name: heartbeatsStream(stream), Subjects: []string{heartbeatsSubject}, Storage: jetstream.FileStorage,
-			MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
+			Name: heartbeatsStream(stream), Subjects: []string{streams.HeartbeatsSubject}, Storage: jetstream.FileStorage,
+			MaxAge: fleet.ForgetVM, MaxMsgs: fleet.MaxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 	}
-	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, heartbeatsSubject) }) {
+	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, streams.HeartbeatsSubject) }) {
 		all = all[:len(all)-1] // the audit stream takes heartbeats too
 	}
 	return all
@@ -197,7 +199,7 @@ func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstrea
 	}
 	for _, subject := range c.Subjects {
 		if !slices.ContainsFunc(is.Subjects, func(s string) bool { return covers(s, subject) }) &&
-			(!audit || len(want.Subjects) > 0 || subject == sinkPrefix+">") {
+			(!audit || len(want.Subjects) > 0 || subject == streams.SinkPrefix+">") {
 			changes = append(changes, "subject "+subject+" is added")
 			is.Subjects = append(slices.Clone(is.Subjects), subject)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // reportTrouble is called by a Worker while its route is blocked, with the reason, and with nil when the route
@@ -87,7 +88,7 @@ func (q *queue) tellTrouble() bool {
 	u := q.untold[0]
 	u.begun = true
 	q.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), requestTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), streams.RequestTimeout)
 	defer cancel()
 	err := q.notify(ctx, q.js, u.ce, q.route.Name)
 	if err != nil {
@@ -155,15 +156,15 @@ func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jet
 // publish puts a CloudEvent from this relay into the stream, for all sinks. What all relays say has one id and one
 // subject, so that the stream keeps one of them.
 func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event, id string) error {
-	return publish(ctx, js, "forewarn.bridge.relay."+token(id), ce, id, nats.Header{})
+	return publish(ctx, js, "forewarn.bridge.relay."+streams.Token(id), ce, id, nats.Header{})
 }
 
 // publishForSink puts a CloudEvent into the stream for one sink only.
 func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, header nats.Header,
 	id string) error {
-	err := publish(ctx, js, sinkPrefix+token(sink)+"."+token(ce.ID()), ce, token(id), header)
+	err := publish(ctx, js, streams.SinkPrefix+streams.Token(sink)+"."+streams.Token(ce.ID()), ce, streams.Token(id), header)
 	if errors.Is(err, jetstream.ErrNoStreamResponse) {
-		return fmt.Errorf("no stream takes %s>; forewarn relay --provision adds it: %w", sinkPrefix, err)
+		return fmt.Errorf("no stream takes %s>; forewarn relay --provision adds it: %w", streams.SinkPrefix, err)
 	}
 	return err
 }
@@ -173,7 +174,7 @@ func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce
 func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, by, id string) error {
 	again := ce.Clone()
 	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
-	return publishForSink(ctx, js, sink, again, nats.Header{headerReplayedBy: {percentEncoded(by)}}, id)
+	return publishForSink(ctx, js, sink, again, nats.Header{streams.HeaderReplayedBy: {percentEncoded(by)}}, id)
 }
 
 // publish puts a CloudEvent into the stream that takes the subject. The stream keeps one of the messages with the same
@@ -187,7 +188,7 @@ func publish(ctx context.Context, js jetstream.JetStream, subject string, ce eve
 	}
 	header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
 	header.Set(jetstream.MsgIDHeader, id)
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
 	msg := &nats.Msg{Subject: subject, Header: header, Data: body}
 	ack, err := js.PublishMsg(ctx, msg)
@@ -208,11 +209,11 @@ func publish(ctx context.Context, js jetstream.JetStream, subject string, ce eve
 
 // isHeld reports whether the message that a stream calls a duplicate is on its own subject.
 func isHeld(ctx context.Context, js jetstream.JetStream, ack *jetstream.PubAck, subject, id string) (bool, error) {
-	held, err := nextMessage(ctx, js, ack.Stream, subject, ack.Sequence)
+	held, err := streams.Next(ctx, js, ack.Stream, subject, ack.Sequence)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return false, nil
 	}
-	was := held.header.Get(jetstream.MsgIDHeader)
+	was := held.Header.Get(jetstream.MsgIDHeader)
 	return was == id || strings.HasPrefix(was, id+" "), err
 }
 

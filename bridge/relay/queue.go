@@ -15,6 +15,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 )
 
 // The bounds and times of a queue.
@@ -36,7 +37,7 @@ type queue struct {
 	route    bridge.Route
 	js       jetstream.JetStream
 	stream   jetstream.Stream
-	bucket   bucket
+	bucket   streams.Bucket
 	dead     *deadLetters
 	log      *slog.Logger
 	meter    bridge.Meter
@@ -52,12 +53,12 @@ type queue struct {
 	origin        sinkState // with which it began
 
 	// Only readStream uses these.
-	puller      *puller
+	puller      *streams.Puller
 	checked     time.Time // when the consumer was looked at
 	saidUnacked bool      // that acknowledgements are lost
 
 	saving     chan struct{} // holds one value while records or the state are saved; guards the next
-	stateEntry entry
+	stateEntry streams.Entry
 
 	mu            sync.Mutex // guards all below; nothing slow happens while it is held
 	state         sinkState  // as it is in the bucket
@@ -96,8 +97,8 @@ type queue struct {
 // A pendingItem is one delivery that isn't settled.
 type pendingItem struct {
 	item    *delivery.Item // replaced, never changed
-	id      string         // message.deliveryID
-	reply   string         // see rawMessage
+	id      string         // streams.Message.DeliveryID
+	reply   string         // see streams.Raw
 	group   *group
 	ce      *event.Event // nil if it has to be read again
 	bytes   int          // of the message
@@ -115,7 +116,7 @@ func (q *queue) init() {
 func (q *queue) streamName() string { return q.stream.CachedInfo().Config.Name }
 
 func (q *queue) streamInfo() (*jetstream.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(q.ctx, streams.RequestTimeout)
 	defer cancel()
 	info, err := q.stream.Info(ctx)
 	if err != nil {
@@ -225,12 +226,12 @@ func (q *queue) read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	if err != nil {
 		return ce, nil, err
 	}
-	m, err := r.message()
+	m, err := r.Message()
 	if err != nil {
 		return ce, nil, fmt.Errorf("%w: message %d: %v", delivery.ErrLost, i.Seq, err)
 	}
-	if m.ce.ID() != i.ID { // the servers lost it: that is noticed soon, and all is read again
+	if m.CE.ID() != i.ID { // the servers lost it: that is noticed soon, and all is read again
 		return ce, nil, fmt.Errorf("message %d is another one than before", i.Seq)
 	}
-	return m.ce, receipt, nil
+	return m.CE, receipt, nil
 }

@@ -12,21 +12,22 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 )
 
 // readStream reads what the consumer gets into the queue until the lease ends.
 func (q *queue) readStream() {
-	defer func() { q.puller.close() }()
+	defer func() { q.puller.Close() }()
 	for q.ctx.Err() == nil {
 		err := q.readOn()
 		for q.ctx.Err() == nil && err != nil {
 			wait := readRetry
-			if errors.Is(err, errLost) {
+			if errors.Is(err, streams.ErrLost) {
 				wait = resumeAfter
 			} else {
 				q.setReadErr(err)
 			}
-			_ = sleep(q.ctx, wait)
+			_ = streams.Sleep(q.ctx, wait)
 			err = q.resume()
 		}
 	}
@@ -35,13 +36,13 @@ func (q *queue) readStream() {
 // readOn reads until that fails. What was read is never let go: it is taken in, however often that is tried.
 func (q *queue) readOn() error {
 	for {
-		batch, err := q.puller.batch(q.ctx, q.room())
+		batch, err := q.puller.Batch(q.ctx, q.room())
 		if err != nil {
 			return err
 		}
 		for err := q.takeAll(batch); err != nil; err = q.takeAll(batch) {
 			q.setReadErr(err)
-			if err := sleep(q.ctx, readRetry); err != nil {
+			if err := streams.Sleep(q.ctx, readRetry); err != nil {
 				return err
 			}
 		}
@@ -69,27 +70,27 @@ func (q *queue) setReadErr(err error) {
 func (q *queue) room() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return max(1, min(readAhead, q.maxUnsettled-q.unsettled()))
+	return max(1, min(streams.ReadAhead, q.maxUnsettled-q.unsettled()))
 }
 
 // takeAll takes messages in, in order, and then lets the Worker have those that are pending.
-func (q *queue) takeAll(batch []rawMessage) error {
-	messages, failures := make([]message, len(batch)), make([]error, len(batch))
+func (q *queue) takeAll(batch []streams.Raw) error {
+	messages, failures := make([]streams.Message, len(batch)), make([]error, len(batch))
 	wanted := map[string]bool{} // records
 	for n, r := range batch {
-		messages[n], failures[n] = r.message()
+		messages[n], failures[n] = r.Message()
 		if failures[n] == nil && q.concerns(messages[n]) {
-			wanted[recordKey(q.route.Name, messages[n].recordID())] = true
+			wanted[recordKey(q.route.Name, messages[n].RecordID())] = true
 		}
 	}
 	if err := q.loadGroups(wanted); err != nil {
 		return err
 	}
 	for n, r := range batch {
-		if q.knows(r.seq) { // it is read again, because one behind it was lost or could not be taken in
+		if q.knows(r.Seq) { // it is read again, because one behind it was lost or could not be taken in
 			continue
 		}
-		if err := q.noteDeleted(r.seq); err != nil {
+		if err := q.noteDeleted(r.Seq); err != nil {
 			return err
 		}
 		var err error
@@ -97,14 +98,14 @@ func (q *queue) takeAll(batch []rawMessage) error {
 		case failures[n] != nil:
 			err = q.keepInvalid(r, failures[n])
 		case !q.concerns(messages[n]):
-			q.ack(r.reply)
+			q.ack(r.Reply)
 		default:
 			err = q.admit(messages[n], r)
 		}
 		if err != nil {
 			return err
 		}
-		q.setRead(r.seq, r.stored)
+		q.setRead(r.Seq, r.Stored)
 	}
 	q.offer(batch)
 	return nil
@@ -127,19 +128,19 @@ func (q *queue) knows(seq uint64) bool {
 }
 
 // offer lets the Worker have what is pending of a batch, once it is on record that it is.
-func (q *queue) offer(batch []rawMessage) {
+func (q *queue) offer(batch []streams.Raw) {
 	if len(batch) > 0 {
 		q.flush() // saveErr holds an error; nothing urgent waits for longer than one attempt to write
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, r := range batch {
-		if e := q.pending[r.seq]; e != nil && !e.offered {
+		if e := q.pending[r.Seq]; e != nil && !e.offered {
 			e.offered = true
-			q.notifyWorker(r.seq)
+			q.notifyWorker(r.Seq)
 		}
 	}
-	if q.catchUpTo > 0 && (q.puller.atEnd || q.lastRead >= q.catchUpTo) {
+	if q.catchUpTo > 0 && (q.puller.AtEnd || q.lastRead >= q.catchUpTo) {
 		q.catchUpTo = 0
 		wake(q.changed)
 	}
@@ -325,8 +326,8 @@ func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
 }
 
 // fetch reads one message. The error wraps delivery.ErrLost if the stream no longer has it.
-func (q *queue) fetch(seq uint64) (rawMessage, error) {
-	r, err := getMessage(q.ctx, q.js, q.streamName(), seq)
+func (q *queue) fetch(seq uint64) (streams.Raw, error) {
+	r, err := streams.Get(q.ctx, q.js, q.streamName(), seq)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return r, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, q.streamName(), seq)

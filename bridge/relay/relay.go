@@ -10,11 +10,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/fleet"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // stopTimeout is how long a stop waits for attempts under way.
@@ -52,9 +55,10 @@ type Options struct {
 // A Relay delivers the CloudEvents of a stream to its routes, together with other relays.
 type Relay struct {
 	Options
-	self  holder
-	fleet *fleet
-	dead  deadCollector
+	self    holder
+	fleet   *fleet.Fleet
+	history history
+	dead    deadCollector
 
 	deadReports []*deadReport  // not in the stream yet; only reportDead uses them
 	needs       bridge.NeedLog // has a lock of its own
@@ -77,7 +81,6 @@ type Relay struct {
 	reload       context.CancelFunc // has the routes that are served end; nil before there are any
 	replaced     sync.WaitGroup     // the sinks of earlier settings that are not closed yet
 	lastTime     time.Time          // of the last CloudEvent about this relay
-	watchErr     error              // why silent VMs can't be noticed; nil if they can
 }
 
 // New returns a Relay. It does nothing before Run.
@@ -98,11 +101,27 @@ func New(o Options) *Relay {
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}
-	return &Relay{
+	r := &Relay{
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
 		services: map[string]*service{}, down: errNotYet,
-		deadCounts: map[string]int{}, announced: map[string]string{}, fleet: newFleet(),
+		deadCounts: map[string]int{}, announced: map[string]string{},
+		history: history{records: map[string]map[string]record{}},
 	}
+	r.fleet = fleet.New(fleet.Options{
+		Log: o.Log,
+		NewCloudEvent: func(typ string, data map[string]any) (event.Event, error) {
+			ce, _, err := r.newCloudEvent(typ, data)
+			return ce, err
+		},
+		Publish: func(ctx context.Context, ce event.Event) error {
+			st, err := r.connected()
+			if err != nil {
+				return err
+			}
+			return r.publish(ctx, st.js, ce, ce.ID())
+		},
+	})
+	return r
 }
 
 var errNotYet = errors.New("not connected yet")
@@ -115,7 +134,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var turning sync.WaitGroup
 	defer turning.Wait()
 	turning.Go(func() {
-		for sleep(ctx, housekeepingEvery) == nil {
+		for streams.Sleep(ctx, housekeepingEvery) == nil {
 			r.Turned()
 		}
 	})
@@ -125,7 +144,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			break
 		}
 		r.setDown(err)
-		_ = sleep(ctx, reconnectAfter)
+		_ = streams.Sleep(ctx, reconnectAfter)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -187,14 +206,13 @@ func (r *Relay) session(ctx context.Context) error {
 
 	var all sync.WaitGroup
 	all.Go(func() { r.housekeeping(ctx, st, end) })
-	all.Go(func() { r.followFleet(ctx, st) })
+	all.Go(func() { r.fleet.Follow(ctx, st.source()) })
 	all.Go(func() { r.followRecords(ctx, st) })
 	all.Go(func() { r.followMutes(ctx, st) })
 	all.Go(func() { r.reportTroubles(ctx) })
 	all.Go(func() {
 		if r.awaitHeartbeats(ctx, st) == nil {
-			all.Go(func() { r.followHeartbeats(ctx, st) })
-			r.watchObservers(ctx, st)
+			r.fleet.Watch(ctx, st.source())
 		}
 	})
 	for ctx.Err() == nil {
@@ -297,3 +315,10 @@ func (noMeter) Accepted(string, time.Duration)  {}
 func (noMeter) Superseded(string, int)          {}
 func (noMeter) Failed(string, string)           {}
 func (noMeter) Forgot(string, int)              {}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // A ReplayRequest selects the CloudEvents of the stream that a sink gets again: those about Azure events that its
@@ -63,7 +64,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 	if err != nil {
 		return ReplayPart{}, err
 	}
-	asked, cancel := context.WithTimeout(ctx, requestTimeout)
+	asked, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
 	stream, err := st.js.Stream(asked, r.Stream)
 	if err != nil {
@@ -79,19 +80,19 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 		return ReplayPart{}, err
 	}
 	if p.Event == "" && route.Terms.Late.OverAtEnd(false) { // so it must be known which events are over
-		if err := r.catchUp(asked, st, 0); err != nil {
+		if err := r.fleet.CatchUp(asked, st.source()); err != nil {
 			return ReplayPart{}, err
 		}
 	}
-	from := startAt(p.Since)
+	from := streams.StartAt(p.Since)
 	if p.After > 0 {
-		from = startAfter(p.After)
+		from = streams.StartAfter(p.After)
 	}
 	x := replayer{
-		request: p, route: route, js: st.js, bucket: bucket{kv}, last: state.LastSeq, records: map[string]*record{},
-		done: map[string]bool{}, over: r.fleet.isOver, began: time.Now(), part: part,
+		request: p, route: route, js: st.js, bucket: streams.Bucket{KV: kv}, last: state.LastSeq, records: map[string]*record{},
+		done: map[string]bool{}, over: r.fleet.IsOver, began: time.Now(), part: part,
 	}
-	err = readToEnd(ctx, st.js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
+	err = streams.ReadToEnd(ctx, st.js, r.Stream, from, func(m streams.Raw) error { return x.take(ctx, m) })
 	if len(x.part.Replayed) > 0 {
 		r.Log.Info("the past is replayed", "sink", route.Name, "cloudevents", len(x.part.Replayed), "since", p.Since,
 			"event", p.Event, "by", p.By)
@@ -113,7 +114,7 @@ type replayer struct {
 	request ReplayRequest
 	route   bridge.Route
 	js      jetstream.JetStream
-	bucket  bucket
+	bucket  streams.Bucket
 	last    uint64             // the stream's last message when the part began
 	records map[string]*record // by group
 	done    map[string]bool    // CloudEvents of this part, by id
@@ -124,74 +125,74 @@ type replayer struct {
 }
 
 // take replays one message if the sink gets it. It returns errStop at the end of the part.
-func (x *replayer) take(ctx context.Context, r rawMessage) error {
-	if r.seq > x.last {
-		return errStop
+func (x *replayer) take(ctx context.Context, r streams.Raw) error {
+	if r.Seq > x.last {
+		return streams.ErrStop
 	}
-	if m, err := r.message(); err == nil {
+	if m, err := r.Message(); err == nil {
 		selected, err := x.selects(ctx, m)
 		if err != nil {
 			return err
 		}
 		switch {
-		case !selected || x.done[m.ce.ID()]:
+		case !selected || x.done[m.CE.ID()]:
 		case x.leavesOut(m):
-			if !slices.Contains(x.part.Over, m.eventID) {
-				x.part.Over = append(x.part.Over, m.eventID)
+			if !slices.Contains(x.part.Over, m.EventID) {
+				x.part.Over = append(x.part.Over, m.EventID)
 			}
 		default:
-			if err := x.replay(ctx, m.ce); err != nil {
+			if err := x.replay(ctx, m.CE); err != nil {
 				return err
 			}
 		}
 	}
 	x.read++
 	switch {
-	case r.seq == x.last:
-		return errStop
+	case r.Seq == x.last:
+		return streams.ErrStop
 	case x.read == replayedAtOnce, time.Since(x.began) > replayedFor:
-		x.part.After = r.seq
-		return errStop
+		x.part.After = r.Seq
+		return streams.ErrStop
 	}
 	return nil
 }
 
 // selects reports whether the sink gets a message again. As at first, it gets all changes of an Azure event from the
 // first one that its filter let pass.
-func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
-	if m.onlySink != "" || m.eventID == "" ||
-		!strings.HasPrefix(imds.Upper(m.eventID), imds.Upper(x.request.Event)) {
+func (x *replayer) selects(ctx context.Context, m streams.Message) (bool, error) {
+	if m.OnlySink != "" || m.EventID == "" ||
+		!strings.HasPrefix(imds.Upper(m.EventID), imds.Upper(x.request.Event)) {
 		return false, nil
 	}
-	rec := x.records[m.group()]
+	rec := x.records[m.Group()]
 	if rec == nil {
 		rec = &record{}
-		_, err := x.bucket.get(ctx, recordKey(x.route.Name, m.group()), rec)
-		if err != nil && !errors.Is(err, errUnreadable) {
+		_, err := x.bucket.Get(ctx, recordKey(x.route.Name, m.Group()), rec)
+		if err != nil && !errors.Is(err, streams.ErrUnreadable) {
 			return false, err
 		}
-		x.records[m.group()] = rec
+		x.records[m.Group()] = rec
 	}
-	refused := rec.decided(m) && !rec.knows(m.deliveryID(), m.stored)
+	refused := rec.decided(m) && !rec.knows(m.DeliveryID(), m.Stored)
 	if refused || !rec.Matched {
-		passes, _, _ := x.route.Filter.MatchEvent(m.change, cloudevent.Fields(m.ce), "") // if it fails, the event passes
+		passes, _, _ := x.route.Filter.MatchEvent(m.Change, cloudevent.Fields(m.CE), "") // if it fails, the event passes
 		if !passes {
 			return false, nil
 		}
 		rec.Matched = true
 	}
-	if m.change.Kind.OfAzure() {
-		selected, _ := x.route.Filter.MatchChange(m.change, "")
+	if m.Change.Kind.OfAzure() {
+		selected, _ := x.route.Filter.MatchChange(m.Change, "")
 		return selected, nil
 	}
-	return x.route.Hears(m.change, ""), nil
+	return x.route.Hears(m.Change, ""), nil
 }
 
 // leavesOut reports whether a message is about an event that is over, about which the sink begins nothing, and nobody
 // asked for this event.
-func (x *replayer) leavesOut(m message) bool {
-	return x.request.Event == "" && m.change.Kind != imds.Vanished && endSettles(x.route, m.change.Event) &&
-		x.over(m.group())
+func (x *replayer) leavesOut(m streams.Message) bool {
+	return x.request.Event == "" && m.Change.Kind != imds.Vanished && endSettles(x.route, m.Change.Event) &&
+		x.over(m.Group())
 }
 
 func (x *replayer) replay(ctx context.Context, ce event.Event) error {

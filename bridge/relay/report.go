@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // Report implements delivery.Queue. It returns when the whole report is in the bucket, or can't be written: then the queue
@@ -25,7 +26,7 @@ func (q *queue) Report(r delivery.Report) {
 	changed := q.apply(r)
 	q.requireSaved(changed)
 	_ = q.save(changed) // saveErr holds the error
-	for q.tooFarAhead() && sleep(q.ctx, saveEvery) == nil {
+	for q.tooFarAhead() && streams.Sleep(q.ctx, saveEvery) == nil {
 	}
 }
 
@@ -56,7 +57,7 @@ func (q *queue) keepDeadLetter(u *unkept, why string) error {
 		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, AzureType: i.AzureType, Reason: r.Reason,
 		Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince, Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
 	}
-	letter.Event, letter.Set = cutGroup(i.Group)
+	letter.Event, letter.Set = streams.CutGroup(i.Group)
 	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
 	if ofAttempt && !slices.Contains(r.Untried, i) {
 		letter.Attempts++
@@ -91,7 +92,7 @@ func (q *queue) hasEnd(i *delivery.Item) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	e := q.pending[i.Seq]
-	return e != nil && e.group.rec.stage.Kind == imds.Vanished
+	return e != nil && e.group.rec.Stage.Kind == imds.Vanished
 }
 
 // fallbackOf returns the sink that gets a delivery instead; "" if there is none. A fallback's delivery doesn't fall back
@@ -110,10 +111,10 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	if fallback == "" {
 		return nil
 	}
-	header := nats.Header{headerFallbackFor: {q.route.Name},
-		headerFallbackError: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
+	header := nats.Header{streams.HeaderFallbackFor: {q.route.Name},
+		streams.HeaderFallbackError: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
 	if q.hasEnd(i) {
-		header.Set(headerEventOver, "true")
+		header.Set(streams.HeaderEventOver, "true")
 	}
 	err := publishForSink(q.ctx, q.js, fallback, ce, header, ce.ID()+"-fallback-"+fallback)
 	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {
@@ -179,7 +180,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 // superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
 func (q *queue) superseded(i *delivery.Item) *pendingItem {
 	g := q.groups[recordKey(q.route.Name, i.Group)]
-	id := deliveryID(i.ID, i.Seq, i.Replayed, i.FallbackFor != nil)
+	id := streams.DeliveryID(i.ID, i.Seq, i.Replayed, i.FallbackFor != nil)
 	if g == nil || g.rec.Settled[id].State != resultSuperseded {
 		return nil
 	}

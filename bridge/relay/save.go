@@ -6,14 +6,16 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"forewarn/bridge/internal/streams"
 )
 
 // loadGroup reads the record with a key into memory.
 func (q *queue) loadGroup(key string) error {
-	g := &group{entry: entry{key: key}, pending: map[string]uint64{}}
+	g := &group{entry: streams.Entry{Key: key}, pending: map[string]uint64{}}
 	var err error
-	g.entry.rev, err = q.bucket.get(q.ctx, key, &g.rec)
-	if errors.Is(err, errUnreadable) {
+	g.entry.Rev, err = q.bucket.Get(q.ctx, key, &g.rec)
+	if errors.Is(err, streams.ErrUnreadable) {
 		q.log.Error("what a sink remembers can't be read; it counts as nothing", "key", key, "err", err)
 		err = nil
 	}
@@ -52,10 +54,10 @@ func (q *queue) save(groups []*group) error {
 	}
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), requestTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), streams.RequestTimeout)
 	defer cancel()
 	err := atOnce(len(groups), func(n int) error { return q.saveGroup(ctx, groups[n]) })
-	if errors.Is(err, errOvertaken) {
+	if errors.Is(err, streams.ErrOvertaken) {
 		q.endLease(err)
 	}
 	q.setSaveErr(err)
@@ -74,8 +76,8 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	if version == g.savedVersion {
 		return nil
 	}
-	err = q.bucket.save(ctx, &g.entry, body)
-	if errors.Is(err, errOvertaken) {
+	err = q.bucket.Save(ctx, &g.entry, body)
+	if errors.Is(err, streams.ErrOvertaken) {
 		err = q.writeOver(context.WithoutCancel(ctx), g, body, err) // each request has a timeout of its own
 	}
 	if err != nil {
@@ -124,15 +126,15 @@ func (q *queue) writeOver(ctx context.Context, g *group, body []byte, overtaken 
 		return overtaken
 	}
 	var late record
-	rev, err := q.bucket.get(ctx, g.entry.key, &late)
+	rev, err := q.bucket.Get(ctx, g.entry.Key, &late)
 	switch {
-	case err != nil && !errors.Is(err, errUnreadable):
+	case err != nil && !errors.Is(err, streams.ErrUnreadable):
 		return err
 	case q.knowsMore(late, g):
 		return overtaken
 	}
-	g.entry.rev, g.entry.unanswered = rev, nil
-	return q.bucket.save(ctx, &g.entry, body)
+	g.entry.Rev, g.entry.Unanswered = rev, nil
+	return q.bucket.Save(ctx, &g.entry, body)
 }
 
 // knowsMore reports whether a record has results that a group does not have. The group takes its receipt from the record

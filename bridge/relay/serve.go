@@ -10,6 +10,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 )
 
 // A service is how this relay serves the routes of one name: that of the settings in force, once those before have
@@ -59,7 +60,7 @@ func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, rou
 		return rests
 	}
 	if err := l.take(ctx, rests, seen); err != nil {
-		return fmt.Errorf("lease: %w", plain(err))
+		return fmt.Errorf("lease: %w", streams.Plain(err))
 	}
 	serving, handOver := context.WithCancel(ctx)
 	defer handOver()
@@ -110,8 +111,8 @@ func (r *Relay) deliver(
 	session, ended := context.WithCancel(session)
 	defer ended()
 	defer context.AfterFunc(ctx, func() {
-		_ = sleep(session, cmp.Or(route.Terms.Timeout, math.MaxInt64)) // which a sink may not heed
-		_ = sleep(held, stopTimeout)
+		_ = streams.Sleep(session, cmp.Or(route.Terms.Timeout, math.MaxInt64)) // which a sink may not heed
+		_ = streams.Sleep(held, stopTimeout)
 		endLease(nil)
 	})()
 	w.Run(held, nil, ctx.Done())
@@ -141,7 +142,7 @@ func (r *Relay) notServed(ctx context.Context, s *service, sink string, err erro
 	if isNew {
 		r.Log.Warn("this sink is not served, trying again", "sink", sink, "err", err)
 	}
-	_ = sleep(ctx, readRetry)
+	_ = streams.Sleep(ctx, readRetry)
 }
 
 func (r *Relay) locked(f func()) {

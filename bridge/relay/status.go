@@ -18,7 +18,8 @@ import (
 // Status returns how the relay, its sinks and the fleet are.
 func (r *Relay) Status() bridge.Status {
 	now := time.Now()
-	events, vms, overShare := r.fleet.openEvents(now), r.fleet.listVMs(), r.fleet.overShare() // which takes a while
+	events, vms, more := r.fleet.OpenEvents(now), r.fleet.VMs(), r.fleet.Warnings() // which takes a while
+	watchErr := r.fleet.WatchErr()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := bridge.Status{
@@ -33,10 +34,10 @@ func (r *Relay) Status() bridge.Status {
 		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash,
 			LastSeen: p.LastSeen})
 	}
-	if r.watchErr != nil && r.down == nil {
-		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.Shown(r.watchErr).Error())
+	if watchErr != nil && r.down == nil {
+		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.Shown(watchErr).Error())
 	}
-	s.Warnings = append(s.Warnings, overShare...)
+	s.Warnings = append(s.Warnings, more...)
 	if r.deadFull {
 		s.Warnings = append(s.Warnings, deadFull)
 	}

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/fleet"
+	"forewarn/bridge/internal/streams"
+
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -16,7 +19,7 @@ import (
 type storage struct {
 	js         jetstream.JetStream
 	stream     jetstream.Stream
-	records    bucket
+	records    streams.Bucket
 	leases     jetstream.KeyValue
 	dead       *deadLetters
 	heartbeats string        // the stream with heartbeats; "" if there is none
@@ -24,14 +27,16 @@ type storage struct {
 	notes      []string      // its problems, for people
 }
 
+// source returns what the fleet is read from.
+func (st *storage) source() fleet.Source {
+	return fleet.Source{JS: st.js, Stream: st.stream, Heartbeats: st.heartbeats, Bucket: st.records}
+}
+
 // The names of what a relay keeps beside its stream.
 func recordsBucket(stream string) string    { return stream + "_records" }
 func leasesBucket(stream string) string     { return stream + "_leases" }
 func deadStream(stream string) string       { return stream + "_dead" }
 func heartbeatsStream(stream string) string { return stream + "_heartbeats" }
-
-// heartbeatsSubject is where bridges publish heartbeats: forewarn.heartbeat.<subscription>.<group>.<set>.<vm>.
-const heartbeatsSubject = "forewarn.heartbeat.>"
 
 func newJetStream(conn *nats.Conn, domain string) (jetstream.JetStream, error) {
 	if domain == "" {
@@ -42,7 +47,7 @@ func newJetStream(conn *nats.Conn, domain string) (jetstream.JetStream, error) {
 
 // openStorage finds the stream and what a relay keeps beside it. It creates nothing.
 func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st *storage, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
 	if err := tooOld(js.Conn().ConnectedServerVersion()); err != nil {
 		return nil, err
@@ -57,7 +62,7 @@ func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st
 	}
 	st.checkReplicas(stream, st.stream, st.stream)
 	st.duplicates = st.stream.CachedInfo().Config.Duplicates
-	st.records.kv, err = st.openBucket(ctx, recordsBucket(stream))
+	st.records.KV, err = st.openBucket(ctx, recordsBucket(stream))
 	if err != nil {
 		return nil, err
 	}
@@ -72,12 +77,12 @@ func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st
 	}
 	st.checkReplicas(dead, letters, st.stream)
 	st.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(stream), maxPayload: int(js.Conn().MaxPayload())}
-	st.heartbeats, err = js.StreamNameBySubject(ctx, heartbeatsSubject)
+	st.heartbeats, err = js.StreamNameBySubject(ctx, streams.HeartbeatsSubject)
 	if err != nil {
-		st.note("no stream takes %s, so nobody hears which VMs fall silent", heartbeatsSubject)
+		st.note("no stream takes %s, so nobody hears which VMs fall silent", streams.HeartbeatsSubject)
 	}
-	if name, err := js.StreamNameBySubject(ctx, sinkPrefix+"x.x"); err != nil || name != stream {
-		st.note("stream %s does not take %s>, so nothing can be replayed or handed to a fallback", stream, sinkPrefix)
+	if name, err := js.StreamNameBySubject(ctx, streams.SinkPrefix+"x.x"); err != nil || name != stream {
+		st.note("stream %s does not take %s>, so nothing can be replayed or handed to a fallback", stream, streams.SinkPrefix)
 	}
 	return st, nil
 }
@@ -145,7 +150,7 @@ func (st *storage) checkReplicas(name string, stream, audit jetstream.Stream) {
 // awaitHeartbeats waits until a stream takes heartbeats, as after --provision. The error is that of ctx.
 func (r *Relay) awaitHeartbeats(ctx context.Context, st *storage) error {
 	for st.heartbeats == "" {
-		if err := sleep(ctx, time.Minute); err != nil {
+		if err := streams.Sleep(ctx, time.Minute); err != nil {
 			return err
 		}
 		if now, err := openStorage(ctx, st.js, r.Stream); err == nil {
@@ -160,16 +165,6 @@ func (r *Relay) awaitHeartbeats(ctx context.Context, st *storage) error {
 func (st *storage) note(format string, args ...any) {
 	st.notes = append(st.notes, fmt.Sprintf(format, args...)+"; forewarn relay --provision mends that")
 }
-
-// plain returns err, or says that there is no connection: nats.go then speaks of a buffer, which it does not have.
-func plain(err error) error {
-	if errors.Is(err, nats.ErrReconnectBufExceeded) {
-		return errNoConnection
-	}
-	return err
-}
-
-var errNoConnection = errors.New("no NATS server can be reached")
 
 // explainSilence returns err, or why nobody answered: a server says once that it refuses something, and then nothing.
 func explainSilence(conn *nats.Conn, err error) error {

@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 	"forewarn/bridge/internal/trouble"
 )
 
@@ -22,7 +23,7 @@ const troubleEvery = 2 * time.Second
 
 // reportTroubles reports sinks that are down, and dead letters, and logs which sinks need somebody, until ctx is done.
 func (r *Relay) reportTroubles(ctx context.Context) {
-	for sleep(ctx, troubleEvery) == nil {
+	for streams.Sleep(ctx, troubleEvery) == nil {
 		r.reportSilent(time.Now())
 		var sinks []bridge.SinkStatus
 		r.locked(func() { sinks, _ = r.sinkStatuses(time.Now()) })

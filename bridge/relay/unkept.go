@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/internal/streams"
 )
 
 // An unkept is a delivery that is to become a dead letter, or to be handed to the fallback, and can't be yet. The
@@ -89,7 +90,7 @@ func (q *queue) setKeepErr(publish bool, err error) {
 
 // keepTrying calls tellTrouble and keepUnkept regularly until the lease ends, and then tells what is untold.
 func (q *queue) keepTrying() {
-	for sleep(q.ctx, readRetry) == nil {
+	for streams.Sleep(q.ctx, readRetry) == nil {
 		q.tellTrouble()
 		q.keepUnkept()
 	}

@@ -42,8 +42,10 @@ var arrows = map[string]arrow{
 	measure + "/bare":         {}, // what it compares forewarn with
 	"bridge/imdstest": {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
 		"bridge/outbox", "bridge/systemtest"}},
-	"bridge/relay": {may: []string{"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
-		"bridge/internal/trouble", "bridge/mutes", "templates"},
+	"bridge/internal/streams": {may: []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds"}},
+	"bridge/fleet":            {may: []string{"bridge", "bridge/cloudevent", "bridge/imds", "bridge/internal/streams"}},
+	"bridge/relay": {may: []string{"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/fleet",
+		"bridge/imds", "bridge/internal/streams", "bridge/internal/trouble", "bridge/mutes", "templates"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest", "sinks"}}, // its simulation has bridges that publish
 	"sinks": {
 		may:     []string{"bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/imds", "templates"},
@@ -121,15 +123,16 @@ func TestExamplesDoNotImportForewarn(t *testing.T) {
 	}
 }
 
-// Only the NATS sink, the relay and tests that start a server import NATS.
+// Only the NATS sink, the relay with its fleet and what reads streams for both, and tests that start a server import NATS.
 func TestOnlySinksAndRelayImportNATS(t *testing.T) {
 	for _, f := range sources(t) {
-		if f.in("sinks") || f.in("bridge/relay") || f.in("examples") || f.test && f.in("cmd") || f.in(measure) {
+		knows := f.in("sinks") || f.in("bridge/relay") || f.in("bridge/fleet") || f.in("bridge/internal/streams")
+		if knows || f.in("examples") || f.test && f.in("cmd") || f.in(measure) {
 			continue
 		}
 		for _, spec := range f.syntax.Imports {
 			if strings.HasPrefix(importPath(spec), "github.com/nats-io/") {
-				t.Errorf("%s: %s imports %s; only sinks and bridge/relay know NATS", f.at(spec), f.pkg, importPath(spec))
+				t.Errorf("%s: %s imports %s; only sinks, bridge/relay and bridge/fleet know NATS", f.at(spec), f.pkg, importPath(spec))
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package relay
+package streams
 
 import (
 	"context"
@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	readAhead = 500             // messages that are asked for at once
+	ReadAhead = 500             // messages that are asked for at once
 	pullFor   = 2 * time.Second // how long the server waits for messages; less than a lease takes to expire
 	pullGrace = 2 * time.Second // within which its last word must come
 	pullBytes = 8 * 1024 * 1024 // of messages that are asked for at once
 )
 
-// A puller takes the messages of a pull consumer in order, and notices when one is lost on the way.
+// A Puller takes the messages of a pull consumer in order, and notices when one is lost on the way.
 //
 // nats.go has the same, but keeps messages to itself that look like words of the server's: those with a header Status
 // and no body, which anybody may publish. Here a word of the server's is what has no subject to acknowledge it on.
-type puller struct {
+type Puller struct {
 	js       jetstream.JetStream
 	next     string // the subject of a request for messages
 	inbox    string // the beginning of the subjects of answers
@@ -32,31 +32,31 @@ type puller struct {
 	sub      *nats.Subscription
 	messages chan *nats.Msg
 
-	received uint64    // the consumer's number of the last message
+	Received uint64    // the consumer's number of the last message
 	asked    int       // messages that the last request was for
 	left     int       // those that the server may still send for it
 	until    time.Time // when that request ends
-	atEnd    bool      // nothing is left to read, as far as the server said
+	AtEnd    bool      // nothing is left to read, as far as the server said
 }
 
-// errLost means that a message of the consumer didn't arrive, or may not have.
-var errLost = errors.New("messages were lost on the way")
+// ErrLost means that a message of the consumer didn't arrive, or may not have.
+var ErrLost = errors.New("messages were lost on the way")
 
-func newPuller(js jetstream.JetStream, stream, consumer string) (*puller, error) {
-	p := &puller{
+func NewPuller(js jetstream.JetStream, stream, consumer string) (*Puller, error) {
+	p := &Puller{
 		js: js, next: api(js) + "CONSUMER.MSG.NEXT." + stream + "." + consumer, inbox: js.Conn().NewInbox(),
-		messages: make(chan *nats.Msg, 2*readAhead),
+		messages: make(chan *nats.Msg, 2*ReadAhead),
 	}
 	var err error
 	p.sub, err = js.Conn().ChanSubscribe(p.inbox+".*", p.messages)
 	return p, err
 }
 
-func (p *puller) close() { _ = p.sub.Unsubscribe() }
+func (p *Puller) Close() { _ = p.sub.Unsubscribe() }
 
-// batch returns the next messages, at most n: as soon as no further one is there, none if none came for a while. After
+// Batch returns the next messages, at most n: as soon as no further one is there, none if none came for a while. After
 // an error a message may be lost, and the puller is of no more use.
-func (p *puller) batch(ctx context.Context, n int) (batch []rawMessage, err error) {
+func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 	if p.left == 0 {
 		if err := p.request(n); err != nil {
 			return nil, err
@@ -71,18 +71,18 @@ func (p *puller) batch(ctx context.Context, n int) (batch []rawMessage, err erro
 				err = p.hear(msg)
 				break
 			}
-			var r rawMessage
+			var r Raw
 			r, err = p.take(msg)
 			batch = append(batch, r)
 		case <-silent.C:
-			err = errLost
+			err = ErrLost
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
 		if err != nil {
 			return nil, err
 		}
-		if p.atEnd && len(batch) > 0 {
+		if p.AtEnd && len(batch) > 0 {
 			break
 		}
 	}
@@ -90,7 +90,7 @@ func (p *puller) batch(ctx context.Context, n int) (batch []rawMessage, err erro
 }
 
 // request asks for n messages.
-func (p *puller) request(n int) error {
+func (p *Puller) request(n int) error {
 	body, err := json.Marshal(map[string]any{
 		"batch": n, "expires": pullFor, "max_bytes": max(pullBytes, 2*p.js.Conn().MaxPayload()),
 	})
@@ -104,38 +104,38 @@ func (p *puller) request(n int) error {
 }
 
 // hear takes in a word of the server's. One about an earlier request means nothing.
-func (p *puller) hear(msg *nats.Msg) error {
+func (p *Puller) hear(msg *nats.Msg) error {
 	status, description := msg.Header.Get("Status"), msg.Header.Get("Description")
 	switch {
 	case msg.Subject != p.answers:
 		return nil
 	case status == "408": // the request has ended
-		p.atEnd = p.atEnd || p.left == p.asked
+		p.AtEnd = p.AtEnd || p.left == p.asked
 	case status == "409" && (description == "Message Size Exceeds MaxBytes" || description == "Batch Completed"):
 	default:
-		return fmt.Errorf("%w: %s %s", errLost, status, description)
+		return fmt.Errorf("%w: %s %s", ErrLost, status, description)
 	}
 	p.left = 0
 	return nil
 }
 
 // take takes the consumer's next message.
-func (p *puller) take(msg *nats.Msg) (r rawMessage, err error) {
+func (p *Puller) take(msg *nats.Msg) (r Raw, err error) {
 	meta, err := msg.Metadata()
 	if err != nil {
 		return r, err
 	}
-	if meta.Sequence.Consumer != p.received+1 {
-		return r, errLost
+	if meta.Sequence.Consumer != p.Received+1 {
+		return r, ErrLost
 	}
-	p.received++
+	p.Received++
 	p.left--
-	p.atEnd = meta.NumPending == 0
-	return rawMessage{
-		seq: meta.Sequence.Stream, stored: meta.Timestamp.UTC(), subject: msg.Subject, header: msg.Header, data: msg.Data,
-		reply: msg.Reply,
+	p.AtEnd = meta.NumPending == 0
+	return Raw{
+		Seq: meta.Sequence.Stream, Stored: meta.Timestamp.UTC(), Subject: msg.Subject, Header: msg.Header, Data: msg.Data,
+		Reply: msg.Reply,
 	}, nil
 }
 
-// again has the puller ask anew, because nothing was lost.
-func (p *puller) again() { p.left = 0 }
+// Again has the puller ask anew, because nothing was lost.
+func (p *Puller) Again() { p.left = 0 }

@@ -1,49 +1,74 @@
-package relay
+package fleet
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"log/slog"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // The bounds of a fleet.
 const (
-	fleetPeriod    = 40 * 24 * time.Hour // how far back the stream is read
+	ForgetVM = 24 * time.Hour // after its last message a VM is forgotten, if no open event names it
+	MaxVMs   = 200_000        // that are watched
+
+	period         = 40 * 24 * time.Hour // how far back the stream is read
 	maxEndedEvents = 2_000
-	maxVMs         = 200_000
-	forgetVM       = 24 * time.Hour // after its last message, if no open event names it
-	excusePeriod   = time.Hour      // an open event explains no silence of VMs heard so long after its last change
-	maxChanges     = 64             // of one event; its vanished is kept besides
-	eventOverhead  = 1 << 10        // bytes that a change takes besides its data
+	excusePeriod   = time.Hour // an open event explains no silence of VMs heard so long after its last change
+	maxChanges     = 64        // of one event; its vanished is kept besides
+	eventOverhead  = 1 << 10   // bytes that a change takes besides its data
 )
 
-// A fleet is what the stream and the records show of VMs and their events. It is for people: no delivery depends on it.
-type fleet struct {
+// Options are what a Fleet needs of its relay.
+type Options struct {
+	Log *slog.Logger
+	// NewCloudEvent returns a CloudEvent about the relay.
+	NewCloudEvent func(typ string, data map[string]any) (event.Event, error)
+	// Publish puts one into the stream, for all sinks.
+	Publish func(context.Context, event.Event) error
+}
+
+// A Source is what a fleet is read from, over one connection.
+type Source struct {
+	JS         jetstream.JetStream
+	Stream     jetstream.Stream // with the CloudEvents
+	Heartbeats string           // the stream with the heartbeats
+	Bucket     streams.Bucket   // which remembers whose silence is announced
+}
+
+func (s Source) name() string { return s.Stream.CachedInfo().Config.Name }
+
+// A Fleet is what the stream shows of VMs and their events. It is for people: no delivery depends on it. It is safe for
+// concurrent use.
+type Fleet struct {
+	Options
+
 	mu            sync.Mutex
+	watchErr      error // why silent VMs can't be noticed; nil if they can
 	streamCreated time.Time
-	lastRead      uint64                       // sequence number in the stream
-	lastReadAt    time.Time                    // when the stream stored it
-	lastHeartbeat uint64                       // sequence number in the stream of heartbeats
-	events        map[string]*azureEvent       // by group
-	ended         int                          // number of events that have vanished
-	forgotten     bool                         // older events were dropped
-	vms           map[string]*vm               // by vmKey
-	sets          map[string]*fleetSet         // the same events and VMs, by cloudevent.Place.String
-	bytes         int                          // of all events
-	full          bool                         // a VM isn't watched, because there are too many
-	records       map[string]map[string]record // by group and sink
-	silent        map[string]time.Time         // see silenceRecord.Silent
+	lastRead      uint64                 // sequence number in the stream
+	lastReadAt    time.Time              // when the stream stored it
+	lastHeartbeat uint64                 // sequence number in the stream of heartbeats
+	events        map[string]*azureEvent // by group
+	ended         int                    // number of events that have vanished
+	forgotten     bool                   // older events were dropped
+	vms           map[string]*vm         // by vmKey
+	sets          map[string]*set        // the same events and VMs, by cloudevent.Place.String
+	bytes         int                    // of all events
+	full          bool                   // a VM isn't watched, because there are too many
+	silent        map[string]time.Time   // see silenceRecord.Silent
 }
 
 // An azureEvent is what the stream holds about one Azure event.
@@ -51,7 +76,7 @@ type azureEvent struct {
 	bridge.HistoryBuilder
 	group      string
 	changes    int
-	bytes      int        // see fleet.addBytes
+	bytes      int        // see Fleet.addBytes
 	seq        uint64     // of its last change
 	ended      bool       // it has vanished, or its end was missed
 	lastChange time.Time  // when the stream stored it
@@ -59,7 +84,7 @@ type azureEvent struct {
 	latest     imds.Event // according to the last change
 	from       cloudevent.Place
 	observer   imds.Observer // of the last change, with no other set or group than those of from
-	stage      stage
+	stage      streams.Stage
 }
 
 // deletes reports whether the event deletes its VMs.
@@ -105,48 +130,52 @@ func (v *vm) stopped() bool { return !v.lastStop.IsZero() && !v.lastAlive.After(
 // vmKey identifies a VM by its place and name. VMs in different groups or sets may have the same name.
 func vmKey(at cloudevent.Place, name string) string { return at.String() + "." + imds.Upper(name) }
 
-func newFleet() *fleet {
-	return &fleet{
-		events: map[string]*azureEvent{}, vms: map[string]*vm{}, sets: map[string]*fleetSet{},
-		records: map[string]map[string]record{},
-	}
+// New returns a Fleet of which nothing is known yet.
+func New(o Options) *Fleet {
+	return &Fleet{Options: o, events: map[string]*azureEvent{}, vms: map[string]*vm{}, sets: map[string]*set{}}
 }
 
-// followFleet reads the stream for people, until ctx is done.
-func (r *Relay) followFleet(ctx context.Context, st *storage) {
-	f := r.fleet
-	created := st.stream.CachedInfo().Created
+// Follow reads the stream until ctx is done.
+func (f *Fleet) Follow(ctx context.Context, src Source) {
+	created := src.Stream.CachedInfo().Created
 	f.mu.Lock()
 	if !f.streamCreated.Equal(created) {
 		f.streamCreated, f.lastRead, f.lastReadAt = created, 0, time.Time{}
 	}
 	f.mu.Unlock()
 	from := func() (jetstream.ConsumerConfig, error) {
-		if err := f.forgetLost(ctx, st.js, st.stream); err != nil {
+		if err := f.forgetLost(ctx, src); err != nil {
 			return jetstream.ConsumerConfig{}, err
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.lastRead == 0 {
-			return startAt(time.Now().Add(-fleetPeriod)), nil
+			return streams.StartAt(time.Now().Add(-period)), nil
 		}
-		return startAfter(f.lastRead), nil
+		return streams.StartAfter(f.lastRead), nil
 	}
-	r.keepFollowing(ctx, st, r.Stream, from, "the stream can't be read for the status", f.add)
+	problem := func(err error) { f.Log.Debug("the stream can't be read for the status", "err", err) }
+	streams.KeepFollowing(ctx, src.JS, src.name(), from, problem, f.add)
+}
+
+// followHeartbeats reads the last heartbeat of each VM, and all that come, until ctx is done.
+func (f *Fleet) followHeartbeats(ctx context.Context, src Source) {
+	problem := func(err error) { f.Log.Debug("heartbeats can't be read", "err", err) }
+	streams.KeepFollowing(ctx, src.JS, src.Heartbeats, streams.LastOf(streams.HeartbeatsSubject), problem, f.addHeartbeat)
 }
 
 // forgetLost has the stream read again, and forgets the events, if its servers lost what was read last.
-func (f *fleet) forgetLost(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream) error {
-	asked, cancel := context.WithTimeout(ctx, requestTimeout)
+func (f *Fleet) forgetLost(ctx context.Context, src Source) error {
+	asked, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
-	info, err := stream.Info(asked)
+	info, err := src.Stream.Info(asked)
 	if err != nil {
 		return err
 	}
 	f.mu.Lock()
 	read, stored := f.lastRead, f.lastReadAt
 	f.mu.Unlock()
-	lost, err := lost(ctx, js, info, read, stored)
+	lost, err := streams.Lost(ctx, src.JS, info, read, stored)
 	if lost {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -158,134 +187,56 @@ func (f *fleet) forgetLost(ctx context.Context, js jetstream.JetStream, stream j
 	return err
 }
 
-// followRecords reads the records of all sinks for the history, until ctx is done.
-func (r *Relay) followRecords(ctx context.Context, st *storage) {
-	bucket := recordsBucket(r.Stream)
-	prefix := "$KV." + bucket + ".record."
-	add := func(m rawMessage) {
-		sink, of, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
-		event, set := cutGroup(of)
-		var rec record
-		if json.Unmarshal(m.data, &rec) == nil {
-			r.fleet.setRecord(fromToken(sink), groupOf(fromToken(event), set), rec)
-		}
-	}
-	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf(prefix+">"), "the records can't be read for the history", add)
-}
-
-// followHeartbeats reads the last heartbeat of each VM, and all that come, until ctx is done.
-func (r *Relay) followHeartbeats(ctx context.Context, st *storage) {
-	r.keepFollowing(ctx, st, st.heartbeats, lastOf(heartbeatsSubject), "heartbeats can't be read", r.fleet.addHeartbeat)
-}
-
-// keepFollowing calls f with the messages of a stream until ctx is done. Whenever the stream can't be read, it logs
-// problem, and begins again where from says.
-func (r *Relay) keepFollowing(
-	ctx context.Context, st *storage, stream string, from func() (jetstream.ConsumerConfig, error), problem string,
-	f func(rawMessage),
-) {
-	for ctx.Err() == nil {
-		begin, err := from()
-		if err == nil {
-			err = follow(ctx, st.js, stream, begin, func(m rawMessage) error {
-				f(m)
-				return nil
-			})
-		}
-		if ctx.Err() == nil {
-			r.Log.Debug(problem, "err", err)
-		}
-		_ = sleep(ctx, readRetry)
-	}
-}
-
-// setRecord takes in what a sink remembers of an Azure event that its filter let pass. The history needs no others,
-// such as those about bridges. Of events that aren't read yet it keeps a limited number.
-func (f *fleet) setRecord(sink, group string, rec record) {
-	if !rec.Matched {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.records[group] == nil {
-		if len(f.records) >= 4*maxEndedEvents && f.events[group] == nil {
-			return
-		}
-		f.records[group] = map[string]record{}
-	}
-	f.records[group][sink] = rec
-}
-
-// deliveries returns what became of a CloudEvent, by sink. mu is held.
-func (f *fleet) deliveries(group, id string) []bridge.HistoryDelivery {
-	list := []bridge.HistoryDelivery{}
-	for sink, rec := range f.records[group] {
-		m, settled := rec.Settled[token(id)]
-		t, trying := rec.Waiting[token(id)]
-		switch {
-		case settled && m.State == resultDead:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Reason: m.Answer})
-		case settled:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Answer: m.Answer,
-				Attempts: m.Attempts})
-		case trying:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: t.Attempts, Error: t.Error})
-		}
-	}
-	sort.Slice(list, func(i, j int) bool { return list[i].Sink < list[j].Sink })
-	return list
-}
-
 // add takes in a message of the stream.
-func (f *fleet) add(r rawMessage) {
-	m, err := r.message()
+func (f *Fleet) add(r streams.Raw) {
+	m, err := r.Message()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lastRead, f.lastReadAt = r.seq, r.stored
-	if err != nil || m.onlySink != "" {
+	f.lastRead, f.lastReadAt = r.Seq, r.Stored
+	if err != nil || m.OnlySink != "" {
 		return
 	}
 	var data struct {
 		Observer imds.Observer `json:"observer"`
 	}
-	_ = json.Unmarshal(m.ce.Data(), &data) // on an error the publisher stays unknown
-	v := f.heardFrom(m.from, data.Observer, r.stored)
+	_ = json.Unmarshal(m.CE.Data(), &data) // on an error the publisher stays unknown
+	v := f.heardFrom(m.From, data.Observer, r.Stored)
 	switch {
 	case v == nil:
-	case m.ce.Type() == cloudevent.BridgeStarted:
-		v.lastAlive = later(v.lastAlive, r.stored)
-	case m.ce.Type() == cloudevent.BridgeStopping:
-		v.lastStop = later(v.lastStop, r.stored)
+	case m.CE.Type() == cloudevent.BridgeStarted:
+		v.lastAlive = later(v.lastAlive, r.Stored)
+	case m.CE.Type() == cloudevent.BridgeStopping:
+		v.lastStop = later(v.lastStop, r.Stored)
 	}
-	if m.eventID == "" {
+	if m.EventID == "" {
 		return
 	}
-	group := m.group()
+	group := m.Group()
 	l := f.events[group]
 	if l == nil {
-		l = &azureEvent{group: group, from: m.from}
-		f.events[group], f.set(m.from.String()).events[group] = l, l
+		l = &azureEvent{group: group, from: m.From}
+		f.events[group], f.setNamed(m.From.String()).events[group] = l, l
 	}
-	defer f.addBytes(l, len(m.ce.Data())+eventOverhead)
+	defer f.addBytes(l, len(m.CE.Data())+eventOverhead)
 	l.changes++
-	if l.changes <= maxChanges || m.change.Kind == imds.Vanished {
-		ce := m.ce
-		if at := m.seen(); !at.Equal(ce.Time()) {
+	if l.changes <= maxChanges || m.Change.Kind == imds.Vanished {
+		ce := m.CE
+		if at := m.Seen(); !at.Equal(ce.Time()) {
 			ce = ce.Clone()
 			ce.SetTime(at)
 		}
 		l.Add(ce, nil)
 	}
-	l.seq, l.lastChange, l.heardHere = r.seq, r.stored, time.Now()
+	l.seq, l.lastChange, l.heardHere = r.Seq, r.Stored, time.Now()
 	if data.Observer.Name != "" {
 		l.setObserver(data.Observer)
 	}
-	if !m.change.Kind.OfAzure() || l.stage.outdated(m) {
+	if !m.Change.Kind.OfAzure() || l.stage.Outdated(m) {
 		return
 	}
-	l.stage.update(m)
-	l.latest = m.change.Event
-	if over := m.change.Kind == imds.Vanished; over != l.ended {
+	l.stage.Update(m)
+	l.latest = m.Change.Event
+	if over := m.Change.Kind == imds.Vanished; over != l.ended {
 		l.ended = over
 		if over {
 			f.ended++
@@ -299,32 +250,32 @@ func (f *fleet) add(r rawMessage) {
 }
 
 // addHeartbeat takes in a message of the stream of heartbeats.
-func (f *fleet) addHeartbeat(r rawMessage) {
+func (f *Fleet) addHeartbeat(r streams.Raw) {
 	var b heartbeat
-	m, err := r.message()
-	if err == nil && m.ce.Type() == cloudevent.BridgeHeartbeat {
-		err = json.Unmarshal(m.ce.Data(), &b)
+	m, err := r.Message()
+	if err == nil && m.CE.Type() == cloudevent.BridgeHeartbeat {
+		err = json.Unmarshal(m.CE.Data(), &b)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lastHeartbeat = max(f.lastHeartbeat, r.seq)
-	v := f.heardFrom(m.from, b.Observer, r.stored)
+	f.lastHeartbeat = max(f.lastHeartbeat, r.Seq)
+	v := f.heardFrom(m.From, b.Observer, r.Stored)
 	if err != nil || v == nil {
 		return
 	}
 	v.interval = b.interval()
 	if b.Stopping {
 		v.interval = 0 // the next heartbeat says whether more are to come
-		v.lastStop = later(v.lastStop, r.stored)
+		v.lastStop = later(v.lastStop, r.Stored)
 	} else {
-		v.lastAlive = later(v.lastAlive, r.stored)
+		v.lastAlive = later(v.lastAlive, r.Stored)
 	}
 }
 
 // heardFrom records that the bridge of a VM, which is the observer, published something from a place, and returns the
 // VM. It returns nil if that isn't a VM, such as a relay, if the place isn't the VM's, or if there are too many. mu is
 // held.
-func (f *fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) *vm {
+func (f *Fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) *vm {
 	if cloudevent.PlaceOfObserver(o).Set != from.Set {
 		return nil
 	}
@@ -355,21 +306,21 @@ func later(a, b time.Time) time.Time {
 }
 
 // caughtUp reports whether the stream and the heartbeats are taken in up to these sequence numbers.
-func (f *fleet) caughtUp(last, lastHeartbeat uint64) bool {
+func (f *Fleet) caughtUp(last, lastHeartbeat uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lastRead >= last && f.lastHeartbeat >= lastHeartbeat
 }
 
 // readTo returns the sequence number up to which the stream is taken in.
-func (f *fleet) readTo() uint64 {
+func (f *Fleet) readTo() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lastRead
 }
 
 // observed returns all VMs, with what explains their silence at this time.
-func (f *fleet) observed(now time.Time) []*observer {
+func (f *Fleet) observed(now time.Time) []*observer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endMissed(now)
@@ -393,7 +344,7 @@ func (f *fleet) observed(now time.Time) []*observer {
 type excuse struct{ open, deleted, ended time.Time }
 
 // excuses returns the excuses by vmKey. Only events count that have started, or that delete VMs. mu is held.
-func (f *fleet) excuses() map[string]excuse {
+func (f *Fleet) excuses() map[string]excuse {
 	all := map[string]excuse{}
 	for _, l := range f.events {
 		deletes := l.deletes()
@@ -420,11 +371,11 @@ func (f *fleet) excuses() map[string]excuse {
 }
 
 // endMissed ends the events whose end nobody told, such as those of a VM that was deleted and made again. mu is held.
-func (f *fleet) endMissed(now time.Time) {
+func (f *Fleet) endMissed(now time.Time) {
 	for _, l := range f.events {
-		longest := fleetPeriod
+		longest := period
 		if l.deletes() {
-			longest = forgetVM
+			longest = ForgetVM
 		}
 		if !l.ended && now.Sub(later(l.lastChange, l.latest.NotBefore)) > longest {
 			l.ended = true
@@ -434,14 +385,14 @@ func (f *fleet) endMissed(now time.Time) {
 }
 
 // setSilent sets the VMs that were announced as silent.
-func (f *fleet) setSilent(silent map[string]time.Time) {
+func (f *Fleet) setSilent(silent map[string]time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.silent = silent
 }
 
 // forgetEnded drops the older half of the events that have ended, with their records. mu is held.
-func (f *fleet) forgetEnded() {
+func (f *Fleet) forgetEnded() {
 	var ended []string
 	for group, l := range f.events {
 		if l.ended {
@@ -454,8 +405,8 @@ func (f *fleet) forgetEnded() {
 	}
 }
 
-// openEvents returns the events that haven't ended, by their last change.
-func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
+// OpenEvents returns the events that haven't ended, by their last change.
+func (f *Fleet) OpenEvents(now time.Time) []bridge.EventStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endMissed(now)
@@ -473,8 +424,8 @@ func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	return all
 }
 
-// isOver reports whether a group's event is over. So is one that the stream no longer holds.
-func (f *fleet) isOver(group string) bool {
+// IsOver reports whether a group's event is over. So is one that the stream no longer holds.
+func (f *Fleet) IsOver(group string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := f.events[group]
@@ -482,7 +433,7 @@ func (f *fleet) isOver(group string) bool {
 }
 
 // sortedEvents returns the events by their last change. mu is held.
-func (f *fleet) sortedEvents() []*azureEvent {
+func (f *Fleet) sortedEvents() []*azureEvent {
 	all := make([]*azureEvent, 0, len(f.events))
 	for _, l := range f.events {
 		all = append(all, l)
@@ -491,9 +442,9 @@ func (f *fleet) sortedEvents() []*azureEvent {
 	return all
 }
 
-// listVMs returns the VMs, sorted by rank, NotBefore and the time when they were last heard. It forgets those that were
+// VMs returns the VMs, sorted by rank, NotBefore and the time when they were last heard. It forgets those that were
 // last heard long ago.
-func (f *fleet) listVMs() []bridge.FleetVM {
+func (f *Fleet) VMs() []bridge.FleetVM {
 	sorted := f.unsortedVMs()
 	slices.SortFunc(sorted, func(a, b *bridge.FleetVM) int {
 		return cmp.Or(
@@ -507,8 +458,8 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 	return all
 }
 
-// unsortedVMs is listVMs, in any order: what has to be done while nobody else may use the fleet.
-func (f *fleet) unsortedVMs() []*bridge.FleetVM {
+// unsortedVMs is VMs, in any order: what has to be done while nobody else may use the fleet.
+func (f *Fleet) unsortedVMs() []*bridge.FleetVM {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	byName := map[string]*bridge.FleetVM{}
@@ -544,7 +495,7 @@ func (f *fleet) unsortedVMs() []*bridge.FleetVM {
 	}
 	var sorted []*bridge.FleetVM // pointers: the compiler makes one sort for all of them, and one for each other type
 	for key, v := range byName {
-		if len(v.Events) == 0 && time.Since(v.LastHeard) > forgetVM {
+		if len(v.Events) == 0 && time.Since(v.LastHeard) > ForgetVM {
 			f.forgetVM(f.vms[key].place, key)
 			continue
 		}
@@ -568,24 +519,24 @@ func rank(v *bridge.FleetVM) int {
 	return 3
 }
 
-// Histories returns the events of the last 40 days that p selects, oldest first, and reports whether older ones were
-// dropped.
-func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, more bool) {
-	f := r.fleet
+// Histories returns the events of the last 40 days that p selects, by their last change, and reports whether older ones
+// were dropped. key is that of each event's group.
+func (f *Fleet) Histories(p bridge.Period) (histories []bridge.EventHistory, groups []string, more bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.sortedEvents() {
 		for _, h := range l.Histories(p) {
 			h.Set, h.Group = l.observer.ScaleSet, l.observer.ResourceGroup
 			h.Changes = slices.Clone(h.Changes)
-			for i := range h.Changes {
-				h.Changes[i].Deliveries = f.deliveries(l.group, h.Changes[i].ID)
-			}
-			histories = append(histories, h)
+			histories, groups = append(histories, h), append(groups, l.group)
 		}
 	}
-	sort.SliceStable(histories, func(i, j int) bool {
-		return histories[i].Changes[0].Time.Before(histories[j].Changes[0].Time)
-	})
-	return histories, f.forgotten
+	return histories, groups, f.forgotten
+}
+
+// Knows reports whether something of a group's event is kept.
+func (f *Fleet) Knows(group string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.events[group] != nil
 }

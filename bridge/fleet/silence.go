@@ -1,4 +1,4 @@
-package relay
+package fleet
 
 import (
 	"context"
@@ -8,12 +8,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // The rules of silence.
@@ -85,20 +87,20 @@ func (s silenceRecord) decide(
 		case wasSilent && o.lastHeard.After(lastHeard):
 			returned = append(returned, o)
 			tellBack = tellBack || now.Sub(o.backSince) >= o.gather()
-		case !wasSilent && !at.IsZero() && !at.After(now) && now.Sub(o.lastHeard) < forgetVM:
+		case !wasSilent && !at.IsZero() && !at.After(now) && now.Sub(o.lastHeard) < ForgetVM:
 			fell = append(fell, o)
 			tellSilent = tellSilent || now.Sub(at) >= o.gather()
 		}
 	}
 	for vm, heard := range next.Silent {
-		if now.Sub(heard) >= forgetVM {
+		if now.Sub(heard) >= ForgetVM {
 			delete(next.Silent, vm)
 		}
 	}
 	if tellBack {
 		back = messages(returned)
 		for _, o := range returned {
-			delete(next.Silent, shortHash(o.key))
+			delete(next.Silent, streams.ShortHash(o.key))
 		}
 	}
 	if room := max(0, maxSilent-len(next.Silent)); len(fell) > room {
@@ -109,7 +111,7 @@ func (s silenceRecord) decide(
 		silent = messages(fell)
 		for _, o := range fell {
 			// Rounded up, so that the record of maxSilent VMs is no larger than a server takes, and none counts as back.
-			next.Silent[shortHash(o.key)] = o.lastHeard.Add(time.Second - 1).Truncate(time.Second)
+			next.Silent[streams.ShortHash(o.key)] = o.lastHeard.Add(time.Second - 1).Truncate(time.Second)
 		}
 	}
 	return next, silent, back
@@ -120,7 +122,7 @@ func findSilent(silent map[string]time.Time, key string) (last time.Time, told b
 	if len(silent) == 0 {
 		return last, false
 	}
-	last, told = silent[shortHash(key)]
+	last, told = silent[streams.ShortHash(key)]
 	return last, told
 }
 
@@ -136,41 +138,51 @@ func messages(all []*observer) (list [][]*observer) {
 	return list
 }
 
-// watchObservers notices which VMs fall silent and which come back, until ctx is done.
-func (r *Relay) watchObservers(ctx context.Context, st *storage) {
+// Watch reads heartbeats, notices which VMs fall silent and which come back, and has it told, until ctx is done.
+func (f *Fleet) Watch(ctx context.Context, src Source) {
+	var following sync.WaitGroup
+	defer following.Wait()
+	following.Go(func() { f.followHeartbeats(ctx, src) })
 	var watchedSince, lastLook time.Time // since when it watches without a break, and the last look
-	for sleep(ctx, observeEvery) == nil {
-		now, all, err := r.observersNow(ctx, st)
+	for streams.Sleep(ctx, observeEvery) == nil {
+		now, all, err := f.observersNow(ctx, src)
 		if err == nil && now.Sub(lastLook) > maxUnwatched {
 			watchedSince = now
 		}
 		if err == nil {
 			lastLook = now
-			err = r.announceSilence(ctx, st, all, watchedSince, now)
+			err = f.announceSilence(ctx, src, all, watchedSince, now)
 		}
 		if ctx.Err() == nil {
-			r.setWatchErr(err)
+			f.setWatchErr(err)
 		}
 	}
 }
 
 // setWatchErr records why silent VMs can't be noticed, nil if they can, and logs the first of such errors.
-func (r *Relay) setWatchErr(err error) {
-	err = plain(err)
-	r.mu.Lock()
-	was := r.watchErr
-	r.watchErr = err
-	r.mu.Unlock()
+func (f *Fleet) setWatchErr(err error) {
+	err = streams.Plain(err)
+	f.mu.Lock()
+	was := f.watchErr
+	f.watchErr = err
+	f.mu.Unlock()
 	if err != nil && was == nil {
-		r.Log.Warn("nobody can be told which VMs fall silent, trying again", "err", err)
+		f.Log.Warn("nobody can be told which VMs fall silent, trying again", "err", err)
 	}
 }
 
+// WatchErr returns why silent VMs can't be noticed; nil if they can.
+func (f *Fleet) WatchErr() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.watchErr
+}
+
 // announceSilence publishes which VMs fell silent or came back, unless another relay does.
-func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observer, watchedSince, now time.Time) error {
+func (f *Fleet) announceSilence(ctx context.Context, src Source, all []*observer, watchedSince, now time.Time) error {
 	var s silenceRecord
-	rev, err := st.records.get(ctx, silenceKey, &s)
-	if err != nil && !errors.Is(err, errUnreadable) {
+	rev, err := src.Bucket.Get(ctx, silenceKey, &s)
+	if err != nil && !errors.Is(err, streams.ErrUnreadable) {
 		return err
 	}
 	if len(s.Unpublished) == 0 {
@@ -180,7 +192,7 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 			list [][]*observer
 		}{{cloudevent.ObserverSilent, silent}, {cloudevent.ObserverBack, back}} {
 			for _, vms := range said.list {
-				body, err := r.silenceCloudEvent(said.typ, vms)
+				body, err := f.silenceCloudEvent(said.typ, vms)
 				if err != nil {
 					return err
 				}
@@ -188,8 +200,8 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 			}
 		}
 		if len(next.Unpublished) > 0 || len(next.Silent) != len(s.Silent) {
-			rev, err = next.save(ctx, st.records, rev)
-			if errors.Is(err, errOvertaken) {
+			rev, err = next.save(ctx, src.Bucket, rev)
+			if errors.Is(err, streams.ErrOvertaken) {
 				return nil // another relay was faster
 			} else if err != nil {
 				return err
@@ -197,7 +209,7 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 		}
 		s = next
 	}
-	r.fleet.setSilent(s.Silent)
+	f.setSilent(s.Silent)
 	if len(s.Unpublished) == 0 {
 		return nil
 	}
@@ -206,14 +218,14 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 		if err != nil {
 			return err
 		}
-		if err := r.publish(ctx, st.js, ce, ce.ID()); err != nil {
+		if err := f.Publish(ctx, ce); err != nil {
 			return err
 		}
-		r.Log.Info("told who fell silent or is back", "type", ce.Type(), "vm", ce.Subject(), "id", ce.ID())
+		f.Log.Info("told who fell silent or is back", "type", ce.Type(), "vm", ce.Subject(), "id", ce.ID())
 	}
 	s.Unpublished = nil
-	_, err = s.save(ctx, st.records, rev)
-	if errors.Is(err, errOvertaken) {
+	_, err = s.save(ctx, src.Bucket, rev)
+	if errors.Is(err, streams.ErrOvertaken) {
 		return nil
 	}
 	return err
@@ -222,16 +234,16 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 // silenceKey is the key of the silenceRecord. No sink's key begins like it.
 const silenceKey = "silence"
 
-func (s silenceRecord) save(ctx context.Context, b bucket, rev uint64) (uint64, error) {
+func (s silenceRecord) save(ctx context.Context, b streams.Bucket, rev uint64) (uint64, error) {
 	body, err := json.Marshal(s)
 	if err != nil {
 		return 0, err
 	}
-	return b.put(ctx, silenceKey, body, rev)
+	return b.Put(ctx, silenceKey, body, rev)
 }
 
 // silenceCloudEvent returns the CloudEvent about VMs that fell silent or came back. Its observer is this relay.
-func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage, error) {
+func (f *Fleet) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage, error) {
 	first, names := vms[0].lastHeard, []string{}
 	sets, groups := map[string]bool{}, map[string]bool{}
 	for _, o := range vms {
@@ -253,7 +265,7 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 	if typ == cloudevent.ObserverSilent {
 		data["since"] = first.UTC()
 	}
-	ce, _, err := r.newCloudEvent(typ, data)
+	ce, err := f.NewCloudEvent(typ, data)
 	if err != nil {
 		return nil, err
 	}
@@ -264,32 +276,35 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 }
 
 // observersNow returns all VMs, and the time, once everything that the streams hold now is read.
-func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, all []*observer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+func (f *Fleet) observersNow(ctx context.Context, src Source) (now time.Time, all []*observer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
-	lastHeartbeat, err := r.lastHeartbeat(ctx, st)
+	lastHeartbeat, err := src.lastHeartbeat(ctx)
 	if err != nil {
-		return now, nil, fmt.Errorf("look at stream %s: %w", st.heartbeats, err)
+		return now, nil, fmt.Errorf("look at stream %s: %w", src.Heartbeats, err)
 	}
-	if err := r.catchUp(ctx, st, lastHeartbeat); err != nil {
+	if err := f.catchUp(ctx, src, lastHeartbeat); err != nil {
 		return now, nil, err
 	}
 	now = time.Now()
-	return now, r.fleet.observed(now), nil
+	return now, f.observed(now), nil
 }
 
+// CatchUp waits until everything that the stream holds now is taken in.
+func (f *Fleet) CatchUp(ctx context.Context, src Source) error { return f.catchUp(ctx, src, 0) }
+
 // catchUp waits until everything that the stream holds now is taken in, and the heartbeats up to that one.
-func (r *Relay) catchUp(ctx context.Context, st *storage, lastHeartbeat uint64) error {
-	audit, err := st.stream.Info(ctx)
+func (f *Fleet) catchUp(ctx context.Context, src Source, lastHeartbeat uint64) error {
+	audit, err := src.Stream.Info(ctx)
 	var last uint64
 	if err == nil {
-		last, err = r.lastToRead(ctx, st, audit)
+		last, err = f.lastToRead(ctx, src, audit)
 	}
 	if err != nil {
-		return fmt.Errorf("look at stream %s: %w", r.Stream, err)
+		return fmt.Errorf("look at stream %s: %w", src.name(), err)
 	}
-	for !r.fleet.caughtUp(last, lastHeartbeat) {
-		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+	for !f.caughtUp(last, lastHeartbeat) {
+		if err := streams.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return errors.New("the streams are not read to their end yet")
 		}
 	}
@@ -297,17 +312,17 @@ func (r *Relay) catchUp(ctx context.Context, st *storage, lastHeartbeat uint64) 
 }
 
 // lastToRead returns the sequence number up to which the stream is to be taken in, 0 if all of it is older than
-// fleetPeriod. The last number that the stream gave may be that of a message which was deleted.
-func (r *Relay) lastToRead(ctx context.Context, st *storage, audit *jetstream.StreamInfo) (uint64, error) {
-	if audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetPeriod {
+// period. The last number that the stream gave may be that of a message which was deleted.
+func (f *Fleet) lastToRead(ctx context.Context, src Source, audit *jetstream.StreamInfo) (uint64, error) {
+	if audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= period {
 		return 0, nil
 	}
-	if read := r.fleet.readTo(); read < audit.State.LastSeq {
-		from, more := startAfter(read), false
-		if read == 0 { // as followFleet
-			from = startAt(audit.TimeStamp.Add(-fleetPeriod))
+	if read := f.readTo(); read < audit.State.LastSeq {
+		from, more := streams.StartAfter(read), false
+		if read == 0 { // as Follow
+			from = streams.StartAt(audit.TimeStamp.Add(-period))
 		}
-		err := readToEnd(ctx, st.js, r.Stream, from, func(rawMessage) error { more = true; return errStop })
+		err := streams.ReadToEnd(ctx, src.JS, src.name(), from, func(streams.Raw) error { more = true; return streams.ErrStop })
 		if err != nil || !more {
 			return read, err
 		}
@@ -317,12 +332,12 @@ func (r *Relay) lastToRead(ctx context.Context, st *storage, audit *jetstream.St
 
 // lastHeartbeat returns the sequence number of the last heartbeat, 0 if there is none. In a stream that takes other
 // messages too it is that of one message, which the relay has the right to read there.
-func (r *Relay) lastHeartbeat(ctx context.Context, st *storage) (seq uint64, err error) {
-	if st.heartbeats == r.Stream {
-		last, err := lastMessage(ctx, st.js, st.heartbeats, heartbeatsSubject)
-		return last.seq, err
+func (src Source) lastHeartbeat(ctx context.Context) (seq uint64, err error) {
+	if src.Heartbeats == src.name() {
+		last, err := streams.Last(ctx, src.JS, src.Heartbeats, streams.HeartbeatsSubject)
+		return last.Seq, err
 	}
-	beats, err := st.js.Stream(ctx, st.heartbeats)
+	beats, err := src.JS.Stream(ctx, src.Heartbeats)
 	if err != nil {
 		return 0, err
 	}
@@ -340,7 +355,7 @@ type heartbeat struct {
 }
 
 // maxInterval is the longest interval of heartbeats that is believed.
-const maxInterval = forgetVM / (missedHeartbeats + 1)
+const maxInterval = ForgetVM / (missedHeartbeats + 1)
 
 func (b heartbeat) interval() time.Duration {
 	if !(b.Interval > 0) { // such as NaN

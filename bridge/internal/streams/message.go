@@ -1,4 +1,4 @@
-package relay
+package streams
 
 import (
 	"cmp"
@@ -24,30 +24,30 @@ import (
 // Headers of a message that a relay publishes for one sink: of a fallback, and of a replay. The last two are
 // percent-encoded.
 const (
-	headerFallbackFor   = "Forewarn-Fallback-For" // the sink that could not deliver it
-	headerFallbackError = "Forewarn-Fallback-Error"
-	headerEventOver     = "Forewarn-Event-Over"  // the sink that could not deliver it had seen the end of the event by then
-	headerReplayedBy    = "Forewarn-Replayed-By" // the user who asked for it
+	HeaderFallbackFor   = "Forewarn-Fallback-For" // the sink that could not deliver it
+	HeaderFallbackError = "Forewarn-Fallback-Error"
+	HeaderEventOver     = "Forewarn-Event-Over"  // the sink that could not deliver it had seen the end of the event by then
+	HeaderReplayedBy    = "Forewarn-Replayed-By" // the user who asked for it
 )
 
-// A message is a message of the stream that holds a CloudEvent.
-type message struct {
-	seq         uint64
-	stored      time.Time // when the stream took it
-	bytes       int       // of its data
-	ce          event.Event
-	change      imds.Change           // zero when it is about a bridge
-	eventID     string                // of the Azure event; "" when it is about a bridge
-	from        cloudevent.Place      // where it comes from, as its subject says
-	onlySink    string                // the only sink that it is for; "" for all
-	fallbackFor *delivery.FallbackFor // set if it is for a fallback
-	eventOver   bool                  // for a fallback: the event was over when the message was handed to it
+// A Message is a message of the stream that holds a CloudEvent.
+type Message struct {
+	Seq         uint64
+	Stored      time.Time // when the stream took it
+	Bytes       int       // of its data
+	CE          event.Event
+	Change      imds.Change           // zero when it is about a bridge
+	EventID     string                // of the Azure event; "" when it is about a bridge
+	From        cloudevent.Place      // where it comes from, as its subject says
+	OnlySink    string                // the only sink that it is for; "" for all
+	FallbackFor *delivery.FallbackFor // set if it is for a fallback
+	EventOver   bool                  // for a fallback: the event was over when the message was handed to it
 	replayedBy  string                // the user who asked for it; "" if nobody did
 }
 
-// decode returns the CloudEvent of a message in either mode of the NATS binding. It is structured if the content type
+// Decode returns the CloudEvent of a message in either mode of the NATS binding. It is structured if the content type
 // says so, and binary otherwise. The names of headers may be in any case.
-func decode(header nats.Header, data []byte) (ce event.Event, err error) {
+func Decode(header nats.Header, data []byte) (ce event.Event, err error) {
 	fields, err := lowerCase(header)
 	if err != nil {
 		return ce, err
@@ -180,30 +180,30 @@ func setAttribute(ce *event.Event, name, value string) error {
 }
 
 // newMessage decodes a message of the stream. An error tells why it isn't a CloudEvent.
-func newMessage(seq uint64, stored time.Time, header nats.Header, subject string, data []byte) (m message, err error) {
-	m = message{seq: seq, stored: stored, bytes: len(data)}
-	m.ce, err = decode(header, data)
+func newMessage(seq uint64, stored time.Time, header nats.Header, subject string, data []byte) (m Message, err error) {
+	m = Message{Seq: seq, Stored: stored, Bytes: len(data)}
+	m.CE, err = Decode(header, data)
 	if err != nil {
 		return m, err
 	}
-	m.onlySink = onlySinkOf(subject)
-	if of := header.Get(headerFallbackFor); m.onlySink != "" && of != "" {
-		why, err := attributeValue(header.Get(headerFallbackError))
+	m.OnlySink = onlySinkOf(subject)
+	if of := header.Get(HeaderFallbackFor); m.OnlySink != "" && of != "" {
+		why, err := attributeValue(header.Get(HeaderFallbackError))
 		if err != nil {
 			why = "no answer"
 		}
-		m.fallbackFor = &delivery.FallbackFor{Sink: of, Error: why}
-		m.eventOver = header.Get(headerEventOver) != ""
+		m.FallbackFor = &delivery.FallbackFor{Sink: of, Error: why}
+		m.EventOver = header.Get(HeaderEventOver) != ""
 	}
-	if m.onlySink != "" {
-		by, _ := attributeValue(header.Get(headerReplayedBy)) // an unreadable name must not hold up a delivery
+	if m.OnlySink != "" {
+		by, _ := attributeValue(header.Get(HeaderReplayedBy)) // an unreadable name must not hold up a delivery
 		m.replayedBy = imds.Printable(by, 200)
 	}
-	if strings.HasPrefix(m.ce.Type(), cloudevent.EventPrefix) {
-		m.change = cloudevent.ChangeOf(m.ce)
-		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
+	if strings.HasPrefix(m.CE.Type(), cloudevent.EventPrefix) {
+		m.Change = cloudevent.ChangeOf(m.CE)
+		m.EventID = cmp.Or(m.Change.Event.ID, m.CE.Subject(), m.CE.ID())
 	}
-	m.from = cloudevent.PlaceOf(m.ce)
+	m.From = cloudevent.PlaceOf(m.CE)
 	if err := m.checkBounds(); err != nil {
 		return m, err
 	}
@@ -219,14 +219,14 @@ const (
 
 // checkBounds returns an error if the CloudEvent has too many attributes, an attribute that is too long, or a time that
 // can't be.
-func (m message) checkBounds() error {
-	extensions := m.ce.Extensions()
+func (m Message) checkBounds() error {
+	extensions := m.CE.Extensions()
 	if len(extensions) > maxExtensions {
 		return fmt.Errorf("it has %d extension attributes; at most %d are allowed", len(extensions), maxExtensions)
 	}
 	texts := map[string]string{
-		"id": m.ce.ID(), "type": m.ce.Type(), "source": m.ce.Source(), "subject": m.ce.Subject(),
-		"dataschema": m.ce.DataSchema(), "datacontenttype": m.ce.DataContentType(),
+		"id": m.CE.ID(), "type": m.CE.Type(), "source": m.CE.Source(), "subject": m.CE.Subject(),
+		"dataschema": m.CE.DataSchema(), "datacontenttype": m.CE.DataContentType(),
 	}
 	for name, value := range extensions {
 		if len(name) > maxAttributeName {
@@ -244,10 +244,10 @@ func (m message) checkBounds() error {
 }
 
 // checkTimes returns an error if a time in the CloudEvent can't be: nothing that holds it could be written as JSON.
-func (m message) checkTimes() error {
+func (m Message) checkTimes() error {
 	var d cloudevent.Data
-	_ = json.Unmarshal(m.ce.Data(), &d) // on an error, what could be read counts
-	times := []time.Time{m.ce.Time(), m.notBefore(), d.NotBefore, d.Announced, d.Begun, d.NotEarlierThan, d.Back}
+	_ = json.Unmarshal(m.CE.Data(), &d) // on an error, what could be read counts
+	times := []time.Time{m.CE.Time(), m.NotBefore(), d.NotBefore, d.Announced, d.Begun, d.NotEarlierThan, d.Back}
 	if d.Approval != nil {
 		times = append(times, d.Approval.Decided)
 	}
@@ -259,24 +259,24 @@ func (m message) checkTimes() error {
 	return nil
 }
 
-// seen returns when a VM saw the change, as it says, but at the latest when the stream stored it: a clock that is wrong
+// Seen returns when a VM saw the change, as it says, but at the latest when the stream stored it: a clock that is wrong
 // puts off no later change.
-func (m message) seen() time.Time {
-	if said := m.ce.Time(); said.Before(m.stored) {
+func (m Message) Seen() time.Time {
+	if said := m.CE.Time(); said.Before(m.Stored) {
 		return said
 	}
-	return m.stored
+	return m.Stored
 }
 
-// deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
+// DeliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
 // one, so that the sink gets it once. A message for one sink only, such as a replay, has its own; see result.Stored. The
 // id is in it as a token, so that a record of many stays small.
-func (m message) deliveryID() string {
-	return deliveryID(m.ce.ID(), m.seq, m.onlySink != "", m.fallbackFor != nil)
+func (m Message) DeliveryID() string {
+	return DeliveryID(m.CE.ID(), m.Seq, m.OnlySink != "", m.FallbackFor != nil)
 }
 
-func deliveryID(ce string, seq uint64, onlySink, fallback bool) string {
-	id := token(ce)
+func DeliveryID(ce string, seq uint64, onlySink, fallback bool) string {
+	id := Token(ce)
 	switch {
 	case fallback:
 		return id + " fallback"
@@ -286,49 +286,49 @@ func deliveryID(ce string, seq uint64, onlySink, fallback bool) string {
 	return id
 }
 
-// numbered reports whether a delivery's id has the number of its message in it.
-func numbered(id string) bool {
+// Numbered reports whether a delivery's id has the number of its message in it.
+func Numbered(id string) bool {
 	_, after, found := strings.Cut(id, " ")
 	return found && after != "fallback"
 }
 
-// group returns the group of the message's Azure event; "" when it is about a bridge.
-func (m message) group() string {
-	if m.eventID == "" {
+// Group returns the group of the message's Azure event; "" when it is about a bridge.
+func (m Message) Group() string {
+	if m.EventID == "" {
 		return ""
 	}
-	return groupOf(m.eventID, m.from.String())
+	return GroupOf(m.EventID, m.From.String())
 }
 
-// recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
-func (m message) recordID() string { return groupOf(cmp.Or(m.eventID, m.ce.ID()), m.from.String()) }
+// RecordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
+func (m Message) RecordID() string { return GroupOf(cmp.Or(m.EventID, m.CE.ID()), m.From.String()) }
 
-// notBefore returns when the Azure event may begin; zero if it has begun or the time is unknown.
-func (m message) notBefore() time.Time { return m.change.Event.NotBefore }
+// NotBefore returns when the Azure event may begin; zero if it has begun or the time is unknown.
+func (m Message) NotBefore() time.Time { return m.Change.Event.NotBefore }
 
-// item returns the message as an item of the delivery loop.
-func (m message) item() *delivery.Item {
-	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
+// Item returns the message as an item of the delivery loop.
+func (m Message) Item() *delivery.Item {
+	azureType, _ := m.CE.Extensions()["azeventtype"].(string)
 	return &delivery.Item{
 		Message: &delivery.Message{
-			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.group(), Change: string(m.change.Kind), AzureType: azureType,
-			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
+			Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Group: m.Group(), Change: string(m.Change.Kind), AzureType: azureType,
+			Transient: m.CE.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
 		},
-		PendingSince: m.stored, NotBefore: m.notBefore(), FallbackFor: m.fallbackFor,
-		Replayed: m.onlySink != "" && m.fallbackFor == nil && m.eventID != "", ReplayedBy: m.replayedBy,
+		PendingSince: m.Stored, NotBefore: m.NotBefore(), FallbackFor: m.FallbackFor,
+		Replayed: m.OnlySink != "" && m.FallbackFor == nil && m.EventID != "", ReplayedBy: m.replayedBy,
 	}
 }
 
 // vms returns the VMs that the message is about.
-func (m message) vms() []string {
-	if m.eventID != "" {
-		return m.change.Event.Resources
+func (m Message) vms() []string {
+	if m.EventID != "" {
+		return m.Change.Event.Resources
 	}
 	var data struct {
 		VMs      []string      `json:"vms"` // those that fell silent or are back
 		Observer imds.Observer `json:"observer"`
 	}
-	_ = json.Unmarshal(m.ce.Data(), &data) // no data names no VMs
+	_ = json.Unmarshal(m.CE.Data(), &data) // no data names no VMs
 	if data.VMs == nil && data.Observer.Name != "" {
 		return []string{data.Observer.Name}
 	}
@@ -336,32 +336,32 @@ func (m message) vms() []string {
 }
 
 // about returns the sink that a message of a relay for one of the others is about; "" for any other message.
-func (m message) about() string {
-	if m.eventID != "" || m.onlySink == "" {
+func (m Message) about() string {
+	if m.EventID != "" || m.OnlySink == "" {
 		return ""
 	}
 	var data struct {
 		Sink string `json:"sink"`
 	}
-	_ = json.Unmarshal(m.ce.Data(), &data) // no data names no sink
+	_ = json.Unmarshal(m.CE.Data(), &data) // no data names no sink
 	return data.Sink
 }
 
-// sinkPrefix begins the subjects of messages for one sink only: forewarn.relay.<sink>.<CloudEvent id>.
-const sinkPrefix = "forewarn.relay."
+// SinkPrefix begins the subjects of messages for one sink only: forewarn.relay.<sink>.<CloudEvent id>.
+const SinkPrefix = "forewarn.relay."
 
 // onlySinkOf returns the sink that a subject names; "" when the message is for all sinks.
 func onlySinkOf(subject string) string {
-	rest, ok := strings.CutPrefix(subject, sinkPrefix)
+	rest, ok := strings.CutPrefix(subject, SinkPrefix)
 	if !ok {
 		return ""
 	}
 	name, _, _ := strings.Cut(rest, ".")
-	return fromToken(name)
+	return FromToken(name)
 }
 
-// fromToken reverses token, unless the text was too long.
-func fromToken(s string) string {
+// FromToken reverses token, unless the text was too long.
+func FromToken(s string) string {
 	plain, err := url.PathUnescape(strings.ReplaceAll(s, "=", "%"))
 	if err != nil {
 		return s
@@ -369,9 +369,9 @@ func fromToken(s string) string {
 	return plain
 }
 
-// token turns a text into one token of a subject or a key: a byte that isn't allowed there becomes = and two hex
+// Token turns a text into one token of a subject or a key: a byte that isn't allowed there becomes = and two hex
 // digits. Different texts become different tokens. A text that is too long is cut and ends in its hash.
-func token(s string) string {
+func Token(s string) string {
 	const longest = 200
 	var b strings.Builder
 	for i := range len(s) {
@@ -383,7 +383,7 @@ func token(s string) string {
 			fmt.Fprintf(&b, "=%02X", c)
 		}
 		if b.Len() > longest {
-			return b.String()[:longest] + "-" + shortHash(s)
+			return b.String()[:longest] + "-" + ShortHash(s)
 		}
 	}
 	return b.String()

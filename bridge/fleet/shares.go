@@ -1,4 +1,4 @@
-package relay
+package fleet
 
 import (
 	"cmp"
@@ -19,8 +19,8 @@ const (
 	maxVMName      = 256      // bytes
 )
 
-// A fleetSet is what a fleet keeps of one set.
-type fleetSet struct {
+// A set is what a fleet keeps of one set.
+type set struct {
 	name    string                 // cloudevent.Place.String
 	vms     map[string]*vm         // by vmKey
 	events  map[string]*azureEvent // by group
@@ -29,11 +29,11 @@ type fleetSet struct {
 	refused bool                   // a VM of it isn't watched, because it has too many
 }
 
-// set returns what the fleet keeps of a set. mu is held.
-func (f *fleet) set(name string) *fleetSet {
+// setNamed returns what the fleet keeps of a set. mu is held.
+func (f *Fleet) setNamed(name string) *set {
 	s := f.sets[name]
 	if s == nil {
-		s = &fleetSet{name: name, vms: map[string]*vm{}, events: map[string]*azureEvent{}}
+		s = &set{name: name, vms: map[string]*vm{}, events: map[string]*azureEvent{}}
 		f.sets[name] = s
 	}
 	return s
@@ -41,8 +41,8 @@ func (f *fleet) set(name string) *fleetSet {
 
 // addBytes counts the bytes of a change of an event. If the set, or all sets together, have more than their share then,
 // the oldest events of the set that has most are forgotten. mu is held.
-func (f *fleet) addBytes(l *azureEvent, n int) {
-	s := f.set(l.from.String())
+func (f *Fleet) addBytes(l *azureEvent, n int) {
+	s := f.setNamed(l.from.String())
 	l.bytes, s.bytes, f.bytes = l.bytes+n, s.bytes+n, f.bytes+n
 	if len(s.events) > maxEventsOfSet || s.bytes > maxBytesOfSet {
 		f.forgetOldest(s)
@@ -59,7 +59,7 @@ func (f *fleet) addBytes(l *azureEvent, n int) {
 }
 
 // forgetOldest forgets an eighth of the events of a set, those first that are over. mu is held.
-func (f *fleet) forgetOldest(s *fleetSet) {
+func (f *Fleet) forgetOldest(s *set) {
 	var all []*azureEvent
 	for _, l := range s.events {
 		all = append(all, l)
@@ -82,13 +82,12 @@ func endedFirst(l *azureEvent) int {
 	return 1
 }
 
-// forgetEvent forgets an event with its records. mu is held.
-func (f *fleet) forgetEvent(l *azureEvent) {
-	s := f.set(l.from.String())
+// forgetEvent forgets an event. mu is held.
+func (f *Fleet) forgetEvent(l *azureEvent) {
+	s := f.setNamed(l.from.String())
 	s.bytes, f.bytes = s.bytes-l.bytes, f.bytes-l.bytes
 	delete(s.events, l.group)
 	delete(f.events, l.group)
-	delete(f.records, l.group)
 	if l.ended {
 		f.ended--
 	}
@@ -97,7 +96,7 @@ func (f *fleet) forgetEvent(l *azureEvent) {
 }
 
 // dropIfEmpty drops a set of which nothing is left. mu is held.
-func (f *fleet) dropIfEmpty(s *fleetSet) {
+func (f *Fleet) dropIfEmpty(s *set) {
 	if len(s.vms) == 0 && len(s.events) == 0 {
 		delete(f.sets, s.name)
 	}
@@ -105,12 +104,12 @@ func (f *fleet) dropIfEmpty(s *fleetSet) {
 
 // addVM adds a VM of a set, or returns false if the set, or all sets together, have too many. It makes room in a set by
 // forgetting the VM that was last heard longest ago, if nobody was told that it is silent. mu is held.
-func (f *fleet) addVM(set, key string, v *vm) bool {
-	if len(f.vms) >= maxVMs {
+func (f *Fleet) addVM(set, key string, v *vm) bool {
+	if len(f.vms) >= MaxVMs {
 		f.full = true
 		return false
 	}
-	s := f.set(set)
+	s := f.setNamed(set)
 	if len(s.vms) >= maxVMsOfSet {
 		var oldest string
 		for key, v := range s.vms {
@@ -130,15 +129,15 @@ func (f *fleet) addVM(set, key string, v *vm) bool {
 }
 
 // forgetVM forgets a VM of a set. mu is held.
-func (f *fleet) forgetVM(set, key string) {
-	s := f.set(set)
+func (f *Fleet) forgetVM(set, key string) {
+	s := f.setNamed(set)
 	delete(s.vms, key)
 	delete(f.vms, key)
 	f.dropIfEmpty(s)
 }
 
-// overShare returns a warning for each set of which something is left out, for at most maxNamed of them.
-func (f *fleet) overShare() (warnings []string) {
+// Warnings returns a warning for each set of which something is left out, for at most maxNamed of them.
+func (f *Fleet) Warnings() (warnings []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range f.sets {
@@ -154,7 +153,7 @@ func (f *fleet) overShare() (warnings []string) {
 	}
 	if f.full {
 		warnings = append(warnings, fmt.Sprintf("there are more VMs than a relay watches, which is %d; nobody hears when one "+
-			"that is left out falls silent", maxVMs))
+			"that is left out falls silent", MaxVMs))
 	}
 	sort.Strings(warnings)
 	if n := len(warnings) - maxNamed; n > 0 {

@@ -1,4 +1,4 @@
-package relay
+package streams
 
 import (
 	"encoding/json"
@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Whoever may write to the stream can put anything into it. What is taken for a CloudEvent is one: it has an id, a group
-// and a mark, can be written down as JSON, and is read back as the same. What isn't is refused with a reason.
+// Whoever may write to the stream can put anything into it. What is taken for a CloudEvent is one: it has an id, a record
+// and a delivery, can be written down as JSON, and is read back as the same. What isn't is refused with a reason.
 func FuzzMessage(f *testing.F) {
 	const json1 = `{"specversion":"1.0","id":"A-scheduled","source":"urn:x","type":"dev.forewarn.scheduledevent.scheduled.v1",` +
 		`"subject":"A","time":"2026-11-23T10:00:00Z","azduration":5,"azself":true,"data":{"change":"scheduled","event":` +
@@ -35,7 +35,7 @@ func FuzzMessage(f *testing.F) {
 			header = nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"A-scheduled"}, "ce-source": {"urn:x"},
 				"ce-type": {"dev.forewarn.scheduledevent.scheduled.v1"}}
 		}
-		header[headerFallbackFor], header[headerFallbackError] = []string{of}, []string{why}
+		header[HeaderFallbackFor], header[HeaderFallbackError] = []string{of}, []string{why}
 		header["ce-"+attribute] = []string{value}
 		m, err := newMessage(7, stored, header, subject, data)
 		if err != nil {
@@ -44,14 +44,14 @@ func FuzzMessage(f *testing.F) {
 			}
 			return
 		}
-		item := m.item()
+		item := m.Item()
 		switch {
-		case m.ce.ID() == "" || m.recordID() == "" || m.deliveryID() == "" || item.Message.ID != m.ce.ID() || item.Message.Seq != 7:
-			t.Errorf("it has id %q, group %q, mark %q, and is delivered as %+v", m.ce.ID(), m.recordID(), m.deliveryID(), item.Message)
-		case m.fallbackFor != nil && (m.onlySink == "" || m.fallbackFor.Sink != of):
-			t.Errorf("it stands for what %+v could not deliver, and is for %q", m.fallbackFor, m.onlySink)
+		case m.CE.ID() == "" || m.RecordID() == "" || m.DeliveryID() == "" || item.Message.ID != m.CE.ID() || item.Message.Seq != 7:
+			t.Errorf("it has id %q, record %q, delivery %q, and is delivered as %+v", m.CE.ID(), m.RecordID(), m.DeliveryID(), item.Message)
+		case m.FallbackFor != nil && (m.OnlySink == "" || m.FallbackFor.Sink != of):
+			t.Errorf("it stands for what %+v could not deliver, and is for %q", m.FallbackFor, m.OnlySink)
 		}
-		whole, err := json.Marshal(m.ce)
+		whole, err := json.Marshal(m.CE)
 		if err != nil {
 			t.Fatalf("it can't be written down: %v", err)
 		}
@@ -59,8 +59,8 @@ func FuzzMessage(f *testing.F) {
 		if err != nil {
 			t.Fatalf("as JSON it is refused: %v\n%s", err, whole)
 		}
-		if again.ce.ID() != m.ce.ID() || again.ce.Type() != m.ce.Type() || again.recordID() != m.recordID() || again.onlySink != m.onlySink ||
-			again.change.Kind != m.change.Kind || !again.notBefore().Equal(m.notBefore()) {
+		if again.CE.ID() != m.CE.ID() || again.CE.Type() != m.CE.Type() || again.RecordID() != m.RecordID() || again.OnlySink != m.OnlySink ||
+			again.Change.Kind != m.Change.Kind || !again.NotBefore().Equal(m.NotBefore()) {
 			t.Errorf("as JSON it is %+v, was %+v\n%s", again, m, whole)
 		}
 	})
@@ -71,14 +71,14 @@ func FuzzToken(f *testing.F) {
 	f.Add("vm-0.prod")
 	f.Add("A=2E> *\x00\u00e9")
 	f.Fuzz(func(t *testing.T, text string) {
-		got := token(text)
+		got := Token(text)
 		if len(got) > 300 || strings.ContainsFunc(got, func(r rune) bool {
 			return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_=", r))
 		}) {
-			t.Errorf("token(%q) = %q", text, got)
+			t.Errorf("Token(%q) = %q", text, got)
 		}
-		if len(text) <= 60 && fromToken(got) != text {
-			t.Errorf("untoken(%q) = %q, want %q", got, fromToken(got), text)
+		if len(text) <= 60 && FromToken(got) != text {
+			t.Errorf("untoken(%q) = %q, want %q", got, FromToken(got), text)
 		}
 	})
 }

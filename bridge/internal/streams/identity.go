@@ -1,4 +1,4 @@
-package relay
+package streams
 
 import (
 	"errors"
@@ -13,8 +13,8 @@ import (
 // errSubject means that a message says that it comes from elsewhere than its subject does.
 var errSubject = errors.New("it is not on its own subject")
 
-// refusal returns the reason of the dead letter for a message that is refused with an error.
-func refusal(why error) string {
+// Refusal returns the reason of the dead letter for a message that is refused with an error.
+func Refusal(why error) string {
 	if errors.Is(why, errSubject) {
 		return delivery.ReasonSubject
 	}
@@ -29,27 +29,30 @@ const (
 	heartbeatsPrefix = "forewarn.heartbeat."
 )
 
+// HeartbeatsSubject is where bridges publish heartbeats: forewarn.heartbeat.<subscription>.<group>.<set>.<vm>.
+const HeartbeatsSubject = "forewarn.heartbeat.>"
+
 // relaySubject begins the subjects of what a relay says about itself: forewarn.bridge.relay.<id>.
 const relaySubject = bridgePrefix + "relay."
 
 // checkSubject returns an error that wraps errSubject if a message says that it comes from elsewhere than its subject
 // does. Subjects that only relays may use are right, and so are those that begin otherwise: who made them up knows
 // what they mean, and a relay can't.
-func checkSubject(subject string, m message) error {
+func checkSubject(subject string, m Message) error {
 	tokens := strings.Split(subject, ".")
-	byRelay := strings.HasPrefix(subject, sinkPrefix) || strings.HasPrefix(subject, relaySubject) && len(tokens) == 4
+	byRelay := strings.HasPrefix(subject, SinkPrefix) || strings.HasPrefix(subject, relaySubject) && len(tokens) == 4
 	if byRelay {
 		return nil
 	}
-	said := []string{m.from.Subscription, m.from.Group, m.from.Set}
+	said := []string{m.From.Subscription, m.From.Group, m.From.Set}
 	switch {
 	case strings.HasPrefix(subject, eventsPrefix):
 	case strings.HasPrefix(subject, bridgePrefix), strings.HasPrefix(subject, heartbeatsPrefix):
-		said = append(said, m.from.VM)
+		said = append(said, m.From.VM)
 	default:
 		return nil
 	}
-	if typ := m.ce.Type(); typ == cloudevent.ObserverSilent || typ == cloudevent.ObserverBack {
+	if typ := m.CE.Type(); typ == cloudevent.ObserverSilent || typ == cloudevent.ObserverBack {
 		return fmt.Errorf("%w: only a relay says %s", errSubject, typ)
 	}
 	names := tokens[2:]
@@ -59,12 +62,12 @@ func checkSubject(subject string, m message) error {
 	return nil
 }
 
-// groupOf returns the group of what a set says about an Azure event, <event's id>.<set>. Whatever another set says about
+// GroupOf returns the group of what a set says about an Azure event, <event's id>.<set>. Whatever another set says about
 // an event of the same id is another group.
-func groupOf(eventID, set string) string { return eventID + "." + set }
+func GroupOf(eventID, set string) string { return eventID + "." + set }
 
-// cutGroup returns the parts of a group.
-func cutGroup(group string) (eventID, set string) {
+// CutGroup returns the parts of a group.
+func CutGroup(group string) (eventID, set string) {
 	at := len(group)
 	for range 3 {
 		at = max(0, strings.LastIndexByte(group[:at], '.'))
@@ -72,8 +75,8 @@ func cutGroup(group string) (eventID, set string) {
 	return group[:at], strings.TrimPrefix(group[at:], ".")
 }
 
-// eventOf returns the id of a group's Azure event; "" for none.
-func eventOf(group string) string {
-	id, _ := cutGroup(group)
+// EventOf returns the id of a group's Azure event; "" for none.
+func EventOf(group string) string {
+	id, _ := CutGroup(group)
 	return id
 }

@@ -1,4 +1,4 @@
-package relay
+package fleet
 
 import (
 	"encoding/json"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 )
 
 // Who is told as silent and as back, and in how many messages. Times are seconds, heartbeats come every 100 s, so a VM is
@@ -34,7 +35,7 @@ func TestSilenceIsDecided(t *testing.T) {
 	told := func(heard int, all ...int) map[string]time.Time {
 		m := map[string]time.Time{}
 		for _, n := range all {
-			m[shortHash(vm(n, 0).key)] = at(heard)
+			m[streams.ShortHash(vm(n, 0).key)] = at(heard)
 		}
 		return m
 	}
@@ -44,7 +45,7 @@ func TestSilenceIsDecided(t *testing.T) {
 	quick := func(o *observer) { o.interval = 10 * time.Second }
 	ended := func(s int) func(*observer) { return func(o *observer) { o.eventEnded = at(s) } }
 	back := func(s int) func(*observer) { return func(o *observer) { o.backSince = at(s) } }
-	day := int(forgetVM / time.Second)
+	day := int(ForgetVM / time.Second)
 	for _, tt := range []struct {
 		name   string
 		vms    []*observer
@@ -155,11 +156,11 @@ func TestSilentVMsAreBounded(t *testing.T) {
 // An event whose end nobody told is over after a day if it deletes its VM, also for a relay that hears no heartbeats.
 func TestTheStatusEndsEventsWhoseEndWasMissed(t *testing.T) {
 	t.Parallel()
-	f, now := newFleet(), time.Now()
+	f, now := New(Options{}), time.Now()
 	for _, typ := range []string{"Preempt", "Reboot"} {
-		f.events[typ] = &azureEvent{latest: imds.Event{ID: typ, Type: typ}, lastChange: now.Add(-forgetVM - time.Second)}
+		f.events[typ] = &azureEvent{latest: imds.Event{ID: typ, Type: typ}, lastChange: now.Add(-ForgetVM - time.Second)}
 	}
-	if open := f.openEvents(now); len(open) != 1 || open[0].Known.Type != "Reboot" {
+	if open := f.OpenEvents(now); len(open) != 1 || open[0].Known.Type != "Reboot" {
 		t.Errorf("open are %v, want the Reboot", open)
 	}
 }

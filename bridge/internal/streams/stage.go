@@ -1,0 +1,48 @@
+package streams
+
+import (
+	"slices"
+	"time"
+
+	"forewarn/bridge/imds"
+)
+
+// A Stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, the change's
+// sequence number in the stream, when the stream stored it, and when the event may begin.
+type Stage struct {
+	Kind      imds.ChangeKind `json:"kind,omitempty"`
+	Seen      time.Time       `json:"seen,omitzero"`
+	Seq       uint64          `json:"seq,omitempty"`
+	Stored    time.Time       `json:"stored,omitzero"`
+	NotBefore time.Time       `json:"notBefore,omitzero"`
+}
+
+// precedes reports whether a change comes after the latest one in the stream, or in one that was made later. The clock
+// of the servers may be set back by less than a minute.
+func (s *Stage) precedes(m Message) bool {
+	return m.Seq > s.Seq || !s.Stored.IsZero() && m.Stored.After(s.Stored.Add(time.Minute))
+}
+
+// Outdated reports whether a change comes too late, because the stream has a later one before it. This happens when a
+// VM that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change
+// of an event that comes back isn't outdated, because it was seen later. Nor is one that is pending and read again.
+func (s *Stage) Outdated(m Message) bool {
+	return s.precedes(m) && stageOf(m.Change.Kind) < stageOf(s.Kind) && m.Seen().Before(s.Seen)
+}
+
+// MovesOnTo reports whether a change is neither outdated nor read again.
+func (s *Stage) MovesOnTo(m Message) bool {
+	return m.Change.Kind.OfAzure() && m.OnlySink == "" && s.precedes(m) && !s.Outdated(m)
+}
+
+// Update moves the stage on to a change, unless that is outdated or read again.
+func (s *Stage) Update(m Message) {
+	if s.MovesOnTo(m) {
+		*s = Stage{m.Change.Kind, m.Seen(), m.Seq, m.Stored, m.NotBefore()}
+	}
+}
+
+// stageOf returns the position of a kind of change in an event's life.
+func stageOf(k imds.ChangeKind) int {
+	return slices.Index([]imds.ChangeKind{imds.Scheduled, imds.Updated, imds.Started, imds.Vanished}, k)
+}
