@@ -4,9 +4,10 @@ import (
 	"encoding/base64"
 	"errors"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
+
+	"forewarn/templates"
 )
 
 // credentials are the sources of the values in a webhook's settings that may be secret. They are read on each use.
@@ -26,9 +27,11 @@ type credentials struct {
 
 // access holds the values of credentials at the time of one read, and the redactor that knows them.
 type access struct {
-	url     *url.URL
+	url     target
+	from    source // of the URL
 	host    string // of the request; "" for that of the URL
 	header  http.Header
+	made    []madeHeader
 	keys    [][]byte          // to sign with
 	body    map[string]string // secrets of the body by name
 	inClear string            // the settings key of credentials that are sent unencrypted, "" for none
@@ -114,7 +117,9 @@ func (c credentials) checkNames() error {
 
 // read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
 func (c credentials) read() (access, error) {
-	a := access{header: make(http.Header), body: make(map[string]string), redact: c.host.redactor()}
+	a := access{
+		header: make(http.Header), body: make(map[string]string), from: c.url, redact: c.host.redactor(),
+	}
 	var wrong KeyErrors
 	wrong.add(c.readURL(&a))
 	for _, h := range c.headers {
@@ -123,6 +128,10 @@ func (c credentials) read() (access, error) {
 			err = h.wrong(errControl)
 		}
 		wrong.add(err)
+		if h.isTemplate() {
+			wrong.add(c.readHeaderTemplate(h, value, &a))
+			continue
+		}
 		if http.CanonicalHeaderKey(h.name) == "Host" { // not a secret, and likely the URL's
 			a.host = value
 			continue
@@ -165,7 +174,7 @@ func (c credentials) read() (access, error) {
 		a.header.Set("Authorization", basic(user.Username(), password))
 		keys = append([]string{c.url.from()}, keys...)
 	}
-	if len(keys) > 0 && isExposed(a.url) {
+	if len(keys) > 0 && isExposed(a.url.URL) {
 		a.inClear = keys[0]
 	}
 	if a.inClear != "" && !c.insecure {
@@ -180,12 +189,27 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return err
 	}
-	u, err := parseURL(raw, "is not a URL; expected one such as https://example.com/hook", c.secure, "http", "https")
+	a.url, err = parseTarget(raw, c.secure)
 	if err != nil {
 		return c.url.wrong(err)
 	}
-	a.url = u
-	a.redact.hideURL(u)
+	a.redact.hideURL(a.url.URL)
+	a.redact.hideParts(constants(raw)...)
+	return nil
+}
+
+// readHeaderTemplate reads a header that a template makes into a. What the template says itself may be a secret, what
+// it puts in is none.
+func (c credentials) readHeaderTemplate(h source, text string, a *access) error {
+	made, err := templates.Parse(h.key, text)
+	if err != nil {
+		return h.wrong(errTemplate)
+	}
+	a.made = append(a.made, madeHeader{h, made})
+	if h.isCredential() {
+		a.redact.hideHeader(withoutActions(text))
+	}
+	a.redact.hideParts(constants(text)...)
 	return nil
 }
 

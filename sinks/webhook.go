@@ -22,7 +22,7 @@ import (
 
 // webhookSettings are the keys of a webhook. Secrets have three keys; see Value.
 type webhookSettings struct {
-	URL            Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
+	URL            Secret            `yaml:"url" doc:"where to send it, http or https, a template behind its host; redirects are refused"`
 	URLFile        Path              `yaml:"url_file"`
 	URLEnv         string            `yaml:"url_env"`
 	Method         string            `yaml:"method" default:"POST" doc:"POST, PUT or PATCH"`
@@ -36,7 +36,7 @@ type webhookSettings struct {
 	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json, of a CloudEvent application/cloudevents+json)"`
 	Success        string            `yaml:"success" doc:"an expression over an answer of 2xx that must hold too, such as json.errors == false; it sees status, headers, json and text"`
 	BlockedOn      []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
-	Headers        map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}"`
+	Headers        map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}; a text is a template"`
 	Bearer         Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
 	BearerFile     Path              `yaml:"bearer_file"`
 	BearerEnv      string            `yaml:"bearer_env"`
@@ -100,7 +100,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	wrong.when(w.binary && len(s.Signing) > 0, "signing_secrets",
 		"a signature covers the body only, and in binary mode the CloudEvent's attributes are headers; "+
 			"expected mode structured")
-	wrong.add(w.openBody(s))
+	wrong.add(w.openBody(s), w.tryRequest(s))
 	w.caller, err = newCaller(s.TLS, s.Proxy, h)
 	wrong.add(err)
 	w.caller.denied = deniedBy(s.Body)
@@ -115,7 +115,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	opened := Opened{Sink: w, People: ready.People, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
 	if a, err := w.secrets.read(); err == nil {
 		opened.note(a.inClear != "", noteInClear(a.inClear))
-		opened.note(true, w.caller.noteProxy(a.url, a.redact))
+		opened.note(true, w.caller.noteProxy(a.url.URL, a.redact))
 	}
 	return opened, nil
 }
@@ -170,6 +170,30 @@ func (w *webhook) openBody(s webhookSettings) error {
 	}
 	wrong.when(err != nil, key, "%w", err)
 	return wrong.err()
+}
+
+// tryRequest tries the templates of the URL and of headers on samples.
+func (w *webhook) tryRequest(s webhookSettings) error {
+	a, err := w.secrets.read()
+	if err != nil || !a.hasTemplates() {
+		return nil // newCredentials has said what is wrong
+	}
+	shape := bodyShape(slices.Collect(maps.Keys(s.BodySecrets)))
+	var wrong KeyErrors
+	for _, from := range append(w.secrets.headers, w.secrets.url) {
+		text, err := from.read(w.Getenv)
+		if err == nil && isTemplate(text) && templates.CheckNames(text, shape) != nil {
+			wrong.add(&KeyError{from.from(), templates.CheckNames(text, shape)})
+		}
+	}
+	if len(wrong) > 0 {
+		return wrong.err()
+	}
+	return tryOut(func(f map[string]any) error {
+		f["secret"] = w.secretNames()
+		_, err := a.request(f, make(http.Header))
+		return err
+	})
 }
 
 // bodyText returns the template of the body and its settings key. The key is "" if the CloudEvent itself is sent.
@@ -262,10 +286,10 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, origin(a.url))
+	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, origin(a.url.URL))
 	for _, name := range slices.Sorted(maps.Keys(req.Header)) {
 		value := req.Header.Get(name)
-		if a.header.Get(name) != "" {
+		if a.header.Get(name) != "" || a.makes(name) {
 			value = "[secret]"
 		}
 		fmt.Fprintf(&b, "%s: %s\n", name, value)
@@ -281,7 +305,7 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	return w.caller.connect(ctx, a.url, a.redact)
+	return w.caller.connect(ctx, a.url.URL, a.redact)
 }
 
 // Close closes idle connections.
@@ -290,7 +314,17 @@ func (w *webhook) Close() error { return w.caller.Close() }
 // request returns the request for a CloudEvent, with signatures of the current time if there are signing secrets.
 func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*http.Request, error) {
 	header := a.header.Clone()
-	body, err := w.message(d, a.body, header)
+	var fields map[string]any // of templates; nil if there are none
+	if w.body != nil || a.hasTemplates() {
+		fields = w.fields([]delivery.Delivery{d}, w.now())
+		fields["secret"] = a.body
+		w.runbook.put(fields, w.Log)
+	}
+	to, err := a.request(fields, header)
+	if err != nil {
+		return nil, err
+	}
+	body, err := w.message(d, fields, header)
 	if err != nil {
 		return nil, err
 	}
@@ -309,19 +343,16 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	if err != nil {
 		return nil, err
 	}
-	req.URL, req.Host, req.Header = a.url, a.host, header
+	req.URL, req.Host, req.Header = to, a.host, header
 	return req, nil
 }
 
-// message returns the body for a CloudEvent, and sets the headers that describe it.
-func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header http.Header) ([]byte, error) {
+// message returns the body for a CloudEvent, and sets the headers that describe it. fields are those of templates.
+func (w *webhook) message(d delivery.Delivery, fields map[string]any, header http.Header) ([]byte, error) {
 	switch ce := d.Event; {
 	case w.body != nil:
 		header.Set("Content-Type", w.contentType)
-		f := w.fields([]delivery.Delivery{d}, w.now())
-		f["secret"] = secrets
-		w.runbook.put(f, w.Log)
-		return w.render(f)
+		return w.render(fields)
 	case w.binary:
 		all, err := attributes(ce)
 		if err != nil {

@@ -141,6 +141,17 @@ func ready(parsed executor, err error) (*Template, error) {
 	return nil, err
 }
 
+// ParseURL is Parse for a URL or a part of one: each value is percent-encoded, so that it stays one part of the path or
+// one value of the query. A define is inserted with include, which makes it a value too.
+func ParseURL(name, text string) (*Template, error) {
+	t := newSet(name).Funcs(template.FuncMap{percentEncoder: percentEncode})
+	err := parseInto(t, text)
+	if err == nil && t.Tree != nil {
+		err = encodeValues(t.Tree.Root)
+	}
+	return ready(t, err)
+}
+
 func parseText(name, text string) (executor, error) {
 	t := newSet(name)
 	return t, parseInto(t, text)
