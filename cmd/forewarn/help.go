@@ -2,9 +2,11 @@ package main
 
 import (
 	_ "embed"
-	"fmt"
+	"io"
 	"maps"
-	"path"
+	"os"
+	"os/exec"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +15,6 @@ import (
 	"golang.org/x/term"
 
 	"forewarn/bridge"
-	"forewarn/cmd/forewarn/internal/manual"
 	"forewarn/examples"
 	"forewarn/sinks"
 	"forewarn/templates"
@@ -78,47 +79,39 @@ func (t topic) markdown() string {
 	}
 	var all string
 	for _, s := range t.sections {
-		all += manual.Section(t.document.text, s)
+		all += sectionOf(t.document.text, s)
 	}
 	return all
 }
 
-// blocks returns the topic with links that say where to read on.
-func (t topic) blocks() []manual.Block {
-	blocks := manual.Parse(t.markdown(), t.linkText)
+// blocks returns the topic as blocks.
+func (t topic) blocks() []block {
+	blocks := blocksOf(t.markdown())
 	if strings.Contains(t.markdown(), "examples/") || t.document.dir == "examples" {
-		blocks = append(blocks, manual.Block{Kind: manual.Paragraph, Text: "Files below examples/ are in the repository; " +
-			"the packages install them in /usr/share/doc/forewarn/examples."})
+		blocks = append(blocks, block{paragraphBlock, []string{"Files below examples/ are in the repository; " +
+			"the packages install them in /usr/share/doc/forewarn/examples."}})
 	}
 	return blocks
 }
 
-// linkText says where to read on instead of following a link into the repository: in another topic of help, or in one
-// of the examples.
-func (t topic) linkText(text, target string) string {
-	file, anchor, _ := strings.Cut(target, "#")
-	file = path.Join(t.document.dir, file)
-	if strings.HasPrefix(file, "examples/") && path.Base(file) != "README.md" {
-		if text == file {
-			return ""
-		}
-		return file
-	}
-	dir := strings.TrimSuffix(file, "/README.md")
-	if dir == t.document.dir && t.has(anchor) {
+// readOn says where the target of a link is to be read in place of the repository: "" if nowhere.
+func readOn(target string) string {
+	file, heading, _ := strings.Cut(target, "#")
+	_, example, isExample := strings.Cut(file, "examples/")
+	switch {
+	case strings.Contains(target, "://"):
+		return target
+	case isExample && example != "README.md":
+		return "examples/" + example
+	case heading == "":
 		return ""
 	}
-	for _, other := range slices.Concat(searchedTopics(), topics) {
-		if dir == other.document.dir && other.has(anchor) {
-			return "forewarn help " + other.name
+	for _, t := range slices.Concat(topics, kindTopics()) {
+		if slices.ContainsFunc(t.sections, func(s string) bool { return anchor(s) == heading }) {
+			return "forewarn help " + t.name
 		}
 	}
 	return ""
-}
-
-// has reports whether the topic has the heading of an anchor; the empty anchor is the whole document.
-func (t topic) has(anchor string) bool {
-	return anchor == "" || slices.Contains(manual.Anchors(t.markdown()), anchor)
 }
 
 // helpTopics returns a command for each topic. It does nothing but print its topic as help.
@@ -138,13 +131,16 @@ func (p *program) helpTopics() []*cobra.Command {
 
 func (p *program) helpTopic(t topic) *cobra.Command {
 	c := &cobra.Command{Use: t.name[strings.LastIndexByte(t.name, ' ')+1:], Short: t.short}
-	c.SetHelpFunc(func(*cobra.Command, []string) { fmt.Fprint(p.out, manual.Text(t.blocks(), p.helpWidth())) })
+	c.SetHelpFunc(func(*cobra.Command, []string) { p.page(terminalText(t.blocks(), p.helpWidth())) })
 	return c
 }
 
-// helpWidth is the width of help texts in columns: that of the terminal, and at most 100.
+// widestHelp is the greatest width of help texts in columns.
+const widestHelp = 100
+
+// helpWidth is the width of help texts in columns: that of the terminal, and at most widestHelp.
 func (p *program) helpWidth() int {
-	width := manual.Width
+	width := widestHelp
 	if columns, err := strconv.Atoi(p.getenv("COLUMNS")); err == nil && columns > 0 {
 		width = columns
 	} else if t, ok := p.out.(*terminal); ok {
@@ -152,7 +148,39 @@ func (p *program) helpWidth() int {
 			width = columns
 		}
 	}
-	return min(max(width, 40), manual.Width)
+	return min(max(width, 40), widestHelp)
+}
+
+// page prints a long text, on a terminal through the pager.
+func (p *program) page(text string) {
+	if t, ok := p.out.(*terminal); ok {
+		err := p.pager(t, text)
+		if err == nil {
+			return
+		}
+	}
+	_, _ = io.WriteString(p.out, text) // help has no other place to say that nobody reads it
+}
+
+// pager shows a text with $PAGER, by default less, or more where there is none. It returns an error if no pager starts.
+func (p *program) pager(t *terminal, text string) error {
+	command := strings.Fields(p.getenv("PAGER"))
+	if len(command) == 0 {
+		command = []string{"less", "-FRX"} // as git has it: what fits on the screen is just printed
+		if _, err := exec.LookPath("less"); err != nil {
+			command = []string{"more"}
+		}
+	}
+	c := exec.Command(command[0], command[1:]...)
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(text), t.file, t.file
+	interrupts := make(chan os.Signal, 1) // Ctrl-C is for the pager
+	signal.Notify(interrupts, os.Interrupt)
+	defer signal.Stop(interrupts)
+	if err := c.Start(); err != nil {
+		return err
+	}
+	_ = c.Wait() // a reader that quits early leaves an error here
+	return nil
 }
 
 // exitCodes explains each exit code. The README's table is generated from it.

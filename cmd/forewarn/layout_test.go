@@ -55,15 +55,14 @@ var arrows = map[string]arrow{
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/clock", "bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/discovery",
 		"bridge/imds", "bridge/imdstest", "bridge/mutes", "bridge/outbox", "bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/control", "cmd/forewarn/internal/fleet", "cmd/forewarn/internal/manual", "cmd/forewarn/internal/page",
+		"cmd/forewarn/internal/control", "cmd/forewarn/internal/fleet", "cmd/forewarn/internal/page",
 		"cmd/forewarn/internal/service", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
 	}, inTests: []string{"bridge/systemtest", "cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/control": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/outbox", "bridge/relay", "cmd/forewarn/internal/service",
 		"cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording",
 	}, inTests: []string{"bridge/delivery", "bridge/imds"}},
-	"cmd/forewarn/internal/fleet":  {may: []string{"bridge", "bridge/imds"}},
-	"cmd/forewarn/internal/manual": {},
+	"cmd/forewarn/internal/fleet": {may: []string{"bridge", "bridge/imds"}},
 	"cmd/forewarn/internal/page": {
 		may: []string{
 			"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox",

@@ -206,7 +206,7 @@ every configured destination: at least once, in order, across crashes and outage
 	root.AddCommand(p.versionCommand())
 	root.AddCommand(p.helpTopics()...)
 	root.SetVersionTemplate(versionText())
-	strictUsage(root, p.helpWidth())
+	p.strictUsage(root)
 	addCompletions(root, p)
 	return root
 }

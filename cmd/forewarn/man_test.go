@@ -13,8 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"forewarn/cmd/forewarn/internal/manual"
 )
 
 // The man pages are made when a package is built, by the tests below, so that nothing of them is in the binary. cobra's
@@ -100,10 +98,10 @@ func TestManPagesTellEveryRowOfATable(t *testing.T) {
 			}
 		}
 		for _, block := range topicNamed(name).blocks() {
-			if block.Kind != manual.Table {
+			if block.kind != tableBlock {
 				continue
 			}
-			for _, row := range block.Rows[1:] {
+			for _, row := range block.rows()[1:] {
 				rows++
 				for _, cell := range row {
 					if !strings.Contains(page, roff(cell)) {
@@ -295,50 +293,38 @@ func topicNamed(name string) topic {
 func manBlocks(t topic) string {
 	var b strings.Builder
 	headed := false
-	paragraph := func() string {
+	begin := func() string {
 		if headed { // the heading has begun it
 			return ""
 		}
 		return ".PP\n"
 	}
 	for _, block := range t.blocks() {
-		switch block.Kind {
-		case manual.Heading:
-			command := ".SS"
-			if block.Level == 1 || t.sections != nil && block.Level == 2 {
-				command = ".SH"
-				block.Text = strings.ToUpper(block.Text)
+		text := strings.Join(block.lines, " ")
+		switch block.kind {
+		case headingBlock:
+			level := headingLevel(text)
+			command, text := ".SS", plain(text[level:])
+			if level == 1 || t.sections != nil && level == 2 {
+				command, text = ".SH", strings.ToUpper(text)
 			}
-			fmt.Fprintf(&b, "%s %s\n", command, roff(block.Text))
-		case manual.Paragraph:
-			b.WriteString(paragraph() + roff(block.Text) + "\n")
-		case manual.Item:
-			fmt.Fprintf(&b, ".IP %s 4\n%s\n", roff(block.Mark), roff(block.Text))
-		case manual.Code:
-			b.WriteString(paragraph() + ".EX\n" + roff(block.Text) + ".EE\n")
-		case manual.Table:
-			for _, row := range block.Rows[1:] {
-				fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(row[0]), roff(rowText(block.Rows[0], row)))
+			fmt.Fprintf(&b, "%s %s\n", command, roff(text))
+		case paragraphBlock:
+			b.WriteString(begin() + roff(plain(text)) + "\n")
+		case itemBlock:
+			mark := itemMark.FindString(text)
+			fmt.Fprintf(&b, ".IP %s 4\n%s\n", roff(strings.TrimSpace(mark)), roff(plain(text[len(mark):])))
+		case codeBlock:
+			b.WriteString(begin() + ".EX\n" + roff(strings.Join(block.lines, "\n")) + "\n.EE\n")
+		case tableBlock:
+			rows := block.rows()
+			for _, row := range rows[1:] {
+				fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(row[0]), roff(explanation(rows[0], row)))
 			}
 		}
-		headed = block.Kind == manual.Heading
+		headed = block.kind == headingBlock
 	}
 	return b.String()
-}
-
-// rowText is all of a table's row but its first cell: sentences as they come, or else the last cell first, and what is
-// between named by the head.
-func rowText(head, row []string) string {
-	if strings.HasSuffix(row[1], ".") {
-		return strings.Join(row[1:], " ")
-	}
-	text := row[len(row)-1]
-	for i := 1; i < len(row)-1; i++ {
-		if row[i] != "" {
-			text += fmt.Sprintf(" (%s: %s)", head[i], row[i])
-		}
-	}
-	return text
 }
 
 // paragraphs puts the command for a new one between the paragraphs of a text, in a form that roff lets through.

@@ -19,7 +19,6 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"forewarn/bridge/systemtest"
-	"forewarn/cmd/forewarn/internal/manual"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
@@ -27,7 +26,7 @@ import (
 // codeBlocks are the code blocks of a section of a document.
 func codeBlocks(t *testing.T, name, section string) []string {
 	t.Helper()
-	text := manual.Section(manualText(t, name), section)
+	text := sectionOf(manualText(t, name), section)
 	if text == "" {
 		t.Fatalf("%s has no section %q", name, section)
 	}
@@ -44,7 +43,7 @@ func codeBlocks(t *testing.T, name, section string) []string {
 func TestEffectOnRestartsIsDocumentedFirst(t *testing.T) {
 	text := manualText(t, "README.md")
 	before, _, _ := strings.Cut(text, "\n## ")
-	first := manual.Section(text, "Restarts will wait")
+	first := sectionOf(text, "Restarts will wait")
 	if !strings.HasPrefix(text[len(before)+1:], first) || strings.Count(before, "\n") > 40 {
 		t.Error("README's first section, on its first screen, is not what happens to restarts")
 	}

@@ -283,3 +283,15 @@ func TestSendPrintsTextToATerminal(t *testing.T) {
 		}
 	}
 }
+
+// On a terminal a topic of help is shown by the pager that the user has chosen, and printed where that doesn't exist.
+func TestHelpIsShownByThePager(t *testing.T) {
+	t.Parallel()
+	for pager, want := range map[string]string{"sed s/^/paged:/": "paged:SETTINGS", "/nowhere/pager": "SETTINGS"} {
+		c := forewarn(t, "help", "settings")
+		c.Env = append(c.Environ(), "PAGER="+pager)
+		if got := shownBy(t, c, func(*exec.Cmd, string) {}); !strings.HasPrefix(got, want) {
+			t.Errorf("with %s a terminal shows %.60q, want %q first", pager, got, want)
+		}
+	}
+}

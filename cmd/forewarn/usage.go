@@ -15,8 +15,9 @@ import (
 )
 
 // strictUsage makes every command below root refuse unknown words and flags with exit code 2 and a hint. Without it,
-// cobra answers a mistyped subcommand with the help of its group, and success. Help is that many columns wide.
-func strictUsage(root *cobra.Command, width int) {
+// cobra answers a mistyped subcommand with the help of its group, and success.
+func (p *program) strictUsage(root *cobra.Command) {
+	width := p.helpWidth()
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -38,9 +39,11 @@ func strictUsage(root *cobra.Command, width int) {
 		switch {
 		case c.Name() == "help":
 			c.Use, c.Short = "help [COMMAND | TOPIC | KEY]", "Help about a command, a topic, or any key of the settings"
-			c.Long = "Prints the help of a command or a topic, or what all topics say about a key or another word."
+			c.Long = `Prints the help of a command, or a topic. Of a key of the settings, a field, a function, a metric or a
+message of the log it prints what the topics say about it. On a terminal $PAGER shows topics, by
+default less.`
 			c.Args, c.Run = cobra.ArbitraryArgs, nil
-			c.RunE = func(c *cobra.Command, args []string) error { return helpAbout(root, c.OutOrStdout(), width, args) }
+			c.RunE = func(_ *cobra.Command, args []string) error { return p.helpAbout(root, args) }
 		case c.IsAdditionalHelpTopicCommand():
 		case c.HasSubCommands() && !c.Runnable():
 			c.Args, c.RunE, c.DisableFlagsInUseLine = cobra.ArbitraryArgs, group, true
@@ -81,8 +84,7 @@ func hangIndent(line string, width int) string {
 	if utf8.RuneCountInString(line) <= width+1 || first == "" || len(first) > width*2/3 {
 		return line
 	}
-	text := fillText(strings.TrimSpace(line[len(first):]), width-len(first))
-	return first + strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", len(first))) + "\n"
+	return hanging(first, strings.TrimSpace(line[len(first):]), width)
 }
 
 // fillText wraps the paragraphs of a text to the width. Indented lines stay as they are.
