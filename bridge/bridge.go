@@ -173,7 +173,7 @@ func (b *Bridge) decodeValue(name string, value []byte, to any) {
 // over, before it delivers what is pending in it.
 func (b *Bridge) takeOver(ctx context.Context) {
 	select {
-	case <-b.outbox.Late():
+	case <-b.outbox.Returned():
 		b.awaitName(ctx, nameForBacklog)
 	case <-ctx.Done():
 	}

@@ -153,7 +153,7 @@ func TestHistoryIsBoundedSoonerWhenItGrows(t *testing.T) {
 	})
 }
 
-// A mark counts how often its id was used, at once and after a restart. If a file is read late, the larger count is
+// A mark counts how often its id was used, at once and after a restart. If a file returns, the larger count is
 // kept, or an id would be used twice.
 func TestLargerCountOfAMarkIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -172,11 +172,11 @@ func TestLargerCountOfAMarkIsKept(t *testing.T) {
 		}
 		o.Close()
 
-		late := &lateStorage{Storage: diskOf(d.batches)}
-		late.away.Store(true)
-		o = open(t, t.TempDir(), outbox.Options{Storage: late})
+		storage := &awayStorage{Storage: diskOf(d.batches)}
+		storage.away.Store(true)
+		o = open(t, t.TempDir(), outbox.Options{Storage: storage})
 		used(o, 1)
-		late.away.Store(false)
+		storage.away.Store(false)
 		time.Sleep(10 * time.Second)
 		joins(o)
 		for _, when := range []string{"once the file is there", "after a restart"} {
@@ -184,7 +184,7 @@ func TestLargerCountOfAMarkIsKept(t *testing.T) {
 				t.Errorf("%s it is marked %d times, want 3", when, got)
 			}
 			o.Close()
-			o = open(t, t.TempDir(), outbox.Options{Storage: late})
+			o = open(t, t.TempDir(), outbox.Options{Storage: storage})
 		}
 		o.Close()
 	})
@@ -216,7 +216,7 @@ func TestReaderIsWokenOnceAChangeIsOnDisk(t *testing.T) {
 	})
 }
 
-// What a file holds of its owner is there after a restart, and is no late file.
+// What a file holds of its owner is there after a restart, and is no returned file.
 func TestTheStateOfTheOwnerIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)

@@ -72,14 +72,14 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 	})
 }
 
-// joins takes over a file that has come late, if there is one, and waits until it is written.
+// joins takes over a file that has returned, if there is one, and waits until it is written.
 func joins(o *outbox.Outbox) {
 	_, show := o.Join()
 	show()
 	synctest.Wait()
 }
 
-// A file that is read late is older than memory: records that memory lacks are loaded, the others are kept as they are
+// A file that returns is older than memory: records that memory lacks are loaded, the others are kept as they are
 // in memory.
 func TestFileReadLateOverwritesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -145,8 +145,9 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 	})
 }
 
-// What a late file has pending of a group comes before anything new of that group, even if it is not to be shown yet.
-func TestWhatALateFileHasPendingComesInOrder(t *testing.T) {
+// What a returned file has pending of a group comes before anything new of that group, even if it is not to be shown
+// yet.
+func TestWhatAReturnedFileHasPendingComesInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -157,7 +158,7 @@ func TestWhatALateFileHasPendingComesInOrder(t *testing.T) {
 		o = open(t, t.TempDir(), outbox.Options{Storage: d})
 		q := o.Queue("a")
 		release()
-		<-o.Late()
+		<-o.Returned()
 		_, show := o.Join()
 		_, _ = add(o, "A", "started", "a") // the disk may not have it yet
 		ids, _ := changes(q)
@@ -169,7 +170,7 @@ func TestWhatALateFileHasPendingComesInOrder(t *testing.T) {
 	})
 }
 
-// A sequence number in a file that is read late is not used again, even if the clock was set back since. Otherwise the
+// A sequence number in a file that returns is not used again, even if the clock was set back since. Otherwise the
 // results of the old CloudEvent would be taken for those of a new one.
 func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -203,7 +204,7 @@ func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 	})
 }
 
-// Another VM's file that is read late is set aside, and nothing of it is loaded.
+// Another VM's file that returns is set aside, and nothing of it is loaded.
 func TestForeignFileReadLateIsSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		theirs := t.TempDir()
@@ -471,9 +472,9 @@ func TestWhatComesAndGoesWithoutAFileLeavesNothing(t *testing.T) {
 	})
 }
 
-// A file that is made late has which events are over, and of no open one that it is, so that what is kept about them is
-// dropped in its time.
-func TestFileMadeLateKnowsWhatIsOver(t *testing.T) {
+// A file that is made after the start has which events are over, and of no open one that it is, so that what is kept
+// about them is dropped in its time.
+func TestFileMadeAfterTheStartKnowsWhatIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &closed{disk: diskOf(nil)}
 		o := open(t, t.TempDir(), outbox.Options{Storage: c})

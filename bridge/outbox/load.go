@@ -83,15 +83,15 @@ func (o *Outbox) load() error {
 	m.given = m.last
 	o.loaded = true
 	o.mu.Lock()
-	late := o.state != opening
-	if late {
-		o.late = &m
+	returned := o.state != opening
+	if returned {
+		o.returned = &m
 		close(o.arrived)
 	} else {
 		o.memory = m
 	}
 	o.mu.Unlock()
-	if late || o.readOnly {
+	if returned || o.readOnly {
 		return nil
 	}
 	return damage

@@ -196,7 +196,7 @@ func TestBoundsApplyToMutedDeliveries(t *testing.T) {
 	})
 }
 
-// The mutes of a file that is read late are loaded, and don't undo changes of the same mutes in memory.
+// The mutes of a file that returns are loaded, and don't undo changes of the same mutes in memory.
 func TestMutesOfAFileReadLateAreLoaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		older := t.TempDir()

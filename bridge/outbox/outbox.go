@@ -65,7 +65,7 @@ type Outbox struct {
 	followers  map[chan json.RawMessage]bool
 	callbacks  Callbacks
 	maintained time.Time // when Maintain last dropped history
-	late       *memory   // what a file holds that waits for Join
+	returned   *memory   // what a file holds that waits for Join
 
 	state     state
 	why       error         // why not everything is on disk, or soon is; nil while it is
@@ -76,7 +76,7 @@ type Outbox struct {
 	soon      *time.Timer   // wakes the writer; nil if it need not
 
 	kick    chan struct{} // wakes the writer
-	arrived chan struct{} // closed when late was set
+	arrived chan struct{} // closed when returned was set
 	done    chan struct{} // closed when the writer has ended
 }
 

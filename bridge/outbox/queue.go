@@ -119,7 +119,7 @@ func (o *Outbox) decoded(seq uint64) (ce event.Event, err error) {
 
 // body returns the JSON of a CloudEvent; nil if only the storage has it. The caller holds mu.
 func (o *Outbox) body(seq uint64) []byte {
-	p := place{bucketEvents, seqKey(seq)}
+	p := address{bucketEvents, seqKey(seq)}
 	for _, r := range []records{o.waiting, o.inFlight} {
 		body, _ := r[p].([]byte)
 		if body != nil {

@@ -304,7 +304,7 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 		want(t, "pending meanwhile", pending(o, "a"), "NEW-scheduled")
 
 		release()
-		<-o.Late()
+		<-o.Returned()
 		joins(o)
 		want(t, "pending once the disk is back", pending(o, "a"), "OLD-scheduled", "NEW-scheduled")
 		if err := o.Durable(); err != nil {

@@ -122,7 +122,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	o.grown = tally{}
 	o.mu.Unlock()
 	oldest := seqKey(uint64(max(0, now.Add(-KeepHistory).UnixMicro())))
-	var old []place
+	var old []address
 	for _, bucket := range []string{bucketEvents, bucketSettled} {
 		var all tally
 		err := o.storage.Walk(bucket, "", func(_ string, value []byte) error {
@@ -138,7 +138,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 				}
 				o.diskAnswers()
 				all.add(-1, -len(value))
-				old = append(old, place{bucket, key})
+				old = append(old, address{bucket, key})
 				return nil
 			})
 		}

@@ -1036,20 +1036,20 @@ func TestFirstAndLast(t *testing.T) {
 	}
 }
 
-// A file without an owner is taken over by the first that is set, also if the file is read late.
+// A file without an owner is taken over by the first that is set, also if the file returns.
 func TestFileWithoutAnOwnerIsTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
 		mustAdd(t, o, "A", "scheduled", "a")
 		o.Close()
-		late := &lateStorage{Storage: diskOf(d.batches)}
-		late.away.Store(true)
-		o = open(t, t.TempDir(), outbox.Options{Storage: late})
+		storage := &awayStorage{Storage: diskOf(d.batches)}
+		storage.away.Store(true)
+		o = open(t, t.TempDir(), outbox.Options{Storage: storage})
 		if _, err := own(o, "vm-0"); err == nil {
 			t.Error("the disk is there")
 		}
-		late.away.Store(false)
+		storage.away.Store(false)
 		time.Sleep(10 * time.Second)
 		joins(o)
 		if err := o.Durable(); err != nil {
@@ -1071,11 +1071,11 @@ func TestForeignFileIsSetAsideIfTheOwnerIsSetWhileReading(t *testing.T) {
 		own(o, "vm-0")
 		mustAdd(t, o, "A", "scheduled", "a")
 		o.Close()
-		late := &lateStorage{Storage: diskOf(d.batches)}
-		late.away.Store(true)
-		o = open(t, t.TempDir(), outbox.Options{Storage: late})
-		late.read = func() { own(o, "vm-1") }
-		late.away.Store(false)
+		storage := &awayStorage{Storage: diskOf(d.batches)}
+		storage.away.Store(true)
+		o = open(t, t.TempDir(), outbox.Options{Storage: storage})
+		storage.read = func() { own(o, "vm-1") }
+		storage.away.Store(false)
 		time.Sleep(10 * time.Second)
 		joins(o)
 		want(t, "pending", pending(o, "a"))
@@ -1086,21 +1086,21 @@ func TestForeignFileIsSetAsideIfTheOwnerIsSetWhileReading(t *testing.T) {
 	})
 }
 
-// lateStorage cannot be opened while it is away. Something may happen while it is read.
-type lateStorage struct {
+// awayStorage cannot be opened while it is away. Something may happen while it is read.
+type awayStorage struct {
 	outbox.Storage
 	away atomic.Bool
 	read func()
 }
 
-func (s *lateStorage) Walk(bucket, from string, visit func(key string, value []byte) error) error {
+func (s *awayStorage) Walk(bucket, from string, visit func(key string, value []byte) error) error {
 	if s.read != nil {
 		s.read()
 	}
 	return s.Storage.Walk(bucket, from, visit)
 }
 
-func (s *lateStorage) Open() (bool, error) {
+func (s *awayStorage) Open() (bool, error) {
 	if s.away.Load() {
 		return false, errors.New("not mounted")
 	}

@@ -11,8 +11,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A table is one kind of record: its bucket in the file, and its place in memory. R is a record in the form that encode
-// takes. What loads a file, writes all of memory to a new one, or merges a late one does so table by table.
+// A table is one kind of record: its bucket in the file, and its part of memory. R is a record in the form that encode
+// takes. What loads a file, writes all of memory to a new one, or merges a returned one does so table by table.
 type table[R any] struct {
 	bucket string
 	each   func(m *memory, f func(key string, r R)) // calls f with every record of memory
@@ -26,7 +26,7 @@ var tables = []interface {
 	name() string
 	load(m *memory, key string, value []byte) error
 	save(c *Tx)
-	join(c *Tx, late *memory, newer records)
+	join(c *Tx, returned *memory, newer records)
 }{
 	&metaTable, &valueTable, &groupTable, &endedTable, &markTable, &receiptTable, &routeTable, &muteTable, &pendingTable,
 	&deadTable, &settledTable,
@@ -57,10 +57,10 @@ func (t *table[R]) set(tx *Tx, key string, r R) {
 	tx.write(t.bucket, key, r)
 }
 
-// join adds the records of a late file to memory. Those that newer has are in memory, or were deleted from it.
-func (t *table[R]) join(tx *Tx, late *memory, newer records) {
-	t.each(late, func(key string, r R) {
-		_, known := newer[place{t.bucket, key}]
+// join adds the records of a returned file to memory. Those that newer has are in memory, or were deleted from it.
+func (t *table[R]) join(tx *Tx, returned *memory, newer records) {
+	t.each(returned, func(key string, r R) {
+		_, known := newer[address{t.bucket, key}]
 		if !known || t.larger {
 			_ = t.put(tx.memory, key, r) // it has been in memory
 		}
@@ -69,7 +69,7 @@ func (t *table[R]) join(tx *Tx, late *memory, newer records) {
 		return
 	}
 	t.each(tx.memory, func(key string, r R) {
-		if tx.writes[place{t.bucket, key}] != nil {
+		if tx.writes[address{t.bucket, key}] != nil {
 			tx.write(t.bucket, key, r)
 		}
 	})

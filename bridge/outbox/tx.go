@@ -42,7 +42,7 @@ func (o *Outbox) Update(now time.Time, f func(*Tx)) (wait func() error) {
 // write adds a record to those that make the change durable: see records. Nothing is left of one that is deleted before
 // it was given to the storage, or they would grow without end while that cannot be opened.
 func (tx *Tx) write(bucket, key string, value any) {
-	p := place{bucket, key}
+	p := address{bucket, key}
 	if value == nil && tx.writes[p] != nil && p.seq() > tx.given {
 		delete(tx.writes, p)
 	} else {

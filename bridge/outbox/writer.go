@@ -22,7 +22,7 @@ const (
 var (
 	errSlowDisk  = errors.New("the disk takes too long")
 	errClosed    = errors.New("outbox closed")
-	errNotJoined = errors.New("the file was read late, and its records are still being taken over")
+	errNotJoined = errors.New("the file could be read only now, and its records are still being taken over")
 )
 
 // A state is what the writer has come to.
@@ -47,18 +47,18 @@ func stateAfter(err error) state {
 	return failing
 }
 
-// A place is a record's address in the storage: its bucket and key.
-type place struct{ bucket, key string }
+// An address is a record's address in the storage: its bucket and key.
+type address struct{ bucket, key string }
 
-// records map places to their new content: nil deletes the record, other values go through encode when they are
+// records map addresses to their new content: nil deletes the record, other values go through encode when they are
 // written.
-type records map[place]any
+type records map[address]any
 
 // seq returns the sequence number of the CloudEvent that the record is or belongs to; 0 for other records.
-func (p place) seq() uint64 {
-	switch p.bucket {
+func (a address) seq() uint64 {
+	switch a.bucket {
 	case bucketEvents, bucketPending, bucketDead, bucketSettled:
-		seq, _ := seqOf(p.key)
+		seq, _ := seqOf(a.key)
 		return seq
 	}
 	return 0
@@ -150,7 +150,7 @@ func (o *Outbox) boundHistory() {
 	for bucket, keys := range old {
 		slices.Sort(keys)
 		for _, key := range keys[:max(0, len(keys)-2*o.bounds.InMemory)] {
-			delete(o.waiting, place{bucket, key})
+			delete(o.waiting, address{bucket, key})
 			o.historyDropped++
 		}
 	}
@@ -373,20 +373,20 @@ func (o *Outbox) replaceFile(why string, cause error) error {
 	return o.openAndWrite()
 }
 
-// openAndWrite writes all waiting records, in one transaction. To a late file nothing is written before Join: it would
-// replace records by newer ones that lack their content, and a crash would lose that.
+// openAndWrite writes all waiting records, in one transaction. To a returned file nothing is written before Join: it
+// would replace records by newer ones that lack their content, and a crash would lose that.
 func (o *Outbox) openAndWrite() error {
 	err := o.open()
 	if err != nil {
 		return err
 	}
 	o.mu.Lock()
-	late, last := o.late != nil, o.state == closed
+	returned, last := o.returned != nil, o.state == closed
 	o.mu.Unlock()
 	switch {
-	case late && last: // nobody takes it over any more
+	case returned && last: // nobody takes it over any more
 		o.Join()
-	case late:
+	case returned:
 		return errNotJoined
 	}
 	return o.writeWaiting()
