@@ -41,7 +41,8 @@ func (c change) gone() bool { return c.lost || c.theirs }
 // A belief is what the program may hold of one event.
 type belief struct {
 	seen     *azureEvent // as it was last seen; nil when it is not open
-	lives    int
+	lives    int             // the life of the event that is or was open
+	former   int             // the latest life of which a file knew that came late
 	times    map[string]int  // how often each id was used, without its -rN
 	accepted map[string]bool // routes whose filter has accepted this life of it; false if it may have
 	changes  []change
@@ -68,7 +69,7 @@ func (b belief) copy() belief {
 // key is the same for beliefs that make no difference.
 func (b belief) key() string {
 	var s strings.Builder
-	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before), b.kept != nil, b.late, b.hidden)
+	fmt.Fprint(&s, b.seen != nil, b.lives, b.former, b.times, b.accepted, len(b.before), b.kept != nil, b.late, b.hidden)
 	if b.seen != nil {
 		fmt.Fprint(&s, *b.seen)
 	}
@@ -247,7 +248,7 @@ func (t *truth) load() {
 				slices.ContainsFunc(b.changes[len(file.changes):], ended) { // this is another life
 				clear(merged.accepted)
 				if b.seen != nil {
-					merged.lives = b.lives
+					merged.lives, merged.former = b.lives, merged.lives
 				}
 			}
 			for r, sure := range b.accepted {
@@ -452,7 +453,7 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 		c.event = *b.seen
 	}
 	if b.seen == nil {
-		after.lives++
+		after.lives = max(after.lives, after.former) + 1
 		after.accepted = map[string]bool{}
 	}
 	base := c.event.id + "-" + kind

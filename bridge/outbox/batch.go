@@ -57,7 +57,8 @@ func (tx *Tx) Apply(b Batch) {
 	}
 	tx.setMutes(b.Mutes)
 	for id, m := range b.Marks {
-		markTable.set(tx, id, m)
+		tx.setMark(id, m)
+		tx.write(bucketMarks, id, tx.markOf(m.Group, id)) // which may have the larger count
 	}
 	for i := range b.Add {
 		if b.Add[i].Seq == 0 {

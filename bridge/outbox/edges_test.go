@@ -153,14 +153,17 @@ func TestHistoryIsBoundedSoonerWhenItGrows(t *testing.T) {
 	})
 }
 
-// A mark counts how often its id was used, at once and after a restart. If a file returns, the larger count is
-// kept, or an id would be used twice.
+// A mark counts how often its id was used, at once and after a restart. If a file returns, the larger count is kept,
+// also when the smaller one is recorded again, or an id would be used twice.
 func TestLargerCountOfAMarkIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		used := func(o *outbox.Outbox, times int) {
-			t.Helper()
+		record := func(o *outbox.Outbox, times int) {
 			_ = apply(o, time.Now(), outbox.Batch{Marks: map[string]outbox.Mark{
 				"A-scheduled": {Times: times, Group: "A", At: time.Now()}}})
+		}
+		used := func(o *outbox.Outbox, times int) {
+			t.Helper()
+			record(o, times)
 			if got := o.Mark("A", "A-scheduled").Times; got != times {
 				t.Errorf("used %d times, it is marked %d times", times, got)
 			}
@@ -179,10 +182,11 @@ func TestLargerCountOfAMarkIsKept(t *testing.T) {
 		storage.away.Store(false)
 		time.Sleep(10 * time.Second)
 		joins(o)
-		for _, when := range []string{"once the file is there", "after a restart"} {
+		for _, when := range []string{"once the file is there", "after a restart", "after another one"} {
 			if got := o.Mark("A", "A-scheduled").Times; got != 3 {
 				t.Errorf("%s it is marked %d times, want 3", when, got)
 			}
+			record(o, 1)
 			o.Close()
 			o = open(t, t.TempDir(), outbox.Options{Storage: storage})
 		}

@@ -328,6 +328,18 @@ func (g *group) markIndex(id, name string) int {
 	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == rest })
 }
 
+// markOf returns the mark of an id of the group; the zero Mark if there is none.
+func (m *memory) markOf(group, id string) Mark {
+	g := m.groups[group]
+	if g != nil {
+		at := g.markIndex(id, group)
+		if at >= 0 {
+			return g.marks[at].unpack(group)
+		}
+	}
+	return Mark{}
+}
+
 // setMark adds a mark. Of two of one id, the larger count stays.
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)

@@ -167,14 +167,7 @@ func (o *Outbox) Groups() map[string]Group {
 func (o *Outbox) Mark(group, id string) Mark {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	g := o.groups[group]
-	if g != nil {
-		at := g.markIndex(id, group)
-		if at >= 0 {
-			return g.marks[at].unpack(group)
-		}
-	}
-	return Mark{}
+	return o.markOf(group, id)
 }
 
 // Owner returns the vmId of the owner; "" for none.
