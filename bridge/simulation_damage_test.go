@@ -65,12 +65,18 @@ func (o *oracle) damaged(from, to time.Duration) bool {
 }
 
 // replacedByLatest reports whether the file lost a change that was pending for a route, and the route was told a later one
-// of the event instead.
-func (o *oracle) replacedByLatest(b belief, i int, told []taken) bool {
-	return slices.ContainsFunc(told, func(t taken) bool {
-		later := slices.ContainsFunc(b.changes[i+1:], func(c change) bool { return c.id == t.id })
-		return later && o.damaged(b.changes[i].at, t.at)
+// of the event instead, or had that as a dead letter.
+func (o *oracle) replacedByLatest(b belief, i int, route string, told []taken) bool {
+	later := b.changes[i+1:]
+	isTold := slices.ContainsFunc(told, func(t taken) bool {
+		isLater := slices.ContainsFunc(later, func(c change) bool { return c.id == t.id })
+		return isLater && o.damaged(b.changes[i].at, t.at)
 	})
+	wasDead := slices.ContainsFunc(later, func(c change) bool {
+		isDead := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == route && e.id == c.id })
+		return isDead || o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
+	})
+	return isTold || wasDead && o.damaged(b.changes[i].at, forever)
 }
 
 // mayLose reports whether a delivery may be a dead letter because its CloudEvent is lost: its event is over, its

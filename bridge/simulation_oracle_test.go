@@ -256,7 +256,7 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
-		if !has && !kept && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, told) {
+		if !has && !kept && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}

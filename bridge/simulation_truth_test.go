@@ -40,7 +40,7 @@ func (c change) gone() bool { return c.lost || c.theirs }
 
 // A belief is what the program may hold of one event.
 type belief struct {
-	seen     *azureEvent // as it was last seen; nil when it is not open
+	seen     *azureEvent     // as it was last seen; nil when it is not open
 	lives    int             // the life of the event that is or was open
 	former   int             // the latest life of which a file knew that came late
 	times    map[string]int  // how often each id was used, without its -rN
