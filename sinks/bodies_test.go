@@ -170,6 +170,16 @@ func TestIncidentsOfVMsOfOneNameStayApart(t *testing.T) {
 	}
 }
 
+// A test opens an incident of its own that nothing ends, whatever it is a sample of.
+func TestATestIsAnIncidentOfItsOwn(t *testing.T) {
+	test, end := fieldsOf(t, situations()["test"]), fieldsOf(t, situations()["test-cancelled"])
+	event := fieldsOf(t, situations()["scheduled"])
+	if test["incidentKey"] != test["id"] || test["incidentKey"] == event["incidentKey"] || end["resolved"] != false {
+		t.Errorf("a test has the key %v, an event %v; the end of a test ends an incident: %v", test["incidentKey"],
+			event["incidentKey"], end["resolved"])
+	}
+}
+
 // A mute is an incident of its own, which its end resolves. It neither opens nor changes the incident of the sink's next
 // trouble, which would wake nobody then.
 func TestAMuteIsAnIncidentOfItsOwn(t *testing.T) {

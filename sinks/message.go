@@ -31,8 +31,10 @@ var MessageDocs = map[string]string{
 	"begun":       "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"fallbackFor": "when another sink could not deliver it: that sink's name in sink, its kind, and what went wrong in error; else nil",
 	"forAll":      "whether the message speaks for all VMs of the event, as on a relay or with vms: leader or all",
-	"end":         "whether the sink is told when an event ends",
+	"endFollows":  "whether the sink gets a message when the event ends",
 	"told":        "whether the sink was told of the event before this message, as far as that is known",
+	"incidentKey": "what all messages about one event, or about one trouble, have in common; another for each test",
+	"resolved":    "whether what incidentKey names is over: the event has ended, or the trouble has",
 	"runbook":     "the link that runbook_url gives; else empty",
 	"cloudevent":  "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":       "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
@@ -53,7 +55,7 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 			group[i]["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.NotBefore.Add(-h.Lead))).Seconds())
 		}
 		group[i]["forAll"] = h.ForAll
-		group[i]["end"] = !h.NoEnd
+		group[i]["endFollows"] = !h.NoEnd
 		group[i]["told"] = h.toldBefore(d, group[i])
 		if d.FallbackFor != nil {
 			group[i]["fallbackFor"].(map[string]any)["kind"] = h.KindOf[d.FallbackFor.Sink]
@@ -111,6 +113,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if d.FallbackFor != nil {
 		f["fallbackFor"] = map[string]any{"sink": d.FallbackFor.Sink, "kind": "", "error": reasonForPeople(d.FallbackFor.Error)}
 	}
+	f["incidentKey"], f["resolved"] = incidentKey(f), resolved(d.Event.Type())
 	f["runbook"] = ""
 	f["announced"], _ = data["announced"].(string)
 	f["begun"], _ = data["begun"].(string)

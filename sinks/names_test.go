@@ -35,6 +35,8 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 		{`{{define "x"}}{{.sorce}}{{end}}{{template "x" .}}`, "sorce", "source"},
 		{`{{define "x"}}{{.sorce}}{{end}}{{include "x" . | upper}}`, "sorce", "source"},
 		{`{{define "who"}}{{.observr}}{{end}}{{template "headline" .}}`, "observr", "observer"}, // which a word uses
+		{`{{range facts .}}{{.label}}{{end}}`, "label", "Label"},
+		{`{{(first (links .)).Url}}`, "Url", "URL"},
 		{`{{.secret.kee}}`, "kee", "key"},
 	} {
 		_, err := open("webhook", hook+"|\n  "+tt.template, testHost(t))

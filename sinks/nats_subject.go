@@ -35,9 +35,10 @@ func (s natsSubjects) patterns() []string {
 	if s.custom == "" {
 		return natsDefaultSubjects
 	}
-	fixed, _, varies := strings.Cut(s.custom, "{{")
-	if !varies {
-		return []string{s.custom}
+	fixed, all := templates.Beginning(s.custom)
+	fixed = strings.TrimSpace(fixed)
+	if all {
+		return []string{fixed}
 	}
 	return []string{fixed[:strings.LastIndex(fixed, ".")+1] + ">"}
 }

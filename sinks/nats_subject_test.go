@@ -324,6 +324,22 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 	}
 }
 
+// A stream that is made for a subject of one's own takes what the subject begins with. A define is no part of it.
+func TestNATSStreamTakesWhatASubjectBeginsWith(t *testing.T) {
+	for subject, want := range map[string]string{
+		`own.{{.id}}`:            "own.>",
+		`own.vm-{{.vm}}.{{.id}}`: "own.>",
+		`{{define "x"}}vm-{{.vm}}{{end}}own.{{template "x" .}}.{{.id}}`: "own.>",
+		`{{.vm}}.{{.id}}`: ">",
+		`own.events`:      "own.events",
+	} {
+		s, err := openSubjects(subject, "", false)
+		if got := s.patterns(); err != nil || !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %v, %v; want %s", subject, got, err, want)
+		}
+	}
+}
+
 // A stream's subject takes what NATS says that it takes.
 func TestNATSSubjectsWithWildcards(t *testing.T) {
 	for _, tt := range []struct {

@@ -429,6 +429,16 @@ var texts = struct{ slackText, slackBlocks, subject, text, html *templates.Templ
 	templates.SlackText, templates.SlackBlocks, templates.EmailSubject, templates.EmailText, templates.EmailHTML,
 }
 
+// word returns what one of the shared words makes of fields.
+func word(t *testing.T, word string, fields map[string]any) string {
+	t.Helper()
+	var b strings.Builder
+	if err := templates.Say(&b, word, fields); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
 func render(t *testing.T, from *templates.Template, fields map[string]any) string {
 	t.Helper()
 	var b strings.Builder
@@ -438,8 +448,8 @@ func render(t *testing.T, from *templates.Template, fields map[string]any) strin
 	return b.String()
 }
 
-// Every situation reads in Slack and by mail as its file shows, whole. They are read by a person, so review them as
-// one who is woken by them.
+// Every situation reads in Slack, by mail and as one plain text as its file shows, whole. They are read by a person, so
+// review them as one who is woken by them.
 func TestWhatPeopleRead(t *testing.T) {
 	systemtest.Alone(t)
 	t.Parallel()
@@ -460,7 +470,46 @@ func TestWhatPeopleRead(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, texts.subject, f),
 			render(t, texts.text, f), render(t, texts.html, f))
+		fmt.Fprintf(&b, "-- message\n%s\n", word(t, "message", f))
 		golden(t, filepath.Join("messages", name+".golden"), b.String())
+	}
+}
+
+// A template of the settings has facts and links as lists. Those of the fields of Slack are escaped for it.
+func TestFactsAndLinksAreLists(t *testing.T) {
+	parsed, err := templates.Parse("text", "{{range facts .}}{{.Label}}={{.Text}}|{{.Command}}\n{{end}}"+
+		"{{range links .}}{{.Text}}={{.URL}}\n{{end}}{{(last (facts (slack .))).Text}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fieldsOf(t, situations()["scheduled"])
+	f["resources"] = []string{"vm-db-1", "<vm>"}
+	const want = `Why=Azure maintenance: "Host server is undergoing maintenance."|
+Effect=The VM restarts. Anything only in memory is lost.|
+How long=Azure does not say.|
+Also hit=<vm>|
+You can=Move work off it now. It can't be postponed. To let it start sooner (on <vm> too), run on vm-db-1:|sudo forewarn approve 602D9444
+VM=https://portal.azure.com/#@/resource/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/` +
+		`providers/Microsoft.Compute/virtualMachines/vm-db-1
+Runbook=https://wiki.example.com/reboot
+Move work off it now. It can't be postponed. To let it start sooner (on &lt;vm&gt; too), run on vm-db-1:`
+	if got := render(t, parsed, f); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Why and effect are said only where they are so: trouble of forewarn's has neither, and what is over has no effect any
+// more.
+func TestWhyAndEffectAreEmptyWhereTheyDontApply(t *testing.T) {
+	for name, want := range map[string][2]bool{
+		"scheduled": {true, true}, "started": {true, true}, "over": {true, false}, "cancelled": {true, false},
+		"gone": {true, false}, "bridge.sink.blocked": {}, "observer.silent": {}, "test": {true, true},
+	} {
+		f := fieldsOf(t, situations()[name])
+		why, effect := word(t, "why", f), word(t, "effect", f)
+		if why != "" != want[0] || effect != "" != want[1] {
+			t.Errorf("%s: why is %q, effect is %q", name, why, effect)
+		}
 	}
 }
 
@@ -482,7 +531,7 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, line := range map[string]string{
-		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\\n",
+		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\"",
 		render(t, texts.text, f):        "\n               sudo forewarn approve " + short + "\n",
 		render(t, texts.html, f):        "<code>sudo forewarn approve " + short + "</code>",
 		render(t, parsed, f):            `"text":"sudo forewarn approve ` + short + `"`,

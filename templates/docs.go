@@ -40,6 +40,11 @@ var FuncDocs = []FuncDoc{
 	{"required", "the value, or an error if it is empty", `{{required "name" "vm"}}`, "vm"},
 	{"include", "text that a define makes", `{{define "a"}}vm-{{.}}{{end}}{{include "a" "db" | upper}}`, "VM-DB"},
 
+	{"facts", "list of what to know about the event, each with Label, Text and Command (what to run, or empty)",
+		`{{range facts (dict "resources" (list "a" "b" "c" "d"))}}{{.Label}}: {{.Text}}{{end}}`, "VMs: a, b, c, d"},
+	{"links", "list of where to read on, each with Text and URL",
+		`{{range links (dict "runbook" "https://r.example.com")}}{{.Text}}: {{.URL}}{{end}}`, "Runbook: https://r.example.com"},
+
 	{"toTime", "a time, read from RFC 3339, Azure's form or seconds since 1970",
 		`{{(toTime "2026-11-21T04:10:00Z").Year}}`, "2026"},
 	{"date", "a time in a layout of Go", `{{date "15:04" "2026-11-21T04:10:00Z"}}`, "04:10"},

@@ -20,7 +20,8 @@ import (
 
 // Funcs returns the functions of templates. Most have the names and the order of arguments that they have in
 // Alertmanager and sprig: the value comes last, so that it can be piped. They accept any value: a missing one is empty,
-// and one that is not a text is used as it prints, or as JSON. Parse adds include, which needs a template.
+// and one that is not a text is used as it prints, or as JSON. Parse adds include, facts and links, which need a
+// template.
 func Funcs() template.FuncMap {
 	z := &zones{loaded: make(map[string]*time.Location)}
 	return template.FuncMap{
@@ -88,10 +89,12 @@ func Funcs() template.FuncMap {
 // FuncNames returns the names of all functions, sorted.
 func FuncNames() []string { return slices.Sorted(maps.Keys(functions(nil))) }
 
-// functions returns Funcs and include.
-func functions(include func(define string, data any) (string, error)) template.FuncMap {
+// functions returns Funcs and those that use the defines of a template.
+func functions(include includeFunc) template.FuncMap {
 	all := Funcs()
 	all["include"] = func(define, data any) (string, error) { return include(text(define), data) }
+	all["facts"] = func(fields any) ([]Fact, error) { return (&speaker{include: include, fields: fields}).facts() }
+	all["links"] = func(fields any) ([]Link, error) { return (&speaker{include: include, fields: fields}).links() }
 	return all
 }
 

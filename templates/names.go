@@ -23,6 +23,12 @@ func (s *Shape) item() *Shape {
 	return s.Items
 }
 
+// The shapes of a Fact and a Link.
+var (
+	factShape = &Shape{Names: map[string]*Shape{"Label": nil, "Text": nil, "Command": nil}}
+	linkShape = &Shape{Names: map[string]*Shape{"Text": nil, "URL": nil}}
+)
+
 // An UnknownName is the error for a name that a template uses and that no message has.
 type UnknownName struct {
 	Name  string
@@ -193,6 +199,10 @@ func (c *nameChecker) command(n *parse.CommandNode, dot, before *Shape, piped bo
 		return args[0]
 	case "first", "last":
 		return last.item()
+	case "facts":
+		return &Shape{Items: factShape}
+	case "links":
+		return &Shape{Items: linkShape}
 	case "include":
 		if name, ok := nodes[0].(*parse.StringNode); ok {
 			c.define(name.Text, last)
@@ -276,4 +286,22 @@ func (c *nameChecker) named(s *Shape, name string, at parse.Node) *Shape {
 		}
 	}
 	return found
+}
+
+// Beginning returns what every result of a template begins with, and whether that is all of it. Defines are no part of
+// the result.
+func Beginning(text string) (fixed string, all bool) {
+	tree := parse.New("text")
+	tree.Mode = parse.SkipFuncCheck
+	if _, err := tree.Parse(text, "", "", make(map[string]*parse.Tree)); err != nil {
+		return "", false
+	}
+	for _, n := range tree.Root.Nodes {
+		text, ok := n.(*parse.TextNode)
+		if !ok {
+			return fixed, false
+		}
+		fixed += string(text.Text)
+	}
+	return fixed, true
 }

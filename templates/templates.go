@@ -158,11 +158,9 @@ func parseText(name, text string) (executor, error) {
 }
 
 func parseHTML(name, text string) (executor, error) {
-	plain := newSet(name) // for include, whose text is not escaped yet
-	if strings.Contains(text, "include") {
-		if err := parseInto(plain, text); err != nil {
-			return nil, err
-		}
+	plain := newSet(name) // for include and the facts, whose text is not escaped yet
+	if err := parseInto(plain, text); err != nil {
+		return nil, err
 	}
 	t := htmltemplate.New(name).Option("missingkey=default").Funcs(setFuncs(plain))
 	if _, err := t.Parse(text); err != nil {
@@ -189,10 +187,16 @@ func newSet(name string) *template.Template {
 	return t.Funcs(setFuncs(t))
 }
 
-// setFuncs returns all functions. include executes the defines of t.
-func setFuncs(t *template.Template) template.FuncMap {
+// An includeFunc executes a define on data and returns its text.
+type includeFunc func(define string, data any) (string, error)
+
+// setFuncs returns all functions. Those that use defines use those of t.
+func setFuncs(t *template.Template) template.FuncMap { return functions(including(t)) }
+
+// including returns a function that executes the defines of t, and itself at most 100 times nested.
+func including(t *template.Template) includeFunc {
 	var depth atomic.Int32
-	return functions(func(define string, data any) (string, error) {
+	return func(define string, data any) (string, error) {
 		defer depth.Add(-1)
 		if depth.Add(1) > maxInclude {
 			return "", errTooDeep
@@ -203,7 +207,7 @@ func setFuncs(t *template.Template) template.FuncMap {
 			return "", errTooDeep // without the positions of all the calls
 		}
 		return text.String(), err
-	})
+	}
 }
 
 // parseInto parses the text into t, which gets the shared words too.

@@ -201,8 +201,8 @@ func TestSharedWordCanBeRedefined(t *testing.T) {
 
 // Nobody can read the environment, files or the network from a template: the functions are these and no others.
 func TestFunctionsAreAClosedSet(t *testing.T) {
-	want := strings.Fields(`activityLogURL clock clockSeconds coalesce contains date default dict dig first fullTime fullTimeSeconds hasPrefix
-		hasSuffix humanizeDuration include indent join json last line list lower names portalURL quote replace required slack slackEscape
+	want := strings.Fields(`activityLogURL clock clockSeconds coalesce contains date default dict dig facts first fullTime fullTimeSeconds hasPrefix
+		hasSuffix humanizeDuration include indent join json last line links list lower names portalURL quote replace required slack slackEscape
 		slackTime split ternary title toTime trim trimPrefix trimSuffix trunc tz unixEpoch upper without`)
 	if got := FuncNames(); !slices.Equal(got, want) {
 		t.Errorf("FuncNames() = %v, want %v", got, want)

@@ -14,6 +14,7 @@ import (
 	"forewarn/cmd/forewarn/internal/fleet"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
+	"forewarn/templates"
 )
 
 // An eventView is an open event, ready for the template.
@@ -31,25 +32,11 @@ type eventView struct {
 	MoreVMs int
 	YouCan  string
 	Command string // approves the event; "" for none
-	Cannot  string
 	// Approval is the result of an approval, or why the rules do not approve it; "" without rules.
 	Approval    string
 	Seen        moment
-	DeliveredTo string // the sinks by the state of the latest change; "" while unknown
-	Links       []link // into the Azure portal
-}
-
-// A link leads out of the page.
-type link struct{ Text, URL string }
-
-// links parses the links of package templates: one per line, text and URL separated by a tab.
-func links(lines string) (all []link) {
-	for line := range strings.Lines(lines) {
-		if text, url, _ := strings.Cut(strings.TrimSpace(line), "\t"); url != "" {
-			all = append(all, link{text, url})
-		}
-	}
-	return all
+	DeliveredTo string           // the sinks by the state of the latest change; "" while unknown
+	Links       []templates.Link // into the Azure portal
 }
 
 // deliveryWords lists the sinks that accepted a change, those for which it is pending, and those with a dead letter.
@@ -145,11 +132,12 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // an invalid one is shown too
 	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
+	links, _ := templates.Links(f) // the embedded words don't fail on it
 	v := eventView{
 		ID: azure.ID, ShortID: p.renderText("shortID", f), Class: typeClass(azure.Type), Headline: p.renderText("fact", f),
 		State: "Announced", When: p.moment(e.NotBefore), Why: p.renderText("why", f), Effect: p.renderText("effect", f),
 		HowLong: p.renderText("howLong", f), Approval: approval, Seen: p.moment(seen),
-		DeliveredTo: deliveryWords(newest.Deliveries), Links: links(p.renderText("links", f)),
+		DeliveredTo: deliveryWords(newest.Deliveries), Links: links,
 	}
 	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
@@ -178,9 +166,9 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	if !v.Begun {
 		v.YouCan = p.renderText("youCan", f)
 		if v.YouCan != "" {
-			v.Command, v.Cannot = p.renderText("approval", f), p.renderText("cannot", f)
-		} else if v.Class == "preempt" {
-			v.YouCan = "Nothing: a Spot eviction can't be stopped."
+			v.Command = p.renderText("approval", f)
+		} else {
+			v.YouCan = p.renderText("cannot", f)
 		}
 	}
 	return v
