@@ -252,6 +252,17 @@ func lists(at time.Duration, n int) (steps []step) {
 	return steps
 }
 
+// An event is listed of which a route wants to be reminded.
+var remindedStory = []step{
+	{at(time.Minute), reload{changes: map[string]routeChange{
+		"webhook": {"late: latest, remind: 15m", func(r *routePlan) {
+			r.late, r.remind = "latest", []time.Duration{15 * time.Minute}
+		}},
+	}}},
+	{at(2 * time.Minute), list{event: reboot}},
+	{at(50 * time.Minute), unlist{reboot.id}},
+}
+
 // announceNothing keeps what is announced from a destination, as if it had accepted it.
 func announceNothing(to string) func(d destination, ctx context.Context, batch []handed) verdict {
 	return func(d destination, ctx context.Context, batch []handed) verdict {
@@ -349,7 +360,11 @@ var brokenVariants = []variant{
 			}
 			return write()
 		}},
-	{number: 2, claim: "a crash takes the last transaction with it", promise: "told once", seed: 51,
+	{number: 2, claim: "a crash takes the last transaction with it", promise: "told once", story: []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), restart{crash: true, off: 20 * time.Second}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	},
 		write: func(d *disk, write func() error) error {
 			d.before = d.content()
 			return write()
@@ -425,7 +440,7 @@ var brokenVariants = []variant{
 			slices.Reverse(batch)
 			return d.take(ctx, batch)
 		}},
-	{number: 4, claim: "a reminder overtakes what it reminds of", promise: "in order", seed: 34,
+	{number: 4, claim: "a reminder overtakes what it reminds of", promise: "in order", story: remindedStory,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			switch batch[0].change {
 			case "scheduled", "updated":
@@ -453,7 +468,11 @@ var brokenVariants = []variant{
 			v.after = 0
 			return v
 		}},
-	{number: 5, claim: "what failed is tried again after ten minutes", promise: "retry", seed: 30,
+	{number: 5, claim: "what failed is tried again after ten minutes", promise: "retry", story: []step{
+		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 3 * time.Minute, share: 100}},
+		{at(2 * time.Minute), list{event: later(1)}},
+		{at(40 * time.Minute), unlist{later(1).id}},
+	},
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			if v.class == "again" && v.after == 0 {
@@ -490,7 +509,11 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
-	{number: 5, claim: "a sink that is refused asks again and again by itself", promise: "retry", seed: 394,
+	{number: 5, claim: "a sink that is refused asks again and again by itself", promise: "retry", story: []step{
+		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is blocked", end: 30 * time.Minute, share: 100}},
+		{at(2 * time.Minute), list{event: later(1)}},
+		{at(40 * time.Minute), unlist{later(1).id}},
+	},
 		deliver: func(d destination, ctx context.Context, batch []handed) (v verdict) {
 			for range 20 {
 				if v = d.take(ctx, batch); v.class == "" {
@@ -679,7 +702,7 @@ var brokenVariants = []variant{
 				r.Terms.Remind = append(r.Terms.Remind, d-5*time.Minute)
 			}
 		})},
-	{claim: "nobody is reminded", promise: "reminders", seed: 51,
+	{claim: "nobody is reminded", promise: "reminders", story: remindedStory,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Remind = nil })},
 	{claim: "reminders do not name the VM", promise: "reminders", seed: 32,
 		deliver: rewrite(func(h *handed) {
