@@ -127,6 +127,7 @@ type cable struct {
 	server  *bubbleServer
 	options func() []nats.Option // those of a new connection; nil for none
 	says    func([]byte)         // changes what the server says, in place; nil for nothing
+	hears   func([]byte)         // changes what the server hears, likewise
 
 	mu      sync.Mutex
 	latency time.Duration
@@ -227,6 +228,9 @@ func newCabled(conn net.Conn, c *cable) *cabled {
 					}
 				}
 				passed := p.data
+				if c.hears != nil {
+					c.hears(passed)
+				}
 				switch fault := c.now(); fault {
 				case "", "deaf":
 				case "hangs":

@@ -2,10 +2,13 @@ package relay_test
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/relay"
@@ -35,7 +38,7 @@ func examine(w *world) []finding {
 	o := &oracle{world: w, tried: map[string]map[string][]given{}, taken: map[string]map[string][]given{}}
 	seen, newest := map[string]bool{}, map[string]said{}
 	for _, s := range w.stream {
-		if key := s.to + " " + s.instead + " " + s.id; !s.junk && !seen[key] {
+		if key := s.to + " " + s.instead + " " + s.id; !s.junk && !s.forged && !seen[key] {
 			seen[key] = true
 			if azures(s.change) && s.to == "" {
 				was, known := newest[s.event]
@@ -81,9 +84,11 @@ func examine(w *world) []finding {
 		o.handedBack(r)
 		o.floors(r)
 		o.alone(r)
+		o.handsOn(r)
 		o.fallbacks(r, owed)
 	}
 	o.deadLetters()
+	o.ready()
 	return o.findings
 }
 
@@ -454,7 +459,7 @@ func (o *oracle) urgent(r routePlan, owed []said) {
 	}
 	for i, c := range owed {
 		if !azures(c.change) || c.to != "" || c.outdated || !c.begun && c.notBefore-c.stored >= 15*time.Minute || c.change == "vanished" ||
-			o.letter(r.name, c) >= 0 || o.full(r.name, c.stored) {
+			o.letter(r.name, c) >= 0 {
 			continue
 		}
 		// Attempts under way end first, and those that beat the schedule are five seconds apart.
@@ -468,6 +473,9 @@ func (o *oracle) urgent(r routePlan, owed []said) {
 			}
 		}
 		limit += time.Duration(len(others)+1) * (5*time.Second + r.timeout)
+		if o.full(r.name, c.stored) { // until something is given up for it
+			limit += 10 * time.Second
+		}
 		tried := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.start <= limit && t.start >= c.stored })
 		newer := slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && s.stored <= limit })
 		if !tried && !newer && limit < o.length && o.calm(c.stored, limit) {
@@ -609,8 +617,8 @@ func (o *oracle) deadLetters() {
 				n++
 			}
 		}
-		if s.junk && n != 1 || !s.junk && n != 0 {
-			o.add("dead letters", "message %d (no CloudEvent: %v) is %d", s.seq, s.junk, n)
+		if refused := s.junk || s.forged; refused && n != 1 || !refused && n != 0 {
+			o.add("dead letters", "message %d (no CloudEvent: %v, forged: %v) is %d", s.seq, s.junk, s.forged, n)
 		}
 	}
 	for _, e := range o.letters {
@@ -624,6 +632,10 @@ func (o *oracle) deadLetters() {
 		}
 		r, at, ok := o.routes[i], e.DeadSince.Sub(bubbleEpoch), false
 		list := o.tried[r.name][e.Group]
+		var ce event.Event
+		if json.Unmarshal(e.CloudEvent, &ce) == nil && e.Group != "" {
+			list = o.tried[r.name][eventOf(ce)]
+		}
 		switch e.Reason {
 		case delivery.ReasonRejected:
 			ok = slices.ContainsFunc(list, func(t given) bool { return t.how == "rejects" }) // maybe of a newer one
@@ -640,6 +652,66 @@ func (o *oracle) deadLetters() {
 		for _, t := range list {
 			if t.id == e.ID && t.start > at && slices.ContainsFunc(o.stream, func(s said) bool { return s.seq == e.Seq && s.instead == t.instead }) {
 				o.add("dead letters", "%s was told %s at %v, which it gave up at %v", e.Sink, e.ID, short(t.start), short(at))
+			}
+		}
+	}
+}
+
+// ready: a relay that can't reach what it needs doesn't say for long that it is ready.
+func (o *oracle) ready() {
+	for _, b := range o.breaks {
+		for _, m := range o.machines {
+			if b.kill || b.machine != nil && b.machine != m {
+				continue
+			}
+			for _, at := range m.ready {
+				if at > b.from+unnoticed && at < b.to && at > m.began+unnoticed && o.needed(m, b) {
+					o.add("ready", "%s said that it is ready at %v, and could not reach the records from %v to %v", m.name, short(at),
+						short(b.from), short(b.to))
+					break
+				}
+			}
+		}
+	}
+}
+
+// unnoticed is how long a relay may not notice that nobody answers.
+const unnoticed = 30 * time.Second
+
+// needed reports whether a relay needed what it could not reach: records only if something came, and no other relay had
+// the sinks.
+func (o *oracle) needed(m *machine, b breakage) bool {
+	if b.how != recordsLost {
+		return true
+	}
+	came := slices.ContainsFunc(o.stream, func(s said) bool {
+		return azures(s.change) && s.stored > b.from && s.stored < b.from+unnoticed/2
+	})
+	return came && !slices.ContainsFunc(o.machines, func(x *machine) bool {
+		return x != m && x.began < b.to && (!x.ended || x.over > b.from-20*time.Second)
+	})
+}
+
+// handsOn: a relay that can't reach a destination leaves it to another one that is there.
+func (o *oracle) handsOn(r routePlan) {
+	const patience = 100 * time.Second
+	for _, m := range o.machines {
+		var first *attempt
+		for _, a := range o.attempts {
+			switch {
+			case a.sink != r.name || a.machine != m:
+			case a.how != cutOff:
+				first = nil
+			case first == nil:
+				first = a
+			case a.start > first.start+patience:
+				if o.calm(first.start, a.start) && slices.ContainsFunc(o.machines, func(x *machine) bool {
+					return x != m && x.began < first.start-20*time.Second && (!x.ended || x.over > a.start)
+				}) {
+					o.add("handed on", "%s could not reach %s from %v to %v, and kept it", m.name, r.name, short(first.start),
+						short(a.start))
+				}
+				first = nil
 			}
 		}
 	}

@@ -53,10 +53,10 @@ type plan struct {
 	bound   int // of what is unsettled; 0 for as much as a relay takes by itself
 	sayings [][]saying
 	noise   []noise
-	// believed means that publishers take every duplicate for their own message.
-	believed bool
-	steps    []step
-	length   time.Duration
+	forged  []saying // what the forger publishes
+	steps   []step
+	length  time.Duration
+	variant variant
 }
 
 func (p plan) String() string {
@@ -157,6 +157,7 @@ func planOf(seed uint64) plan {
 	}
 	p.sayings = someSayings(r, p.length)
 	p.noise = someNoise(rand.New(rand.NewPCG(seed, 2)), p.sayings, p.routes)
+	p.forged = someForgeries(rand.New(rand.NewPCG(seed, 3)), p.sayings)
 	p.relaySteps(r)
 	if r.IntN(3) > 0 {
 		p.networkSteps(r)
@@ -164,6 +165,7 @@ func planOf(seed uint64) plan {
 	if r.IntN(4) > 0 {
 		p.sinkSteps(r)
 	}
+	p.otherSteps(rand.New(rand.NewPCG(seed, 4)))
 	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	return p
 }
@@ -287,6 +289,22 @@ func (p *plan) networkSteps(r *rand.Rand) {
 		default:
 			p.add(at, "the connection of a relay "+how+" until "+short(end), func(w *world) { w.failCable(n, how, end) })
 		}
+	}
+}
+
+// otherSteps make up records that are not answered, and destinations that one relay can't reach.
+func (p *plan) otherSteps(r *rand.Rand) {
+	if r.IntN(4) == 0 {
+		at, n := during(r, p.length), r.IntN(100)
+		end := at + pick(r, 4*time.Second, time.Minute, 3*time.Minute)
+		p.add(at, "records are not answered to a relay until "+short(end), func(w *world) { w.failCable(n, recordsLost, end) })
+	}
+	if r.IntN(4) == 0 {
+		at, n := during(r, p.length), r.IntN(100)
+		sink, end := p.routes[1+r.IntN(len(p.routes)-1)].name, at+pick(r, 30*time.Second, 4*time.Minute, 15*time.Minute)
+		p.add(at, fmt.Sprintf("sink %s is cut off from a relay until %s", sink, short(end)), func(w *world) {
+			w.cutOff(n, sink, end)
+		})
 	}
 }
 

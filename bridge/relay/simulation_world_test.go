@@ -60,6 +60,7 @@ type breakage struct {
 	machine  *machine // nil for all
 	kill     bool
 	from, to time.Duration
+	how      string // see cable.fault; "" for others
 }
 
 // A machine is what one relay runs on.
@@ -72,6 +73,10 @@ type machine struct {
 	died   chan struct{} // closed when it is killed
 	ended  bool          // killed or stopped
 	over   time.Duration // when
+	ready  []time.Duration
+
+	cutOff     string // a destination that it can't reach
+	cutOffTill time.Duration
 }
 
 func (m *machine) dead() bool {
@@ -103,6 +108,9 @@ func (w *world) run() {
 		publishing.Go(func() { w.publish(i, list) })
 	}
 	publishing.Go(w.makeNoise)
+	publishing.Go(w.forge)
+	watching, watched := context.WithCancel(w.t.Context())
+	w.all.Go(func() { w.watchReady(watching) })
 	for _, s := range w.steps {
 		time.Sleep(s.at - now())
 		s.do(w)
@@ -111,6 +119,7 @@ func (w *world) run() {
 	publishing.Wait()
 	time.Sleep(w.length - now())
 	w.settle()
+	watched()
 	w.mu.Lock()
 	for _, m := range w.machines {
 		m.cancel()
@@ -226,10 +235,11 @@ func (w *world) routesOf(m *machine) (list []bridge.Route) {
 
 func (w *world) startRelay() {
 	w.changed()
-	m := &machine{cable: w.cable(2 * time.Millisecond), began: now(), died: make(chan struct{})}
+	m := &machine{began: now(), died: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
 	w.mu.Lock()
+	m.cable = w.cable(len(w.machines)+1, 2*time.Millisecond)
 	m.name = fmt.Sprintf("relay-%d", len(w.machines)+1)
 	w.machines = append(w.machines, m)
 	w.mu.Unlock()
@@ -278,7 +288,7 @@ func (w *world) kill(m *machine) {
 	}
 	m.ended, m.over = true, now()
 	close(m.died)
-	w.breaks = append(w.breaks, breakage{m, true, now(), now()})
+	w.breaks = append(w.breaks, breakage{machine: m, kill: true, from: now(), to: now()})
 	w.mu.Unlock()
 	m.cable.fail("hangs")
 	m.cancel() // its goroutines end some time; nobody hears of them
@@ -297,7 +307,7 @@ func (w *world) failCable(n int, how string, end time.Duration) {
 		return
 	}
 	w.mu.Lock()
-	w.breaks = append(w.breaks, breakage{m, false, now(), end})
+	w.breaks = append(w.breaks, breakage{machine: m, from: now(), to: end, how: how})
 	w.mu.Unlock()
 	m.cable.fail(how)
 	w.all.Go(func() {
@@ -308,9 +318,41 @@ func (w *world) failCable(n int, how string, end time.Duration) {
 	})
 }
 
+// recordsLost is the fault of a cable on which no message that names the records gets through.
+const recordsLost = "KV_FOREWARN_records"
+
+// cutOff has one relay not reach a destination.
+func (w *world) cutOff(n int, sink string, end time.Duration) {
+	m := w.one(n)
+	if m == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m.cutOff, m.cutOffTill = sink, end
+}
+
+// watchReady notes every few seconds which relays say that they are ready.
+func (w *world) watchReady(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(readyEvery):
+		case <-ctx.Done():
+			return
+		}
+		for _, m := range w.alive() {
+			if m.relay.Status().Ready || w.variant.ready {
+				m.ready = append(m.ready, now())
+			}
+		}
+	}
+}
+
+const readyEvery = 5 * time.Second
+
 func (w *world) serverOff(end time.Duration) {
 	w.mu.Lock()
-	w.breaks = append(w.breaks, breakage{nil, false, now(), end})
+	w.breaks = append(w.breaks, breakage{from: now(), to: end})
 	off := w.offUntil > 0
 	w.offUntil = max(w.offUntil, end)
 	w.mu.Unlock()
@@ -411,6 +453,8 @@ type said struct {
 	to      string // the only sink that it is for, "" for all
 	instead string // the sink that could not deliver it
 	junk    bool
+	// forged means that it is not on the subject of whom it says that it comes from.
+	forged bool
 	// outdated means that a newer change of the event was stored before.
 	outdated bool
 	handed
@@ -437,6 +481,9 @@ func readStream(t *testing.T, js jetstream.JetStream) (all []said) {
 			s.junk = true
 		} else {
 			s.handed = handedOf(delivery.Delivery{Event: ce})
+			s.time = min(s.time, s.stored) // a publisher's clock decides nothing
+			s.forged = s.to == "" && !strings.HasPrefix(s.subject, "forewarn.events."+cloudevent.PlaceOf(ce).String()+".") &&
+				strings.HasPrefix(s.subject, "forewarn.events.")
 		}
 		all = append(all, s)
 	}
@@ -457,6 +504,14 @@ type handed struct {
 	instead           string
 }
 
+// eventOf returns what stands for a CloudEvent's Azure event: its id, and who tells of it if that is the forger.
+func eventOf(ce event.Event) string {
+	if set := cloudevent.PlaceOf(ce).Set; set == forger {
+		return ce.Subject() + " of " + set
+	}
+	return ce.Subject()
+}
+
 func handedOf(d delivery.Delivery) handed {
 	h := handed{id: d.Event.ID(), typ: d.Event.Type(), time: d.Event.Time().Sub(bubbleEpoch), attempt: d.Attempt,
 		receipt: string(d.Receipt), progress: string(d.Progress)}
@@ -467,7 +522,7 @@ func handedOf(d delivery.Delivery) handed {
 		h.missed = append(h.missed, m.Change)
 	}
 	if kind, azures := strings.CutPrefix(h.typ, cloudevent.EventPrefix); azures {
-		h.change, h.event = kind, d.Event.Subject()
+		h.change, h.event = kind, eventOf(d.Event)
 		var data struct {
 			Event struct{ EventType, EventSource, NotBefore string }
 		}
@@ -516,6 +571,9 @@ const (
 	retryAfter = 90 * time.Second
 )
 
+// cutOff is how a machine fares that can't reach a destination.
+const cutOff = "is cut off"
+
 var (
 	errDown = errors.New("connection refused")
 	errDead = errors.New("this machine is dead")
@@ -534,6 +592,9 @@ func (d destination) Deliver(ctx context.Context, batch []delivery.Delivery) (an
 	w.attempts = append(w.attempts, a)
 	if t := w.troubles[d.name]; t.end > now() && chance(w.seed, t.share, d.name, a.batch[0].id, a.batch[0].attempt) {
 		a.how = t.how
+	}
+	if d.m.cutOff == d.name && d.m.cutOffTill > now() {
+		a.how = cutOff
 	}
 	w.mu.Unlock()
 	taken, answer, err := d.take(ctx, a)
