@@ -23,17 +23,18 @@ import (
 type fetcher func(*http.Request, *redactor) (response, error)
 
 // A slackAPI makes the calls to Slack with the credentials of one attempt. The calls of a bot are slack-go's, which
-// sends them through Do. slack-go's function for an incoming webhook neither limits nor reads the answer, so postHook
-// replaces it.
+// sends them through Do; Do also reads the answers. slack-go's function for an incoming webhook neither limits nor reads
+// the answer, so postHook replaces it.
 type slackAPI struct {
 	sink    *slackSink
 	client  *slack.Client
 	hook    *url.URL // instead of client
 	fetch   fetcher
 	redact  *redactor
-	to      *url.URL // of the API, or hook
-	inClear bool     // anybody on the way can read the secret
-	last    response // the newest response
+	to      *url.URL   // of the API, or hook
+	inClear bool       // anybody on the way can read the secret
+	last    response   // the newest response
+	reply   slackReply // the newest answer of the API
 }
 
 // A slackMessage is the content of a message. Without blocks, Slack shows the text.
@@ -64,8 +65,8 @@ func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thr
 	if broadcast {
 		options = append(options, slack.MsgOptionBroadcast())
 	}
-	channel, ts, message, err := a.client.PostMessageWithResponseContext(ctx, channel, options...)
-	return posted{channel, ts, message.ThreadTimestamp != ""}, a.refusal(err)
+	_, _, err := a.client.PostMessageContext(ctx, channel, options...)
+	return posted{a.reply.Channel, a.reply.TS, a.reply.Message.ThreadTS != ""}, err
 }
 
 // update replaces the text and the blocks of a message. It sets parse=none, without which Slack turns bare words into
@@ -73,71 +74,66 @@ func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thr
 func (a *slackAPI) update(ctx context.Context, channel, ts string, m slackMessage) error {
 	_, _, _, err := a.client.UpdateMessageContext(ctx, channel, ts,
 		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false), slack.MsgOptionBlocks(m.blocks...))
-	return a.refusal(err)
+	return err
 }
 
 // who asks Slack whom the token belongs to, and returns that for people.
 func (a *slackAPI) who(ctx context.Context) (string, error) {
-	r, err := a.client.AuthTestContext(ctx)
+	_, err := a.client.AuthTestContext(ctx)
 	switch {
 	case err != nil:
-		return "", a.refusal(err)
-	case r.User == "" || r.Team == "":
+		return "", err
+	case a.reply.User == "" || a.reply.Team == "":
 		return "", errors.New("no answer of Slack: it does not say whom the token belongs to")
 	}
-	return a.redact.line("as @"+r.User+" in "+r.Team, maxShown), nil
+	return a.redact.line("as @"+a.reply.User+" in "+a.reply.Team, maxShown), nil
 }
 
 // A slackReply is the part that is read of an answer of Slack's API.
 type slackReply struct {
 	OK      bool   `json:"ok"`
-	Error   string `json:"error,omitempty"`
-	Needed  string `json:"needed,omitempty"` // scope
-	Channel string `json:"channel,omitempty"`
-	TS      string `json:"ts,omitempty"`
-	Team    string `json:"team,omitempty"`
-	User    string `json:"user,omitempty"`
-	Message lenient[struct {
-		ThreadTS string `json:"thread_ts,omitempty"`
-	}] `json:"message"`
-	Meta lenient[struct {
-		Messages []string `json:"messages,omitempty"` // such as which block is wrong
-	}] `json:"response_metadata"`
+	Error   string `json:"error"`
+	Needed  string `json:"needed"` // scope
+	Channel string `json:"channel"`
+	TS      string `json:"ts"`
+	Team    string `json:"team"`
+	User    string `json:"user"`
+	Message struct {
+		ThreadTS string `json:"thread_ts"`
+	} `json:"message"`
+	Meta struct {
+		Messages []string `json:"messages"` // such as which block is wrong
+	} `json:"response_metadata"`
 }
 
-// A lenient value is left empty if it cannot be decoded, so that the rest of the answer still can.
-type lenient[T any] struct{ value T }
-
-func (l *lenient[T]) UnmarshalJSON(text []byte) error {
-	_ = json.Unmarshal(text, &l.value)
-	return nil
+// readSlackReply reads an answer. Values of another type than Slack documents are left out; what isn't JSON is an empty
+// reply.
+func readSlackReply(body string) (reply slackReply) {
+	err := json.Unmarshal([]byte(body), &reply)
+	if _, mistyped := errors.AsType[*json.UnmarshalTypeError](err); err != nil && !mistyped {
+		return slackReply{}
+	}
+	return reply
 }
 
-func (l lenient[T]) MarshalJSON() ([]byte, error) { return json.Marshal(l.value) }
-
-// Do makes a request for slack-go, and returns only the slackReply of the answer. slack-go would fail on an unknown
-// block in the message that Slack sends back, and would take {"ok":false} without an error for success.
+// Do makes a request for slack-go and keeps the reply. slack-go itself reads only that it was a yes: it would take
+// {"ok":false} for one, and would fail on a posted message that Slack sends back with something new in it, which would
+// then be posted again.
 func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
-	var reply slackReply
 	r, _, err := a.call(req, func(body string) string {
-		if json.Unmarshal([]byte(body), &reply) != nil {
-			reply = slackReply{} // not an answer of Slack's
-		}
-		return reply.Error
+		a.reply = readSlackReply(body)
+		return a.reply.Error
 	})
 	isChat := strings.Contains(req.URL.Path, "/chat.")
 	switch {
 	case err != nil:
 		return nil, err
-	case reply.OK && r.status == http.StatusOK && (!isChat || a.mayKeep(reply.Channel) && a.mayKeep(reply.TS)):
-	case reply.OK || reply.Error == "":
+	case !a.reply.OK && a.reply.Error != "":
+		return nil, a.refusal(a.reply)
+	case !a.reply.OK || r.status != http.StatusOK, isChat && !(a.mayKeep(a.reply.Channel) && a.mayKeep(a.reply.TS)):
 		return nil, a.notSlack(req, r)
 	}
-	text, err := json.Marshal(reply)
-	if err != nil {
-		return nil, err
-	}
-	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(text))}, nil
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(`{"ok":true}`))}, nil
 }
 
 // call makes a request and returns the response. read extracts the name of Slack's error from the body; known reports
@@ -208,7 +204,7 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	case err != nil:
 		return err
 	case known:
-		return a.refusal(slack.SlackErrorResponse{Err: code})
+		return a.refusal(slackReply{Error: code})
 	case isDenial(r.body):
 		return r.withRetryAfter(a.notSlack(req, r))
 	}
@@ -229,19 +225,15 @@ func hasCode(err error, codes string) bool {
 	return ok && slices.Contains(strings.Fields(codes), e.code)
 }
 
-// refusal returns an error that Slack answered with its class and the remedy. Any other error is returned unchanged.
-func (a *slackAPI) refusal(err error) error {
-	answer, ok := errors.AsType[slack.SlackErrorResponse](err)
-	if !ok {
-		return err
-	}
-	code := a.redact.line(answer.Err, 64)
+// refusal returns the error for an answer that names one, with its class and the remedy.
+func (a *slackAPI) refusal(answer slackReply) error {
+	code := a.redact.line(answer.Error, 64)
 	kind, _ := slackErrors.find(code)
 	text := "Slack answered " + code
 	if needed := a.redact.line(answer.Needed, 128); needed != "" {
 		text += ", needed is " + needed
 	}
-	if details := a.redact.line(strings.Join(answer.ResponseMetadata.Messages, "; "), maxShown); details != "" {
+	if details := a.redact.line(strings.Join(answer.Meta.Messages, "; "), maxShown); details != "" {
 		text += " (" + details + ")"
 	}
 	if kind.remedy != "" && (a.sink.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
