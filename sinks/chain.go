@@ -93,7 +93,7 @@ func (c *chainedFile) resume() (string, error) {
 	if err != nil || len(old) == 0 {
 		return chain.Start, err
 	}
-	hash, _, err = c.lastHash(dir, old[len(old)-1].name)
+	hash, _, err = c.lastHash(dir, old[len(old)-1])
 	return cmp.Or(hash, chain.Start), err
 }
 

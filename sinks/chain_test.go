@@ -107,7 +107,7 @@ func TestChainGoesOnAfterTheClockWasSetBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantIntact(t, 3, filepath.Join(dir, "audit-20261123T120000Z.jsonl"), filepath.Join(dir,
-		"audit-20261123T120000Z-2.jsonl"), path)
+		"audit-20261123T120001Z.jsonl"), path)
 }
 
 // Wherever a kill ends a write, the chain is intact after the next start, and holds what was delivered.

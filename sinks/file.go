@@ -150,6 +150,12 @@ func (f *file) writable() error {
 	return errors.Join(file.Close(), dir.remove(name))
 }
 
+// notExist reports whether nothing has that name, not even a broken link. It returns false if that cannot be found out.
+func notExist(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // A file appends one CloudEvent a line to a file. It opens the file for each delivery, so that other programs can
 // rename, rotate or delete it at any time.
 type file struct {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -21,17 +20,13 @@ type rotation struct {
 }
 
 // due reports whether a file of size bytes, last written at last, has to be rotated before more bytes are added. An
-// empty file never has to be, so that a line longer than the limit can be written at all.
+// empty file never has to be, so that a line longer than the limit can be written at all. Periods are counted in UTC from
+// a Monday, so that days begin at midnight and weeks on Monday.
 func (r rotation) due(size, more int64, last, now time.Time) bool {
-	if size == 0 {
-		return false
-	}
-	return r.max > 0 && size+more > r.max || r.every > 0 && period(last, r.every).Before(period(now, r.every))
+	tooLarge := r.max > 0 && size+more > r.max
+	tooOld := r.every > 0 && last.Truncate(r.every).Before(now.Truncate(r.every))
+	return size > 0 && (tooLarge || tooOld)
 }
-
-// period returns the beginning of the period that t is in. Periods are counted in UTC from a Monday, so that days begin
-// at midnight and weeks on Monday.
-func period(t time.Time, every time.Duration) time.Time { return t.UTC().Truncate(every) }
 
 // rotate renames the file and deletes rotated files beyond those to keep. If it fails, which on Windows another program
 // that has the file open can cause, the caller continues with the same file, and the next delivery tries again: a file
@@ -54,37 +49,25 @@ func (f *file) rotate(dir folder) {
 // rotatedAt is the layout of the time, in UTC, in the name of a rotated file.
 const rotatedAt = "20060102T150405Z"
 
-// setAside renames a file to a name with the time in it: audit.jsonl becomes audit-20261121T041000Z.jsonl or, if that
-// exists, audit-20261121T041000Z-2.jsonl. The new name sorts after every older rotated file's: if the clock was set back,
-// it has the time of the newest. If the file does not exist, setAside returns nil. Its errors do not name the new file,
+// setAside renames a file to a name with the time in it: audit.jsonl becomes audit-20261121T041000Z.jsonl. That name
+// sorts after those of all older rotated files: if the newest has this second or, because the clock was set back, a later
+// one, it gets the second after. If the file does not exist, setAside returns nil. Its errors do not name the new file,
 // whose name differs each time, so that equal failures have equal texts.
 func setAside(dir folder, file string, now time.Time) error {
-	stem, ext := splitName(file)
-	at, n := now.UTC().Format(rotatedAt), 1
+	at := now.UTC().Truncate(time.Second)
 	old, _ := oldFiles(dir, file) // if the directory cannot be listed, the file can be renamed all the same
-	if len(old) > 0 && old[len(old)-1].at >= at {
-		newest := old[len(old)-1]
-		at, n = newest.at, newest.n+1
-	}
-	for ; ; n++ {
-		name := stem + "-" + at + ext
-		if n > 1 {
-			name = stem + "-" + at + "-" + strconv.Itoa(n) + ext
-		}
-		err := dir.rename(file, name)
-		switch {
-		case err == nil, errors.Is(err, fs.ErrNotExist) && !isThere(dir, file): // on Windows also for too long a name
-			return nil
-		case !errors.Is(err, fs.ErrExist):
-			return cmp.Or(errors.Unwrap(err), err)
+	if len(old) > 0 {
+		newest, _ := rotatedTime(old[len(old)-1], file)
+		if !at.After(newest) {
+			at = newest.Add(time.Second)
 		}
 	}
-}
-
-// notExist reports whether nothing has that name, not even a broken link. It returns false if that cannot be found out.
-func notExist(path string) bool {
-	_, err := os.Lstat(path)
-	return errors.Is(err, fs.ErrNotExist)
+	stem, ext := splitName(file)
+	err := dir.rename(file, stem+"-"+at.Format(rotatedAt)+ext)
+	if errors.Is(err, fs.ErrNotExist) && !isThere(dir, file) { // on Windows also for too long a name
+		return nil
+	}
+	return cmp.Or(errors.Unwrap(err), err)
 }
 
 // isThere reports whether a folder has that file. It returns true if that cannot be found out.
@@ -96,58 +79,41 @@ func isThere(dir folder, file string) bool {
 // deleteOldest deletes the rotated files of file, except for the newest keep. It tries all of them.
 func deleteOldest(dir folder, file string, keep int) error {
 	old, err := oldFiles(dir, file)
-	for _, r := range old[:max(0, len(old)-keep)] {
-		err = errors.Join(err, dir.remove(r.name))
+	for _, name := range old[:max(0, len(old)-keep)] {
+		err = errors.Join(err, dir.remove(name))
 	}
 	return err
 }
 
-// A rotatedFile is a file that setAside renamed.
-type rotatedFile struct {
-	name string
-	at   string // the time in it
-	n    int    // the number within that second, counted from 1
-}
-
-// oldFiles returns the rotated files of file, oldest first.
-func oldFiles(dir folder, file string) ([]*rotatedFile, error) {
+// oldFiles returns the names of the rotated files of file, oldest first.
+func oldFiles(dir folder, file string) ([]string, error) {
 	entries, err := dir.list()
-	stem, ext := splitName(file)
-	var all []*rotatedFile
+	var all []string
 	for _, e := range entries {
-		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, &rotatedFile{e.Name(), at, n})
+		if _, ok := rotatedTime(e.Name(), file); ok && e.Type().IsRegular() {
+			all = append(all, e.Name())
 		}
 	}
-	slices.SortFunc(all, func(a, b *rotatedFile) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	slices.Sort(all)
 	return all, err
 }
 
-// rotatedName reads a file name that setAside made from stem and ext: the time in it, and its number within that
-// second, counted from 1. ok is false for any other name, also one with a number that is so large that somebody else must
-// have made it.
-func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
-	rest, begins := strings.CutPrefix(name, stem+"-")
-	rest, ends := strings.CutSuffix(rest, ext)
-	at, number, numbered := strings.Cut(rest, "-")
-	n = 1
-	if numbered {
-		n, _ = strconv.Atoi(number)
-	}
-	t, err := time.Parse(rotatedAt, at)
-	return at, n, begins && ends && err == nil && t.Format(rotatedAt) == at &&
-		(!numbered || n > 1 && n < 1e9 && strconv.Itoa(n) == number)
+// rotatedTime returns the time in a name that setAside gives to a file. ok is false for any other name.
+func rotatedTime(name, file string) (at time.Time, ok bool) {
+	stem, ext := splitName(file)
+	text, begins := strings.CutPrefix(name, stem+"-")
+	text, ends := strings.CutSuffix(text, ext)
+	at, err := time.Parse(rotatedAt, text)
+	return at, begins && ends && err == nil && at.Format(rotatedAt) == text
 }
 
-// splitName splits a path before its extension. In a name that is all extension, such as .audit, there is none, and ext
-// is "".
-func splitName(path string) (stem, ext string) {
-	ext = filepath.Ext(path)
-	stem = strings.TrimSuffix(path, ext)
-	if stem == "" || os.IsPathSeparator(stem[len(stem)-1]) {
-		return path, ""
+// splitName splits a name before its extension. In one that is all extension, such as .audit, there is none.
+func splitName(name string) (stem, ext string) {
+	ext = filepath.Ext(name)
+	if ext == name {
+		return name, ""
 	}
-	return stem, ext
+	return strings.TrimSuffix(name, ext), ext
 }
 
 // A Size is a number of bytes. In the settings it is written as 1048576, 100MB (decimal) or 64MiB (binary).

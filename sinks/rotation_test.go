@@ -45,7 +45,7 @@ func TestRotationIsDue(t *testing.T) {
 	}
 }
 
-// Rotation by size keeps every line, in files named after the time; two in one second have different names.
+// Rotation by size keeps every line, in files named after the time; of two in one second, the later has the second after.
 func TestFileRotatesBySize(t *testing.T) {
 	dir := t.TempDir()
 	s := mustOpen(t, "file", "path: "+filepath.Join(dir, "audit.jsonl")+"\nmax_size: 2KB", testHost(t)).(*file)
@@ -56,8 +56,8 @@ func TestFileRotatesBySize(t *testing.T) {
 		}
 	}
 	var got []string
-	for _, name := range []string{"audit-20261123T120000Z.jsonl", "audit-20261123T120000Z-2.jsonl",
-		"audit-20261123T120000Z-3.jsonl", "audit.jsonl"} {
+	for _, name := range []string{"audit-20261123T120000Z.jsonl", "audit-20261123T120001Z.jsonl",
+		"audit-20261123T120002Z.jsonl", "audit.jsonl"} {
 		got = append(got, idsIn(t, read(t, filepath.Join(dir, name)))...)
 	}
 	var want []string
@@ -104,12 +104,11 @@ func TestFileRotatesByTime(t *testing.T) {
 func TestFileKeepsTheNewest(t *testing.T) {
 	dir := t.TempDir()
 	rotated := []string{
-		"audit-20260101T000000Z.jsonl", "audit-20260101T000000Z-2.jsonl", "audit-20260101T000000Z-10.jsonl",
+		"audit-20260101T000000Z.jsonl", "audit-20260101T000001Z.jsonl", "audit-20260101T000010Z.jsonl",
 		"audit-20251231T235959Z.jsonl", "audit-20260102T000000Z.jsonl",
 	}
 	others := []string{
-		"audit-20260101T000000Z.jsonl.gz", "audit-20260101T000000Z-1.jsonl", "audit-20260101T000000Z-02.jsonl",
-		"audit-20260101T000000Z-9223372036854775807.jsonl",
+		"audit-20260101T000000Z.jsonl.gz", "audit-20260101T000000Z-1.jsonl", "audit-20260101T000000.5Z.jsonl",
 		"audit-20261301T000000Z.jsonl", "audit-old.jsonl", "auditor-20260101T000000Z.jsonl", "audit-2026-01-01.jsonl",
 	}
 	for _, name := range slices.Concat(rotated, others) {
@@ -129,7 +128,7 @@ func TestFileKeepsTheNewest(t *testing.T) {
 	}
 	want := slices.Concat(others, []string{
 		"audit.jsonl", "audit-20250101T000000Z.jsonl",
-		"audit-20260101T000000Z-10.jsonl", "audit-20260102T000000Z.jsonl", "audit-20261123T120000Z.jsonl",
+		"audit-20260101T000010Z.jsonl", "audit-20260102T000000Z.jsonl", "audit-20261123T120000Z.jsonl",
 	})
 	slices.Sort(want)
 	if got := list(t, dir); !slices.Equal(got, want) {
@@ -245,7 +244,7 @@ func oldFilesOf(t *testing.T, path string) []string {
 	}
 	var paths []string
 	for _, r := range old {
-		paths = append(paths, filepath.Join(filepath.Dir(path), r.name))
+		paths = append(paths, filepath.Join(filepath.Dir(path), r))
 	}
 	return paths
 }
