@@ -31,12 +31,8 @@ func onStage(t *testing.T, f func(t *testing.T, s *stage)) {
 	inBubble(t, func(t *testing.T) {
 		s := &stage{fleet: &fleet{T: t}, server: startServer(t)}
 		s.connect = (&cable{server: s.server}).dial
-		s.conn = s.server.connect(&cable{server: s.server})
-		defer s.conn.Close()
-		var err error
-		if s.js, err = jetstream.New(s.conn); err != nil {
-			t.Fatal(err)
-		}
+		s.join()
+		defer func() { s.conn.Close() }()
 		f(t, s)
 	})
 }
@@ -45,6 +41,26 @@ func onStage(t *testing.T, f func(t *testing.T, s *stage)) {
 type stage struct {
 	*fleet
 	server *bubbleServer
+}
+
+// join connects the test to the server.
+func (s *stage) join() {
+	s.Helper()
+	s.conn = s.server.connect(&cable{server: s.server})
+	var err error
+	if s.js, err = jetstream.New(s.conn); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// rest lets a long time pass without a server, which would wake up every few seconds of it. Nobody else may be connected.
+func (s *stage) rest(d time.Duration) {
+	s.Helper()
+	s.conn.Close()
+	s.server.off()
+	pause(d)
+	s.server.on()
+	s.join()
 }
 
 // over connects over a cable.
