@@ -125,7 +125,7 @@ func create(p plan) (*mgr.Service, error) {
 	}
 	defer m.Disconnect()
 	var text [4]*uint16
-	for i, s := range []string{p.Name, p.Display, p.Command, p.Account} {
+	for i, s := range []string{p.Name, p.Display, windows.ComposeCommandLine(p.Command), p.Account} {
 		text[i], err = windows.UTF16PtrFromString(s)
 		if err != nil {
 			return nil, fmt.Errorf("make the service: %q: %w", s, err)
@@ -146,7 +146,7 @@ func create(p plan) (*mgr.Service, error) {
 // configure sets everything in the plan but the account. The token of the service contains its SID under every account,
 // so rights granted to the SID remain. unsupported names what this version of Windows lacks.
 func configure(s *mgr.Service, p plan) (unsupported []string, err error) {
-	command, err := windows.UTF16PtrFromString(p.Command)
+	command, err := windows.UTF16PtrFromString(windows.ComposeCommandLine(p.Command))
 	if err != nil {
 		return nil, err
 	}

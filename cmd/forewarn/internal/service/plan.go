@@ -22,7 +22,7 @@ type plan struct {
 	// the service is created; an administrator may change it later.
 	Account string
 
-	Command     string          // program and arguments, quoted
+	Command     []string        // the program and its arguments
 	Restarts    []time.Duration // waits before restarts after failures; the last one repeats
 	ResetAfter  time.Duration   // time without a failure after which Restarts begins again
 	Preshutdown time.Duration   // how long a shutdown of Windows waits for the service
@@ -35,7 +35,7 @@ func newPlan(exe string, args []string) plan {
 		Name: serviceName, Display: "forewarn",
 		Description: "Tells people and systems what Azure is about to do to this virtual machine.",
 		Account:     `NT SERVICE\` + serviceName,
-		Command:     commandLine(append([]string{exe}, args...)),
+		Command:     append([]string{exe}, args...),
 		Restarts:    []time.Duration{5 * time.Second, 30 * time.Second, 60 * time.Second},
 		ResetAfter:  24 * time.Hour,
 		Preshutdown: stopLimit + 10*time.Second,
@@ -52,41 +52,6 @@ func arguments(config, logFormat, logLevel string) []string {
 		args = append(args, "--log-level", logLevel)
 	}
 	return args
-}
-
-// commandLine joins args so that Windows splits them again. It always quotes the program: without quotes, Windows would
-// try C:\Program.exe before C:\Program Files\x.exe.
-func commandLine(args []string) string {
-	quoted := make([]string, len(args))
-	for i, arg := range args {
-		quoted[i] = arg
-		if i == 0 || arg == "" || strings.ContainsAny(arg, " \t\"") {
-			quoted[i] = quoteArgument(arg)
-		}
-	}
-	return strings.Join(quoted, " ")
-}
-
-// quoteArgument quotes as Windows expects: backslashes are special only before a quote, the closing one included.
-func quoteArgument(arg string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	slashes := 0
-	for _, r := range arg {
-		switch r {
-		case '\\':
-			slashes++
-		case '"':
-			b.WriteString(strings.Repeat(`\`, slashes+1)) // doubled, and one for the quote
-			slashes = 0
-		default:
-			slashes = 0
-		}
-		b.WriteRune(r)
-	}
-	b.WriteString(strings.Repeat(`\`, slashes))
-	b.WriteByte('"')
-	return b.String()
 }
 
 // serviceSID returns the SID of a service for access lists, whatever account it runs under. Windows derives it from the

@@ -7,77 +7,14 @@ import (
 	"time"
 )
 
-// Windows splits the command line into the original arguments, whatever the paths contain. The program is always
-// quoted.
-func TestServiceCommandLineSplitsIntoItsArguments(t *testing.T) {
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{`C:\forewarn\forewarn.exe`, "run"}, `"C:\forewarn\forewarn.exe" run`},
-		{
-			[]string{`C:\Program Files\forewarn\forewarn.exe`, "run", "--config", `D:\my settings\forewarn.yaml`},
-			`"C:\Program Files\forewarn\forewarn.exe" run --config "D:\my settings\forewarn.yaml"`,
-		},
-		{[]string{`x`, `a b\`, `c\\ d`, `e\`, `\\server\share`}, `"x" "a b\\" "c\\ d" e\ \\server\share`},
-		{[]string{`x`, `say "hi"`, `\"`, ``, "tab\there", `Grüße aus Köln`},
-			`"x" "say \"hi\"" "\\\"" "" "tab` + "\t" + `here" "Grüße aus Köln"`},
-	} {
-		got := commandLine(tt.args)
-		if got != tt.want {
-			t.Errorf("commandLine(%q) = %s, want %s", tt.args, got, tt.want)
-		}
-		if split := windowsArguments(got); !slices.Equal(split, tt.args) {
-			t.Errorf("Windows splits %s into %q, want %q", got, split, tt.args)
-		}
-	}
-}
-
-// windowsArguments splits a command line by the rules of CommandLineToArgvW: in the program, a quote ends what a quote
-// began; in arguments, 2n backslashes in front of a quote are n, and one more makes it part of the argument.
-func windowsArguments(line string) []string {
-	program, rest, _ := strings.Cut(strings.TrimPrefix(line, `"`), `"`)
-	args := []string{program}
-	var arg []byte
-	begun, quoted := false, false
-	for i := 0; i < len(rest); i++ {
-		slashes := 0
-		for ; i < len(rest) && rest[i] == '\\'; i++ {
-			slashes++
-		}
-		if i == len(rest) || rest[i] != '"' {
-			arg = append(arg, strings.Repeat(`\`, slashes)...)
-		} else {
-			arg = append(arg, strings.Repeat(`\`, slashes/2)...)
-		}
-		begun = begun || slashes > 0
-		switch {
-		case i == len(rest):
-		case rest[i] == '"' && slashes%2 == 1:
-			arg = append(arg, '"')
-		case rest[i] == '"':
-			begun, quoted = true, !quoted
-		case !quoted && (rest[i] == ' ' || rest[i] == '\t'):
-			if begun {
-				args = append(args, string(arg))
-			}
-			arg, begun = nil, false
-		default:
-			arg, begun = append(arg, rest[i]), true
-		}
-	}
-	if begun {
-		args = append(args, string(arg))
-	}
-	return args
-}
-
 // The service starts with Windows under its own account, and again after every failure. A shutdown of Windows waits
 // longer than the service takes to stop.
 func TestPlanStartsAndRestartsTheService(t *testing.T) {
 	p := newPlan(`C:\f w\forewarn.exe`, arguments(`C:\s t\forewarn.yaml`, "json", "debug"))
-	if want := `"C:\f w\forewarn.exe" service run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; p.Command != want {
-		t.Errorf("it runs %s, want %s", p.Command, want)
+	want := []string{`C:\f w\forewarn.exe`, "service", "run", "--config", `C:\s t\forewarn.yaml`, "--log-format", "json",
+		"--log-level", "debug"}
+	if !slices.Equal(p.Command, want) {
+		t.Errorf("it runs %q, want %q", p.Command, want)
 	}
 	if got := arguments("x", "text", "info"); !slices.Equal(got, []string{"service", "run", "--config", "x"}) {
 		t.Errorf("with the default log flags it runs with %q", got)

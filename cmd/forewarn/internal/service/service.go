@@ -168,8 +168,11 @@ func (s *Service) Install(with Setup) error {
 		fmt.Fprintln(s.messages, "the service forewarn is installed and starts with Windows; "+
 			"to start it now, run forewarn service start")
 	}
-	fmt.Fprintf(s.messages, "it runs %s\n", p.Command)
-	return nil
+	now, err := m.query()
+	if err == nil {
+		fmt.Fprintf(s.messages, "it runs %s\n", now.Command)
+	}
+	return err
 }
 
 // secureDirectories closes the directory of the default settings and state to other users. It does the same with a

@@ -44,7 +44,7 @@ func (f *fakeWindows) query() (Status, error) {
 func (f *fakeWindows) write(p plan) ([]string, error) {
 	if f.sick == nil {
 		f.installed, f.plan = true, p
-		f.now.Command, f.now.Account, f.now.Start = p.Command, p.Account, "automatic"
+		f.now.Command, f.now.Account, f.now.Start = strings.Join(p.Command, " "), p.Account, "automatic"
 		if f.now.State == 0 {
 			f.now.State = Stopped
 		}
@@ -111,9 +111,9 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	if err := s.Install(with); err != nil {
 		t.Fatal(err)
 	}
-	want := `"C:\Program Files\forewarn\forewarn.exe" service run --config ` + with.Config
-	if m.plan.Command != want || !m.source {
-		t.Errorf("it runs %s, and is a source: %v; want %s", m.plan.Command, m.source, want)
+	want := `C:\Program Files\forewarn\forewarn.exe service run --config ` + with.Config
+	if m.now.Command != want || !m.source {
+		t.Errorf("it runs %s, and is a source: %v; want %s", m.now.Command, m.source, want)
 	}
 	if len(m.secured) != 1 || m.secured[with.Own] != directoryAccess("") {
 		t.Errorf("access lists were given: %q, want that of %s alone", m.secured, with.Own)
@@ -126,8 +126,8 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	if err := s.Install(with); err != nil {
 		t.Fatal(err)
 	}
-	if want := `"D:\forewarn.exe" service run --config ` + with.Config + " --log-format json"; m.plan.Command != want {
-		t.Errorf("installed again it runs %s, want %s", m.plan.Command, want)
+	if want := `D:\forewarn.exe service run --config ` + with.Config + " --log-format json"; m.now.Command != want {
+		t.Errorf("installed again it runs %s, want %s", m.now.Command, want)
 	}
 	if text := said(s); !strings.Contains(text, "is changed; the changes take effect at its next start") {
 		t.Errorf("install says %q", text)
