@@ -28,22 +28,22 @@ type Filter struct {
 // Only is a set of conditions that must all hold. Empty conditions hold; VMs is self then. Values ignore the case of ASCII
 // letters. What Azure did not send, and a value that is not known, hold.
 type Only struct {
-	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first; all: all events"`
-	Types   []string `yaml:"types" doc:"Azure's event types"`
-	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
-	Changes []string `yaml:"changes" doc:"which changes; first is the first change of each event"`
-	Names   []string `yaml:"names" doc:"patterns of the VMs' names, such as vm-db-*; one VM of the event is enough"`
-	Groups  []string `yaml:"groups" doc:"patterns of resource groups, such as rg-prod-*"`
+	VMs     string   `yaml:"vms" oneof:"vms" doc:"self: events that name this VM; leader: events that name it first; all: all events"`
+	Types   []string `yaml:"types" oneof:"types" doc:"Azure's event types"`
+	Sources []string `yaml:"sources" oneof:"sources" doc:"who asked for it: Platform (Azure) or User"`
+	Changes []string `yaml:"changes" oneof:"changes" doc:"which changes; first is the first change of each event"`
+	Names   []string `yaml:"names" form:"pattern" doc:"patterns of the VMs' names, such as vm-db-*; one VM of the event is enough"`
+	Groups  []string `yaml:"groups" form:"pattern" doc:"patterns of resource groups, such as rg-prod-*"`
 	// Severity is the lowest that holds.
-	Severity string `yaml:"severity" doc:"at least this severity: INFO, WARN or ERROR"`
+	Severity string `yaml:"severity" oneof:"severities" doc:"at least this severity: INFO, WARN or ERROR"`
 }
 
 // Except is a set of conditions. What meets all that are given is left out. What Azure did not send meets none.
 type Except struct {
-	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first"`
-	Types   []string `yaml:"types" doc:"Azure's event types"`
-	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
-	Changes []string `yaml:"changes" doc:"which changes; first is the first change of each event"`
+	VMs     string   `yaml:"vms" oneof:"own vms" doc:"self: events that name this VM; leader: events that name it first"`
+	Types   []string `yaml:"types" oneof:"types" doc:"Azure's event types"`
+	Sources []string `yaml:"sources" oneof:"sources" doc:"who asked for it: Platform (Azure) or User"`
+	Changes []string `yaml:"changes" oneof:"changes" doc:"which changes; first is the first change of each event"`
 }
 
 // The valid values of these conditions.

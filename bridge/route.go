@@ -9,18 +9,21 @@ import (
 )
 
 // Terms are the options of a route: when it delivers, and what it gets besides Azure's changes. Each kind of sink has
-// its own defaults, which settings override.
+// its own defaults, which settings override; the tags are for the settings.
 type Terms struct {
+	Bridge Level `yaml:"bridge" oneof:"none trouble all" doc:"which CloudEvents about forewarn itself the sink gets"`
 	delivery.Terms
-	Bridge Level // which CloudEvents about the bridge the route gets
 	// Acts means that a delivery runs something instead of informing somebody. Such a route gets approvals and reminders
 	// only if its filter names them.
 	Acts bool
 	// People means that people get what it delivers: a mute of no sink by name holds it back.
-	People    bool
-	Remind    []time.Duration // send reminders this long before NotBefore
-	Lead      time.Duration   // send scheduled and updated only this long before NotBefore; 0 for at once
-	Heartbeat time.Duration   // interval of heartbeats; 0 for none
+	People bool
+	// Remind sends reminders this long before NotBefore.
+	Remind []time.Duration `yaml:"remind" min:"1m" max:"30d" relay:"a relay makes no reminders; expected remind at the nats sink of the bridges, which publish them" doc:"reminders, this long before an event starts, but not before lead"`
+	// Lead sends scheduled and updated only this long before NotBefore; 0 for at once.
+	Lead time.Duration `yaml:"lead" min:"1s" max:"30d" doc:"hold back scheduled and updated until this long before (default: at once)"`
+	// Heartbeat is the interval of heartbeats; 0 for none.
+	Heartbeat time.Duration `yaml:"heartbeat" min:"10s" zero:"none" relay:"a relay sends none; expected it at a sink of the bridges" doc:"send a heartbeat this often while all is well (default: never)"`
 }
 
 // A Route is a named sink with its filter and terms. Pending deliveries belong to the name: a route that returns under

@@ -34,9 +34,9 @@ type Rule struct {
 
 // A Match is a set of conditions of a Rule. Values ignore the case of ASCII letters.
 type Match struct {
-	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first"`
-	Types   []string `yaml:"types" doc:"Azure's event types"`
-	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
+	VMs     string   `yaml:"vms" oneof:"own vms" doc:"self: events that name this VM; leader: events that name it first"`
+	Types   []string `yaml:"types" oneof:"types" doc:"Azure's event types"`
+	Sources []string `yaml:"sources" oneof:"sources" doc:"who asked for it: Platform (Azure) or User"`
 }
 
 // A ruling is the decision of a rule about an event at one time.

@@ -25,12 +25,12 @@ import (
 
 // emailSettings are the keys of email. Secrets have three keys; see Value.
 type emailSettings struct {
-	Host           string   `yaml:"host" doc:"mail server"`
-	Port           int      `yaml:"port" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
-	From           string   `yaml:"from" doc:"sender: an address, or a name and an address"`
-	To             []string `yaml:"to" doc:"recipients"`
+	Host           string   `yaml:"host" required:"" doc:"mail server"`
+	Port           int      `yaml:"port" min:"1" max:"65535" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
+	From           string   `yaml:"from" required:"" doc:"sender: an address, or a name and an address"`
+	To             []string `yaml:"to" required:"" doc:"recipients"`
 	TLS            emailTLS `yaml:"tls" doc:"certificates"`
-	Auth           string   `yaml:"auth" default:"auto" doc:"how to log in: auto, scram-sha-256, plain, login or xoauth2"`
+	Auth           string   `yaml:"auth" default:"auto" oneof:"auto scram-sha-256 plain login xoauth2" doc:"how to log in"`
 	Username       string   `yaml:"username" doc:"user name"`
 	Password       Secret   `yaml:"password" doc:"password; with xoauth2 the token"`
 	PasswordFile   Path     `yaml:"password_file"`
@@ -48,7 +48,7 @@ type emailSettings struct {
 }
 
 type emailTLS struct {
-	Mode       string `yaml:"mode" default:"starttls" doc:"starttls (required, never just tried), implicit or none"`
+	Mode       string `yaml:"mode" default:"starttls" oneof:"starttls implicit none" doc:"starttls (required, never just tried), implicit or none"`
 	CAFile     Path   `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
@@ -99,9 +99,7 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	var wrong KeyErrors
 	wrong.add(checkMailHost(s.Host))
 	to.mode = cmp.Or(s.TLS.Mode, "starttls")
-	usual, ok := map[string]int{"starttls": 587, "implicit": 465, "none": 25}[to.mode]
-	wrong.when(!ok, "tls.mode", "%q is unknown; expected starttls, implicit or none", s.TLS.Mode)
-	wrong.when(s.Port < 0 || s.Port > 65535, "port", "expected a number from 1 to 65535")
+	usual := map[string]int{"starttls": 587, "implicit": 465, "none": 25}[to.mode]
 	to.addr = net.JoinHostPort(s.Host, strconv.Itoa(cmp.Or(s.Port, usual)))
 	to.tls = TLSSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
 	wrong.when(to.mode == "none" && to.tls != TLSSettings{}, "tls.mode",
@@ -177,12 +175,10 @@ func (m *email) openLogin(s emailSettings) error {
 	var wrong KeyErrors
 	err := to.password.check()
 	wrong.add(err)
-	known := oneOf(to.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2")
 	password, command := to.password.given(), len(to.command) > 0
-	wrong.when(!known, "auth", "%q is unknown; expected auto, plain, login, scram-sha-256 or xoauth2", s.Auth)
 	wrong.add(s.TokenCommand.check("token_command"))
 	wrong.when(command && password, "token_command", "password is given too; expected only one of them")
-	wrong.when(command && known && to.auth != "xoauth2", "token_command",
+	wrong.when(command && to.auth != "xoauth2", "token_command",
 		"prints a token, and %s needs a password; expected auth: xoauth2", to.auth)
 	if to.username == "" {
 		wrong.when(password || command || s.Auth != "", "username", "missing; expected who logs in")

@@ -23,12 +23,12 @@ import (
 )
 
 type execSettings struct {
-	Command   Program          `yaml:"command" doc:"program and arguments; no shell reads them"`
+	Command   Program          `yaml:"command" required:"" doc:"program and arguments; no shell reads them"`
 	Dir       Path             `yaml:"dir" default:"/" doc:"working directory"`
 	User      string           `yaml:"user" doc:"run as this user; only root may (default: forewarn's own user)"`
 	Env       map[string]Value `yaml:"env" doc:"variables to add; the environment is otherwise clean"`
-	Attempts  int              `yaml:"attempts" default:"3" doc:"runs that may fail, exits 75 and 78 not counted"`
-	Parallel  int              `yaml:"parallel" default:"4" doc:"runs at once; one Azure event's runs never overlap"`
+	Attempts  int              `yaml:"attempts" default:"3" min:"1" doc:"runs that may fail, exits 75 and 78 not counted"`
+	Parallel  int              `yaml:"parallel" default:"4" min:"1" doc:"runs at once; one Azure event's runs never overlap"`
 	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"from SIGTERM to SIGKILL for a run that is out of time"`
 }
 
@@ -78,9 +78,6 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	}
 	wrong.add(s.Command.check("command"))
 	wrong.when(strings.Contains(string(s.Dir), "\x00"), "dir", "holds a NUL byte, which no path can")
-	wrong.when(s.Attempts < 1, "attempts", "expected 1 or more")
-	wrong.when(s.Parallel < 1, "parallel", "expected 1 or more")
-	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
 		Host: h, args: s.Command, dir: cmp.Or(string(s.Dir), string(filepath.Separator)), env: mapSources("env", s.Env),
 		attempts: s.Attempts, grace: s.StopGrace, moment: lastMoment, now: time.Now,

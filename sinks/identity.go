@@ -19,7 +19,7 @@ import (
 
 // identitySettings name a managed identity of this VM and what its tokens are for.
 type identitySettings struct {
-	Resource string `yaml:"resource" doc:"what the token is for, such as https://eventgrid.azure.net"`
+	Resource string `yaml:"resource" required:"" doc:"what the token is for, such as https://eventgrid.azure.net"`
 	ClientID string `yaml:"client_id" doc:"which user-assigned identity, if the VM has several"`
 }
 

@@ -19,8 +19,8 @@ import (
 // A Kind is a kind of destination.
 type Kind struct {
 	// Open makes a sink from its section of the settings, and checks everything that can be checked without contacting
-	// the destination. decode must fill the settings struct it is given, and fail on unknown keys. Errors about keys are
-	// *KeyError, or KeyErrors if there are several.
+	// the destination. decode must fill the settings struct it is given, and fail on unknown keys and on values that the
+	// tags of its fields don't allow. Errors about keys are *KeyError, or KeyErrors if there are several.
 	Open  func(decode func(any) error, h Host) (Opened, error)
 	Title string         // its name for people; "" for its key
 	Terms delivery.Terms // unless the settings have others

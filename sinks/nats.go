@@ -27,7 +27,7 @@ type natsSettings struct {
 	Copies       bool           `yaml:"copies" doc:"keep what every VM says, instead of one copy of each change"`
 	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`
 	Domain       string         `yaml:"domain" doc:"JetStream domain (default: the account's)"`
-	Mode         string         `yaml:"mode" default:"binary" doc:"form of the CloudEvent: binary or structured"`
+	Mode         string         `yaml:"mode" default:"binary" oneof:"binary structured" doc:"form of the CloudEvent"`
 	Provision    *natsProvision `yaml:"provision" doc:"create or update the stream; without this key it must exist"`
 }
 
@@ -57,7 +57,6 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 		structured: s.Mode == "structured", api: jetstream.DefaultAPIPrefix, Host: h,
 	}
 	var wrong KeyErrors
-	wrong.when(!oneOf(s.Mode, "", "binary", "structured"), "mode", "%q is unknown; expected binary or structured", s.Mode)
 	wrong.when(s.Copies && once, "copies", "keeps copies, and once refuses them; expected one or the other")
 	const alone = "is about a stream, and core sends to none; expected one or the other"
 	wrong.when(s.Core && once, "once", alone)

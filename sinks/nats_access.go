@@ -16,7 +16,7 @@ import (
 
 // NATSSettings are the settings of a connection to NATS, in a sink and in a relay. Secrets have three keys; see Value.
 type NATSSettings struct {
-	URL          []Value `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
+	URL          []Value `yaml:"url" required:"" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
 	URLFile      Path    `yaml:"url_file"`
 	URLEnv       string  `yaml:"url_env"`
 	CredsFile    Path    `yaml:"creds_file" doc:"credentials file: user JWT and seed"`

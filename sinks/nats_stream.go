@@ -18,9 +18,9 @@ import (
 // natsProvision describes the stream to create or update. An existing stream keeps what is not given, and its other
 // subjects. A new one keeps messages for ever unless there is a limit; over a limit the oldest goes first.
 type natsProvision struct {
-	Stream     string        `yaml:"stream" doc:"name of the stream"`
+	Stream     string        `yaml:"stream" required:"" doc:"name of the stream"`
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
-	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
+	Replicas   int           `yaml:"replicas" min:"0" max:"5" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
 	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
 	MaxBytes   Size          `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
 	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
@@ -46,7 +46,6 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	strange := strings.ContainsFunc(p.Stream, func(r rune) bool { return !inToken(r) })
 	wrong.when(strange || p.Stream == "" || len(p.Stream) > maxStreamName, "provision.stream",
 		"%q is not the name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)
-	wrong.when(p.Replicas < 0 || p.Replicas > 5, "provision.replicas", "%d; expected 1 to 5", p.Replicas)
 	wrong.when(p.MaxAge < 0, "provision.max_age", "expected a time after which messages go, or none")
 	wrong.when(p.Duplicates < 0 || p.MaxAge > 0 && p.Duplicates > p.MaxAge, "provision.duplicates",
 		"expected a time no longer than max_age")

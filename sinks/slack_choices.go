@@ -8,8 +8,8 @@ import (
 )
 
 type mentionOption struct {
-	Text string `yaml:"text" doc:"who, as Slack writes it: <!here>, <@U024BE7LH> or <!subteam^S024BE7LH>"`
-	From string `yaml:"from" default:"ERROR" doc:"lowest severity that mentions: INFO, WARN or ERROR"`
+	Text string `yaml:"text" required:"" doc:"who, as Slack writes it: <!here>, <@U024BE7LH> or <!subteam^S024BE7LH>"`
+	From string `yaml:"from" default:"ERROR" oneof:"INFO WARN ERROR" doc:"lowest severity that mentions"`
 }
 
 // UnmarshalYAML reads a section, or the text alone.
@@ -43,9 +43,7 @@ func (k *slackSink) openChoices(s slackSettings) error {
 		"missing; expected whom to mention, such as <!here>")
 	wrong.when(strings.TrimSpace(s.Mention.Text) != "" && !slackMention.MatchString(s.Mention.Text), "mention.text",
 		"%q rings nobody; expected %s", s.Mention.Text, mentionMeant(s.Mention.Text))
-	from, ok := map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}[s.Mention.From]
-	wrong.when(!ok, "mention.from", "%q is unknown; expected INFO, WARN or ERROR", s.Mention.From)
-	k.mention, k.from = s.Mention.Text, from
+	k.mention, k.from = s.Mention.Text, map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}[s.Mention.From]
 	return wrong.err()
 }
 

@@ -500,7 +500,6 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"{token: a, channel: C1, broadcast: [started, stopped]}", "broadcast.1", `"stopped" is unknown`},
 		{"{token: a, channel: C1, broadcast: [none, started]}", "broadcast.0", "none alone"},
 		{"{token: a, channel: C1, mention: {from: WARN}}", "mention.text", "missing"},
-		{"{token: a, channel: C1, mention: {text: <!here>, from: warn}}", "mention.from", "expected INFO, WARN or ERROR"},
 		{"{token: a, channel: C1, mention: {text: '@here'}}", "mention.text", "rings nobody; expected <!here>"},
 		{"{token: a, channel: C1, mention: {text: 'on call: channel'}}", "mention.text", "expected <!channel>"},
 		{"{token: a, channel: C1, mention: {text: '@alice'}}", "mention.text", "<@U024BE7LH>"},

@@ -22,8 +22,8 @@ import (
 )
 
 type syslogSettings struct {
-	URL      string      `yaml:"url" doc:"tls://, tcp:// or udp://, host and port (default port: 6514, without TLS 514)"`
-	Facility string      `yaml:"facility" default:"daemon" doc:"syslog facility, kern to local7"`
+	URL      string      `yaml:"url" required:"" doc:"tls://, tcp:// or udp://, host and port (default port: 6514, without TLS 514)"`
+	Facility string      `yaml:"facility" default:"daemon" oneof:"facilities" doc:"syslog facility, kern to local7"`
 	AppName  string      `yaml:"app_name" default:"forewarn" doc:"APP-NAME of each message"`
 	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`
 	Text     string      `yaml:"text" doc:"the message for people (default: the headline)"`
@@ -56,8 +56,8 @@ var syslogTransports = map[string]syslogTransport{
 	"udp": {"udp", "514", 2048},  // RFC 5426
 }
 
-// syslogFacilities are the names of the facilities by their numbers.
-var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr news uucp cron authpriv ftp ntp audit " +
+// SyslogFacilities are the names of the facilities by their numbers.
+var SyslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr news uucp cron authpriv ftp ntp audit " +
 	"alert clock local0 local1 local2 local3 local4 local5 local6 local7")
 
 // syslogSink sends each CloudEvent as a message of RFC 5424: its attributes as structured data, and a line for people.
@@ -80,13 +80,11 @@ type syslogSink struct {
 
 func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	k := &syslogSink{
-		facility: slices.Index(syslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
+		facility: slices.Index(SyslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
 		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, Host: h, now: time.Now,
 	}
 	name, number, _ := strings.Cut(k.id, "@")
 	var wrong KeyErrors
-	wrong.when(k.facility < 0, "facility",
-		"%q is unknown; expected one of %s", s.Facility, strings.Join(syslogFacilities, ", "))
 	wrong.when(syslogName(k.app, 48) != k.app, "app_name",
 		"%q is not a name; expected at most 48 characters of ASCII without spaces", s.AppName)
 	bad := name == "" || syslogName(k.id, 32) != k.id || strings.ContainsAny(name, `="]`)

@@ -2,18 +2,21 @@ package delivery
 
 import "time"
 
-// Terms are the rules for delivering to a route. Each kind of sink has its own defaults, which settings override.
+// Terms are the rules for delivering to a route. Each kind of sink has its own defaults, which settings override; the
+// tags are for the settings.
 type Terms struct {
-	Timeout time.Duration // of one attempt; 0 for none
-	MaxAge  time.Duration // an older delivery that was tried becomes a dead letter, reason expired; 0 for never
-	Late    Late
-	Batch   int // largest batch for Deliver; 0 counts as 1
+	// Timeout is for one attempt; 0 for none.
+	Timeout time.Duration `yaml:"timeout" min:"1ms" doc:"time limit of one attempt"`
+	// MaxAge: an older delivery that was tried becomes a dead letter, reason expired; 0 for never.
+	MaxAge time.Duration `yaml:"max_age" doc:"age at which a pending delivery becomes a dead letter; 0 is never"`
+	Late   Late          `yaml:"late" oneof:"send latest drop" doc:"what happens to a change when a newer one is pending"`
+	Batch  int           // largest batch for Deliver; 0 counts as 1
 	// Parallel is the number of concurrent calls of Deliver, each with other groups; 0 counts as 1.
 	Parallel int
 	// Durable writes each result to disk before the next attempt, for a sink that must not repeat deliveries after a
 	// crash.
 	Durable  bool
-	Fallback Fallback
+	Fallback Fallback `yaml:"fallback" doc:"another sink that gets what this one can't deliver"`
 	// DigestAbove keeps a wave of events from filling a channel: when more deliveries of one Azure type and change than
 	// this may be made, they become one batch. It needs LateLatest; 0 combines nothing.
 	DigestAbove int
@@ -41,6 +44,6 @@ func (l Late) OverAtEnd(toldOfEnd bool) bool { return l == LateDrop || l == Late
 // A Fallback names the route that gets the deliveries that another route could not make. Deliveries that a route got
 // as a fallback do not fall back again.
 type Fallback struct {
-	Sink  string        // the name of the other route; "" for none
-	After time.Duration // how long the route itself may try
+	Sink  string        `yaml:"sink" doc:"name of the other sink"` // "" for none
+	After time.Duration `yaml:"after" default:"1m" doc:"how long this sink may try first"`
 }

@@ -113,27 +113,10 @@ func (r *reloader) reload(ctx context.Context, by string) (now *settings.Setting
 		r.refused(err)
 		return nil, control.Reloaded{Error: err.Error()}
 	}
-	restart := needRestart(r.started, now)
+	restart := settings.NeedRestart(r.started, now)
 	for _, key := range restart {
 		r.log.Warn("changed setting takes effect at the next start", "key", key)
 	}
 	r.log.Info("settings reloaded", "by", by, "settings", now.Path, "hash", now.Hash, "sinks", len(now.Routes))
 	return now, control.Reloaded{Sinks: len(now.Routes), NextStart: restart}
-}
-
-// needRestart returns the keys that differ and take effect at a start only.
-func needRestart(was, now *settings.Settings) (keys []string) {
-	for _, fixed := range []struct {
-		key  string
-		same bool
-	}{
-		{"imds", was.IMDS == now.IMDS}, {"nats", was.Relay == nil || was.Relay.IsSame(now.Relay)},
-		{"state", was.State == now.State}, {"control", was.Control == now.Control}, {"listen", was.Listen == now.Listen},
-		{"metrics", was.Metrics == now.Metrics}, {"cloudevents_source", was.Source == now.Source},
-	} {
-		if !fixed.same {
-			keys = append(keys, fixed.key)
-		}
-	}
-	return keys
 }

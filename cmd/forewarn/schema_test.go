@@ -56,6 +56,20 @@ func TestSettingsSchemaRefusesTypos(t *testing.T) {
 		{"sinks: [{name: a}]", false},
 		{"sinks: [{name: a, file: {path: x}, only: {types: [Rebot]}}]", false},
 		{"sinks: [{name: a, file: {path: x}, late: never}]", false},
+		{"sinks: [{name: a, syslog: {url: 'tls://h', facility: LOCAL4}}]", true},
+		{"sinks: [{name: a, syslog: {url: 'tls://h', facility: lokal4}}]", false},
+		{"sinks: [{name: a, slack: {webhook_url: x, mention: {text: <!here>, from: warn}}}]", true},
+		{"sinks: [{name: a, slack: {webhook_url: x, mention: {text: <!here>, from: FATAL}}}]", false},
+		{"imds: {interval: 1 second}\nsinks: []", false},
+		{"imds: {interval: 1d2h30m}\nsinks: []", true},
+		{"sinks: [{name: a, email: {host: h, from: f, to: t, port: 2525}}]", true},
+		{"sinks: [{name: a, email: {host: h, from: f, to: t, port: 99999}}]", false},
+		{"sinks: [{name: a, email: {host: h, from: f}}]", false},
+		{"sinks: [{name: a, nats: {url_file: x}}]", true},
+		{"sinks: [{name: a, nats: {url: 'nats://h', url_file: x}}]", false},
+		{"sinks: [{name: a, nats: {subject: x}}]", false},
+		{"sinks: [{name: a, slack: {token: x, token_file: x, channel: c}}]", false},
+		{"sinks: [{file: {path: x}}]", false},
 	} {
 		if err := validYAML(t, schema, tt.yaml); (err == nil) != tt.ok {
 			t.Errorf("%s\nis valid: %v, want %v: %v", tt.yaml, err == nil, tt.ok, err)
@@ -280,5 +294,13 @@ func TestEveryFieldIsExplained(t *testing.T) {
 	got = slices.Sorted(maps.Keys(sinks.MessageDocs))
 	if want := slices.Sorted(maps.Keys(more)); !slices.Equal(got, want) {
 		t.Errorf("explained for messages are %q\nthere are                   %q", got, want)
+	}
+}
+
+// An editor says of an unknown kind only that there is no such key, and not that it misses another one.
+func TestSchemaNamesOnlyTheUnknownKind(t *testing.T) {
+	err := validYAML(t, settingsValidator(t), "sinks: [{name: a, slak: {channel: c}}]")
+	if err == nil || !strings.Contains(err.Error(), "slak") || strings.Contains(err.Error(), "missing") {
+		t.Errorf("the schema says %v, want only that slak is no key", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // decode fills the struct that to points at from the section n. Every key must belong to one of its fields, or to
-// others, which it skips. Every value must have the type of its field. Fields that the file does not name keep their
-// value. The error holds everything that is wrong. path names n in errors.
+// others, which it skips. Every value must have the type of its field, and be one that its tags allow. Fields that the
+// file does not name keep their value. The error holds everything that is wrong. path names n in errors.
 func (doc *document) decode(n *node, to any, path string, others ...string) error {
 	return doc.fill(n, reflect.ValueOf(to).Elem(), path, others...)
 }
@@ -132,32 +132,25 @@ func (n *node) is(k kind) bool {
 }
 
 func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []string) error {
-	fields := make(map[string]reflect.Value)
-	known := slices.Concat(collect(v, fields), others)
+	fields := fieldsOf(v)
+	known := slices.Concat(keysOf(fields), others)
 	var problems Problems
 	for _, e := range n.entries {
-		if field, ok := fields[e.key]; ok {
-			problems = problems.with(doc.fill(e.value, field, join(path, e.key)))
-		} else if !slices.Contains(others, e.key) {
+		i := slices.Index(known, e.key)
+		switch {
+		case i < 0:
 			message := strings.TrimPrefix(path+": ", ": ") + unknownWord("key", e.key, known, isKey(e.key))
 			problems = problems.with(doc.errorAt(e.pos, "%s", message))
+		case i < len(fields):
+			below := join(path, e.key)
+			err := doc.fill(e.value, fields[i].value, below)
+			if err == nil {
+				err = doc.checkTags(e.value, fields[i], below)
+			}
+			problems = problems.with(err)
 		}
 	}
 	return problems.err()
-}
-
-// collect adds the fields of the struct v to fields by their keys, and returns the keys in order. A field without a
-// yaml tag has no key. Fields of an embedded struct count as fields of v.
-func collect(v reflect.Value, fields map[string]reflect.Value) (keys []string) {
-	for f, value := range v.Fields() {
-		if f.Anonymous {
-			keys = append(keys, collect(value, fields)...)
-		} else if key, ok := f.Tag.Lookup("yaml"); ok {
-			keys = append(keys, key)
-			fields[key] = value
-		}
-	}
-	return keys
 }
 
 func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }

@@ -24,6 +24,7 @@ type Problem struct {
 	Message      string // one line
 
 	missing bool // something that belongs there isn't, which is no reason for other problems
+	refused bool // the value of a key by its tags: the section was decoded, without that value
 }
 
 func (e *Problem) Error() string {
@@ -143,7 +144,7 @@ func (doc *document) missingAt(at pos, format string, args ...any) error {
 }
 
 // valueError returns a problem with the value n of a key.
-func (doc *document) valueError(n *node, key, want string) error {
+func (doc *document) valueError(n *node, key, want string) *Problem {
 	value := "the value"
 	if doc.showable(n) {
 		value = quoted(n.text)

@@ -14,8 +14,8 @@ import (
 // RelaySettings is the section nats, which makes the file that of a relay.
 type RelaySettings struct {
 	sinks.NATSSettings `yaml:",inline"`
-	Stream             string    `yaml:"stream" default:"FOREWARN" doc:"the stream to read"`
-	Domain             string    `yaml:"domain" doc:"JetStream domain (default: the account's)"`
+	Stream             string    `yaml:"stream" default:"FOREWARN" form:"token" doc:"the stream to read"`
+	Domain             string    `yaml:"domain" form:"token" doc:"JetStream domain (default: the account's)"`
 	Name               string    `yaml:"name" doc:"name of this relay, for people (default: the host's name)"`
 	Provision          Provision `yaml:"provision" doc:"what forewarn relay --provision makes the stream like"`
 
@@ -25,7 +25,7 @@ type RelaySettings struct {
 // Provision is what a stream shall be like. What is not given stays as it is.
 type Provision struct {
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
-	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
+	Replicas   int           `yaml:"replicas" min:"0" max:"5" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
 	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
 	MaxBytes   sinks.Size    `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
 	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
@@ -48,15 +48,7 @@ func (l Loader) relay(doc *document, s *Settings) {
 	if !ok || s.Relay == nil {
 		return
 	}
-	for key, why := range map[string]string{
-		"imds":               "a relay polls nothing; expected either imds or nats",
-		"approve":            relayRules,
-		"cloudevents_source": "a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges",
-	} {
-		if e, given := doc.root.find(key); given {
-			doc.report(doc.errorAt(e.pos, "%s: %s", key, why))
-		}
-	}
+	doc.report(doc.refuseOnRelay(doc.root, s))
 	r := s.Relay
 	p := r.Provision
 	if r.Stream == "" {
@@ -65,22 +57,9 @@ func (l Loader) relay(doc *document, s *Settings) {
 	if r.Name == "" {
 		r.Name, _ = os.Hostname()
 	}
-	for _, check := range []struct {
-		key  string
-		ok   bool
-		want string
-	}{
-		{"stream", isToken(r.Stream, 200), "letters, digits, dashes and underscores"},
-		{"domain", r.Domain == "" || isToken(r.Domain, 200), "letters, digits, dashes and underscores"},
-		{"provision.replicas", p.Replicas >= 0 && p.Replicas <= 5, "1 to 5"},
-		{"provision.max_age", p.MaxAge >= 0, "a time after which messages are deleted, or none"},
-		{"provision.duplicates", p.Duplicates >= 0 && (p.MaxAge == 0 || p.Duplicates <= p.MaxAge),
-			"a time no longer than max_age"},
-	} {
-		if !check.ok {
-			e, _ := section.value.find(check.key)
-			doc.report(doc.valueError(e.value, "nats."+check.key, check.want))
-		}
+	if p.MaxAge > 0 && p.Duplicates > p.MaxAge {
+		e, _ := section.value.find("provision.duplicates")
+		doc.report(doc.valueError(e.value, "nats.provision.duplicates", "a time no longer than max_age"))
 	}
 	if l.Kinds == nil {
 		return
@@ -121,13 +100,6 @@ func relaySink(doc *document, n *node) error {
 				"%s: a relay is none of the VMs, so there is no self and no leader; "+
 					"expected all, or only.names and only.groups", key))
 		}
-	}
-	if e, ok := n.find("remind"); ok {
-		problems = problems.with(doc.errorAt(e.pos,
-			"remind: a relay makes no reminders; expected remind at the nats sink of the bridges, which publish them"))
-	}
-	if e, ok := n.find("heartbeat"); ok {
-		problems = problems.with(doc.errorAt(e.pos, "heartbeat: a relay sends none; expected it at a sink of the bridges"))
 	}
 	return problems.err()
 }

@@ -8,7 +8,6 @@ import (
 	"unicode"
 
 	"forewarn/bridge"
-	"forewarn/bridge/imds"
 )
 
 // ruleSettings is one item of approve. Without any, approval is off.
@@ -67,10 +66,7 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 // rule reads one rule and reports its problems. names are the names of all sinks.
 func rule(doc *document, n *node, names []string) bridge.Rule {
 	var in ruleSettings
-	doc.report(checkValues(doc, n), doc.decode(n, &in, ""))
-	if e, ok := n.find("only.vms"); ok && imds.SameWord(in.Only.VMs, "all") {
-		doc.report(doc.errorAt(e.value.pos, "only.vms: all is not allowed in approve; expected self or leader"))
-	}
+	doc.report(doc.decode(n, &in, ""))
 	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.isClean(e)) {
 		doc.report(doc.errorAt(e.pos, "only.types: a rule approves only the types it names; "+
 			"expected a list such as [Reboot, Redeploy]"))

@@ -8,9 +8,9 @@ import (
 // locationKeys are the settings that say where to find the running forewarn.
 var locationKeys = []string{"state", "control", "listen"}
 
-// vmKeys are settings that no relay has. In a file with one of them, nats at the beginning of a line behind sinks is
-// taken for the kind of a sink that is indented wrongly.
-var vmKeys = []string{"imds", "approve", "cloudevents_source"}
+// vmKeys returns the settings that no relay has. In a file with one of them, nats at the beginning of a line behind sinks
+// is taken for the kind of a sink that is indented wrongly.
+func vmKeys() []string { return append(keysWith("relay"), "approve") }
 
 // Salvage reads a broken settings file far enough to find the running forewarn. It uses each line with one of
 // locationKeys that is valid by itself, and defaults for everything else. cause is the error of the file; Salvage
@@ -31,7 +31,7 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 		case strings.HasPrefix(line, "nats:"):
 			relay, slipped = true, sinks
 		}
-		vm = vm || slices.ContainsFunc(vmKeys, func(key string) bool { return strings.HasPrefix(line, key+":") })
+		vm = vm || slices.ContainsFunc(vmKeys(), func(key string) bool { return strings.HasPrefix(line, key+":") })
 		for _, key := range locationKeys {
 			if !strings.HasPrefix(line, key+":") || seen[key] {
 				continue

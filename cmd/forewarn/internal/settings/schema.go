@@ -16,7 +16,6 @@ import (
 	"unicode"
 
 	"forewarn/bridge"
-	"forewarn/bridge/delivery"
 	"forewarn/sinks"
 )
 
@@ -26,23 +25,13 @@ func isKey(word string) bool {
 	return bytes.Contains(text, []byte(strconv.Quote(word)+":"))
 }
 
-// Schema returns the JSON Schema of the settings file, made from the structs that it is decoded into: keys, types,
-// defaults, and descriptions from the doc tags. It does not cover everything that Load checks.
+// Schema returns the JSON Schema of the settings file, made from the structs that it is decoded into and their tags. It
+// does not cover everything that Load checks.
 func Schema(kinds map[string]sinks.Kind) map[string]any {
 	sink := schemaOf(reflect.TypeFor[sinkSettings]())
 	keys := sink["properties"].(properties)
-	offerWords(keys.of("only"), bridge.VMsValues)
-	offerWords(keys.of("except"), bridge.OwnVMsValues)
-	for key, values := range map[string][]string{
-		"late":   {string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)},
-		"bridge": {string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)},
-	} {
-		delete(keys.of(key), "type")
-		maps.Copy(keys.of(key), oneOf(values))
-	}
-	for key, of := range termDefaults {
-		keys.of(key)["description"] = fmt.Sprintf("%s (default: %s)", keys.of(key)["description"], defaultByKind(kinds, of))
-	}
+	describeTerms(keys, kinds)
+	own := keys.keys()
 	var oneKind []any
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
 		// A kind reveals the type of its settings when it asks to decode them.
@@ -52,23 +41,24 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 			keys = append(keys, property{name, section})
 			return errors.ErrUnsupported
 		}, sinks.Host{})
-		oneKind = append(oneKind, map[string]any{"required": []string{name}})
+		oneKind = append(oneKind, required(name))
 	}
-	sink["properties"], sink["required"], sink["oneOf"] = keys, []string{"name"}, oneKind
+	sink["properties"] = keys
+	// Of an unknown kind an editor says only that there is no such key, and not that another one is missing.
+	sink["allOf"] = append(sink["allOf"].([]any),
+		map[string]any{"if": map[string]any{"anyOf": oneKind}, "then": map[string]any{"oneOf": oneKind}},
+		map[string]any{"if": map[string]any{"propertyNames": map[string]any{"enum": own}}, "then": map[string]any{"anyOf": oneKind}})
 
 	rule := schemaOf(reflect.TypeFor[ruleSettings]())
-	of := rule["properties"].(properties)
-	offerWords(of.of("only"), bridge.OwnVMsValues)
-	offerWords(of.of("except"), bridge.OwnVMsValues)
-	of.of("only")["required"] = []string{"types"}
-	types := of.of("only")["properties"].(properties).of("types")
-	types["minItems"] = 1 // of a list; one type will do
-	rule["required"] = []string{"only"}
+	only := rule["properties"].(properties).of("only")
+	only["required"] = []string{"types"}
+	only["properties"].(properties).of("types")["minItems"] = 1 // of a list; one type will do
 
 	rules := oneOrMore(rule)
 	rules["description"] = "rules of approval (default: none)"
 	root := schemaOf(reflect.TypeFor[Settings]())
 	root["$schema"], root["title"] = "https://json-schema.org/draft/2020-12/schema", "forewarn settings"
+	root["$id"] = "https://forewarn.dev/schema/settings.json"
 	root["properties"] = append(root["properties"].(properties),
 		property{"sinks", map[string]any{"description": "the destinations", "type": "array", "items": sink}},
 		property{"approve", rules})
@@ -76,32 +66,18 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 	return root
 }
 
-// offerWords adds the values of the keys to the schema of an only or an except. vms are those of its key vms.
-func offerWords(schema map[string]any, vms []string) {
-	for _, p := range schema["properties"].(properties) {
-		switch p.key {
-		case "vms":
-			delete(p.schema, "type")
-			maps.Copy(p.schema, oneOf(vms))
-		case "severity":
-			delete(p.schema, "type")
-			maps.Copy(p.schema, oneOf(bridge.SeverityValues))
-		case "types":
-			offerEach(p.schema, bridge.TypesValues)
-		case "sources":
-			offerEach(p.schema, bridge.SourcesValues)
-		case "changes":
-			offerEach(p.schema, bridge.ChangesValues)
-		}
-	}
-}
+// required returns the schema of a section that has a key.
+func required(key string) map[string]any { return map[string]any{"required": []string{key}} }
 
-// offerEach makes the schema of a list that of one of the words, or of a list of them.
-func offerEach(schema map[string]any, words []string) {
+// offer restricts a schema to some words, or to a list of them. Of a list, each item may be one.
+func offer(schema map[string]any, words []string) {
+	one := oneOf(words)["anyOf"].([]any)
 	delete(schema, "type")
-	delete(schema, "items")
-	one := oneOf(words)
-	schema["anyOf"] = append(one["anyOf"].([]any), map[string]any{"type": "array", "items": one})
+	if schema["items"] != nil {
+		delete(schema, "items")
+		one = append(one, map[string]any{"type": "array", "items": oneOf(words)})
+	}
+	schema["anyOf"] = one
 }
 
 // oneOf returns the schema of one of some words, in any case: editors offer the words as they are, and accept all.
@@ -119,13 +95,19 @@ func oneOf(words []string) map[string]any {
 	}}
 }
 
-// termDefaults are the keys of a sink whose default depends on its kind, with functions that return it as text.
-var termDefaults = map[string]func(bridge.Terms) string{
-	"bridge":  func(t bridge.Terms) string { return string(t.Bridge) },
-	"late":    func(t bridge.Terms) string { return string(t.Late) },
-	"timeout": func(t bridge.Terms) string { return cmp.Or(writtenDuration(t.Timeout), "until NotBefore, at most 15m") },
-	"max_age": func(t bridge.Terms) string { return cmp.Or(writtenDuration(t.MaxAge), "0") },
-	"remind": func(t bridge.Terms) string {
+// describeTerms adds the default of each kind to the descriptions of the keys whose default depends on it.
+func describeTerms(keys properties, kinds map[string]sinks.Kind) {
+	describe := func(key string, of func(bridge.Terms) string) {
+		schema := keys.of(key)
+		schema["description"] = fmt.Sprintf("%s (default: %s)", schema["description"], defaultByKind(kinds, of))
+	}
+	describe("bridge", func(t bridge.Terms) string { return string(t.Bridge) })
+	describe("late", func(t bridge.Terms) string { return string(t.Late) })
+	describe("timeout", func(t bridge.Terms) string {
+		return cmp.Or(writtenDuration(t.Timeout), "until NotBefore, at most 15m")
+	})
+	describe("max_age", func(t bridge.Terms) string { return cmp.Or(writtenDuration(t.MaxAge), "0") })
+	describe("remind", func(t bridge.Terms) string {
 		if len(t.Remind) == 0 {
 			return "none"
 		}
@@ -134,13 +116,13 @@ var termDefaults = map[string]func(bridge.Terms) string{
 			times = append(times, writtenDuration(d))
 		}
 		return "[" + strings.Join(times, ", ") + "]"
-	},
-	"group": func(t bridge.Terms) string {
+	})
+	describe("group", func(t bridge.Terms) string {
 		if t.DigestAbove == 0 {
 			return "none"
 		}
 		return fmt.Sprintf("{above: %d}", t.DigestAbove)
-	},
+	})
 }
 
 // defaultByKind lists the default of each kind, the most common one last.
@@ -172,6 +154,13 @@ type property struct {
 	schema map[string]any
 }
 
+func (p properties) keys() (keys []string) {
+	for _, each := range p {
+		keys = append(keys, each.key)
+	}
+	return keys
+}
+
 func (p properties) of(key string) map[string]any {
 	i := slices.IndexFunc(p, func(p property) bool { return p.key == key })
 	return p[i].schema
@@ -198,7 +187,7 @@ func schemaOf(t reflect.Type) map[string]any {
 	switch {
 	case t.Kind() == reflect.Pointer:
 		return schemaOf(t.Elem())
-	case t.Kind() == reflect.Struct && pointer.Implements(ownForm) && len(collect(reflect.New(t).Elem(), map[string]reflect.Value{})) > 0:
+	case t.Kind() == reflect.Struct && pointer.Implements(ownForm) && len(fieldsOf(reflect.New(t).Elem())) > 0:
 		section := schemaOfStruct(t) // or a text alone
 		section["type"] = []string{"string", "object"}
 		return section
@@ -206,7 +195,7 @@ func schemaOf(t reflect.Type) map[string]any {
 		// text, {file: PATH} or {env: NAME}
 		return map[string]any{"type": []string{"string", "number", "object"}, "writeOnly": true}
 	case t == reflect.TypeFor[time.Duration](): // of numbers only 0 needs no unit
-		return map[string]any{"type": []string{"string", "number"}, "minimum": 0, "maximum": 0}
+		return map[string]any{"type": []string{"string", "number"}, "minimum": 0, "maximum": 0, "pattern": durationPattern}
 	case t == reflect.TypeFor[sinks.Secret]():
 		return map[string]any{"type": []string{"string", "number"}, "writeOnly": true}
 	case pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()), t.Kind() == reflect.String:
@@ -228,20 +217,57 @@ func schemaOf(t reflect.Type) map[string]any {
 // ownForm is what a type has that is written in a form of its own.
 var ownForm = reflect.TypeFor[interface{ UnmarshalYAML(func(any) error) error }]()
 
+// durationPattern is of what ParseDuration takes.
+const durationPattern = `^\+?([0-9]{1,5}d)?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))*$|^\+?0$`
+
 // schemaOfStruct returns the schema of a section with a key for each tagged field.
 func schemaOfStruct(t reflect.Type) map[string]any {
+	fields := fieldsOf(reflect.New(t).Elem())
 	props := properties{}
-	for f := range t.Fields() {
-		if f.Anonymous {
-			props = append(props, schemaOf(f.Type)["properties"].(properties)...)
-		} else if key, ok := f.Tag.Lookup("yaml"); ok {
-			props = append(props, property{key, described(f, schemaOf(f.Type))})
-		}
+	for _, f := range fields {
+		props = append(props, property{f.key, described(f, schemaOf(f.value.Type()))})
 	}
 	for _, p := range props {
 		describeForms(props, p)
 	}
-	return map[string]any{"type": "object", "properties": props, "additionalProperties": false}
+	section := map[string]any{"type": "object", "properties": props, "additionalProperties": false}
+	if conditions := conditionsOf(fields); len(conditions) > 0 {
+		section["allOf"] = conditions
+	}
+	return section
+}
+
+// conditionsOf returns which keys of a section must be given, and which not beside each other: the spellings of a key, as
+// text, file and environment variable, and the other keys that a tag names.
+func conditionsOf(fields []field) (conditions []any) {
+	known := keysOf(fields)
+	for _, f := range fields {
+		others, needed := f.tag.Lookup("required")
+		var ways []any
+		var spellings []string
+		for _, key := range append([]string{f.key}, strings.Fields(others)...) {
+			for _, form := range []string{"", "_file", "_env"} {
+				if slices.Contains(known, key+form) {
+					ways, spellings = append(ways, required(key+form)), append(spellings, key+form)
+				}
+			}
+		}
+		switch {
+		case needed && len(ways) == 1:
+			conditions = append(conditions, ways[0])
+		case needed:
+			conditions = append(conditions, map[string]any{"oneOf": ways})
+		case len(ways) > 1:
+			var pairs []any
+			for i, a := range spellings {
+				for _, b := range spellings[i+1:] {
+					pairs = append(pairs, map[string]any{"required": []string{a, b}})
+				}
+			}
+			conditions = append(conditions, map[string]any{"not": map[string]any{"anyOf": pairs}})
+		}
+	}
+	return conditions
 }
 
 // oneOrMore returns the schema of one value or a list of them.
@@ -255,12 +281,25 @@ func oneOrMore(one map[string]any) map[string]any {
 	return either
 }
 
-// described adds the description and default from the tags of a field to its schema.
-func described(f reflect.StructField, schema map[string]any) map[string]any {
-	if doc, ok := f.Tag.Lookup("doc"); ok {
+// described adds what the tags of a field say to its schema.
+func described(f field, schema map[string]any) map[string]any {
+	if doc, ok := f.tag.Lookup("doc"); ok {
 		schema["description"] = doc
 	}
-	if text, ok := f.Tag.Lookup("default"); ok {
+	if _, ok := f.tag.Lookup("restart"); ok && f.value.Kind() != reflect.Pointer { // a relay's nats has both
+		sayRestart(schema)
+	}
+	if words := wordsOf(f.tag); len(words) > 0 {
+		offer(schema, words)
+	}
+	if f.value.Kind() == reflect.Int {
+		for tag, key := range map[string]string{"min": "minimum", "max": "maximum"} {
+			if n, given := bound(f.tag, tag, f.value.Type()); given {
+				schema[key] = n
+			}
+		}
+	}
+	if text, ok := f.tag.Lookup("default"); ok {
 		var value any = text
 		if n, err := strconv.Atoi(text); err == nil {
 			value = n
@@ -270,6 +309,21 @@ func described(f reflect.StructField, schema map[string]any) map[string]any {
 		schema["default"] = value
 	}
 	return schema
+}
+
+// sayRestart adds to the description of a key, or of those below it, that a change takes effect at the next start.
+func sayRestart(schema map[string]any) {
+	if below, ok := schema["properties"].(properties); ok {
+		for _, p := range below {
+			sayRestart(p.schema)
+		}
+		return
+	}
+	text, byDefault, _ := strings.Cut(schema["description"].(string), " (default")
+	schema["description"] = text + "; needs a restart"
+	if byDefault != "" {
+		schema["description"] = text + "; needs a restart (default" + byDefault
+	}
 }
 
 // describeForms adds descriptions to the forms _file and _env of a secret, and to the form _file of a template.

@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -36,20 +37,21 @@ type Settings struct {
 	Hash   string // of everything but secrets; see hash
 
 	IMDS struct {
-		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" doc:"metadata service, or discover"`
-		APIVersion string        `yaml:"api_version" default:"2020-07-01" doc:"API version to ask for first"`
-		Interval   time.Duration `yaml:"interval" default:"1s" doc:"time between polls, 100ms to 5s"`
+		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" form:"endpoint" doc:"metadata service, or discover"`
+		APIVersion string        `yaml:"api_version" default:"2020-07-01" form:"date" doc:"API version to ask for first"`
+		Interval   time.Duration `yaml:"interval" default:"1s" min:"100ms" max:"5s" doc:"time between polls, 100ms to 5s"`
 		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
-	} `yaml:"imds" doc:"the endpoint that is polled"`
-	Relay    *RelaySettings `yaml:"nats" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
-	State    sinks.Path     `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
-	Control  sinks.Path     `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
-	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
-	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
-	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
-	Source   string         `yaml:"cloudevents_source" doc:"source of CloudEvents about Azure (default: the VM's)"`
-	Include  []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
+	} `yaml:"imds" restart:"" relay:"a relay polls nothing; expected either imds or nats" doc:"the endpoint that is polled"`
+	Relay   *RelaySettings `yaml:"nats" restart:"" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
+	State   sinks.Path     `yaml:"state" restart:"" form:"directory" doc:"directory of the outbox (default: /var/lib/forewarn)"`
+	Control sinks.Path     `yaml:"control" restart:"" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
+	Listen  string         `yaml:"listen" restart:"" default:"127.0.0.1:8169" form:"address" doc:"address of the page and metrics; \"\" is off"`
+	Metrics string         `yaml:"metrics" restart:"" form:"address" doc:"second address, with metrics and health only (default: none)"`
+	Zone    string         `yaml:"timezone" default:"UTC" form:"zone" doc:"time zone in texts for people, beside UTC"`
+	Source  string         `yaml:"cloudevents_source" restart:"" form:"uri" relay:"a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges" doc:"source of CloudEvents about Azure (default: the VM's)"`
+	Include []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
+
 	Timezone *time.Location // Zone, loaded
 	Rules    []bridge.Rule  // of approve
 	Names    []string       // names of the sinks, also when Loader.Kinds is nil
@@ -126,12 +128,8 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		doc.dir = directoryOf(path)
 	}
 	s := &Settings{Path: path}
-	s.IMDS.Endpoint = "http://169.254.169.254"
-	s.IMDS.APIVersion = "2020-07-01"
-	s.IMDS.Interval = time.Second
 	s.State = sinks.Path(l.Defaults.State)
-	s.Listen = "127.0.0.1:8169"
-	s.Zone = "UTC"
+	setDefaults(reflect.ValueOf(s).Elem())
 	doc.report(doc.decode(doc.root, s, "", "sinks", "approve"))
 	if doc.root.kind != aTable {
 		return nil, doc.err()
@@ -143,28 +141,8 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	}
 	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
 	s.Timezone, err = time.LoadLocation(s.Zone)
-	for _, check := range []struct {
-		key  string
-		ok   bool
-		want string
-	}{
-		{"imds.endpoint", IsEndpoint(s.IMDS.Endpoint),
-			"an http or https URL without /metadata/..., such as http://169.254.169.254, or discover"},
-		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
-		{"imds.interval", 100*time.Millisecond <= s.IMDS.Interval && s.IMDS.Interval <= 5*time.Second,
-			"100ms to 5s"},
-		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
-		{"listen", s.Listen == "" || isListen(s.Listen), `host:port such as 127.0.0.1:8169, or "" to serve no page`},
-		{"metrics", s.Metrics == "" || isListen(s.Metrics),
-			`host:port such as 0.0.0.0:9169, or "" to serve metrics only beside the page`},
-		{"timezone", err == nil && s.Zone != "" && s.Zone != "Local", "an IANA name such as UTC or Europe/Berlin"},
-		{"cloudevents_source", s.Source == "" || isURI(s.Source), "an absolute URI without spaces, such as " +
-			"https://management.azure.com/subscriptions/... or urn:example:web"},
-	} {
-		if !check.ok {
-			e, _ := doc.root.find(check.key)
-			doc.report(doc.valueError(e.value, check.key, check.want))
-		}
+	if err != nil {
+		s.Timezone = time.UTC // decode has refused it
 	}
 	if s.Metrics != "" && s.Metrics == s.Listen && !strings.HasSuffix(s.Listen, ":0") {
 		s.Notes = append(s.Notes, "metrics: the address of listen, which has them anyway; leave metrics out, or one of the "+

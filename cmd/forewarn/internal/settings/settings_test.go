@@ -91,7 +91,7 @@ func TestEveryKeySetsItsField(t *testing.T) {
 	}
 	chat, audit, hook := s.Routes[0], s.Routes[1], s.Routes[2]
 	wantFilter := bridge.Filter{
-		Only:   bridge.Only{VMs: "leader", Types: []string{"reboot", "Redeploy"}, Sources: []string{"Platform"}},
+		Only:   bridge.Only{VMs: "leader", Types: []string{"Reboot", "Redeploy"}, Sources: []string{"Platform"}},
 		Except: bridge.Except{Changes: []string{"updated"}},
 		When:   chat.Filter.When,
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -20,33 +19,17 @@ import (
 
 // sinkSettings holds the keys that every sink can have besides the one of its kind.
 type sinkSettings struct {
-	Name    string        `yaml:"name" doc:"unique name; pending deliveries belong to it"`
-	Only    bridge.Only   `yaml:"only" doc:"what the sink gets"`
-	Except  bridge.Except `yaml:"except" doc:"what the sink doesn't get"`
-	When    string        `yaml:"when" doc:"an expression that must be true, such as severity >= WARN and notice < 600"`
-	Bridge  string        `yaml:"bridge" doc:"which CloudEvents about forewarn itself the sink gets"`
-	Timeout time.Duration `yaml:"timeout" doc:"time limit of one attempt"`
-	MaxAge  time.Duration `yaml:"max_age" doc:"age at which a pending delivery becomes a dead letter; 0 is never"`
-	Late    string        `yaml:"late" doc:"what happens to a change when a newer one is pending"`
-	Group   groupSettings `yaml:"group" doc:"many events of one type become one message"`
-
-	Remind    []time.Duration  `yaml:"remind" doc:"reminders, this long before an event starts, but not before lead"`
-	Lead      time.Duration    `yaml:"lead" doc:"hold back scheduled and updated until this long before (default: at once)"`
-	Fallback  fallbackSettings `yaml:"fallback" doc:"another sink that gets what this one can't deliver"`
-	Heartbeat time.Duration    `yaml:"heartbeat" doc:"send a heartbeat this often while all is well (default: never)"`
+	Name   string        `yaml:"name" required:"" form:"name" doc:"unique name; pending deliveries belong to it"`
+	Only   bridge.Only   `yaml:"only" doc:"what the sink gets"`
+	Except bridge.Except `yaml:"except" doc:"what the sink doesn't get"`
+	When   string        `yaml:"when" doc:"an expression that must be true, such as severity >= WARN and notice < 600"`
+	Group  groupSettings `yaml:"group" doc:"many events of one type become one message"`
+	bridge.Terms
 }
-
-// fallbackSettings is delivery.Fallback in the settings file.
-type fallbackSettings struct {
-	Sink  string        `yaml:"sink" doc:"name of the other sink"`
-	After time.Duration `yaml:"after" default:"1m" doc:"how long this sink may try first"`
-}
-
-func (s sinkSettings) lateness() delivery.Late { return delivery.Late(strings.ToLower(s.Late)) }
 
 // groupSettings is Terms.DigestAbove in the settings file.
 type groupSettings struct {
-	Above int `yaml:"above" doc:"more events of one type than this make a group; 0 makes none"`
+	Above int `yaml:"above" min:"0" doc:"more events of one type than this make a group; 0 makes none"`
 }
 
 // sinkNodes returns the sinks of a file. What is no list of them is reported.
@@ -133,25 +116,18 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	before := len(doc.problems)
 	known := slices.Sorted(maps.Keys(l.Kinds))
-	own := collect(reflect.ValueOf(new(sinkSettings)).Elem(), map[string]reflect.Value{})
+	own := keysOf(fieldsOf(reflect.ValueOf(new(sinkSettings)).Elem()))
 	section, name := l.destination(n, own, known)
 	kind := l.Kinds[name]
 	terms := termsOf(kind)
-	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge),
-		Late:  string(terms.Late),
-		Group: groupSettings{terms.DigestAbove}, Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
-	doc.report(checkValues(doc, n), doc.decode(n, &in, "", known...))
+	in := sinkSettings{Terms: terms, Group: groupSettings{terms.DigestAbove}}
+	setDefaults(reflect.ValueOf(&in).Elem())
+	doc.report(doc.decode(n, &in, "", known...))
 	doc.report(checkName(doc, n, in.Name), checkDestination(doc, n, section, own, known))
-	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
-		doc.report(doc.valueError(e.value, "timeout", "more than 0"))
-	}
-	doc.report(checkGroup(doc, n, in, name, terms), checkTimes(doc, n, in))
-	r.Name, r.Kind, r.Terms = in.Name, name, terms
-	r.Terms.Timeout, r.Terms.MaxAge = in.Timeout, in.MaxAge
-	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), in.lateness()
-	r.Terms.Remind, r.Terms.Lead, r.Terms.Heartbeat = in.Remind, in.Lead, in.Heartbeat
-	if in.Fallback.Sink != "" {
-		r.Terms.Fallback = delivery.Fallback(in.Fallback)
+	doc.report(checkGroup(doc, n, in, name, terms), checkFallbackGiven(doc, n, in))
+	r.Name, r.Kind, r.Terms = in.Name, name, in.Terms
+	if r.Terms.Fallback.Sink == "" {
+		r.Terms.Fallback = delivery.Fallback{}
 	}
 	r.Terms.DigestAbove = in.Group.Above
 	if r.Terms.Late != delivery.LateLatest {
@@ -159,7 +135,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	r.Filter.Only, r.Filter.Except = in.Only, in.Except
 	if s.Relay != nil {
-		doc.report(relaySink(doc, n))
+		doc.report(relaySink(doc, n), doc.refuseOnRelay(n, &in))
 		r.Filter.Only.VMs = "all"
 	}
 	if when, ok := n.find("when"); ok {
@@ -217,14 +193,11 @@ func (l Loader) destination(n *node, own, known []string) (section entry, kind s
 	return entry{pos: n.pos, value: new(node)}, ""
 }
 
-// checkName refuses a sink without a name, or with one that can't be written in a command or a metric.
+// checkName refuses a sink without a name.
 func checkName(doc *document, n *node, name string) error {
 	e, given := n.find("name")
-	switch {
-	case name == "" && (!given || doc.isClean(e)):
+	if name == "" && (!given || doc.isClean(e)) {
 		return doc.missingAt(e.pos, "sink without a name; expected one such as name: ops-chat")
-	case name != "" && !sinkName.MatchString(name):
-		return doc.valueError(e.value, "name", "only letters, digits, dots, dashes and underscores")
 	}
 	return nil
 }
@@ -260,7 +233,7 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings)
 	decoded := true
 	opened, err := kind.Open(func(to any) error {
 		err := doc.decode(section.value, to, section.key)
-		decoded = err == nil
+		decoded = !slices.ContainsFunc(Problems(nil).with(err), func(p *Problem) bool { return !p.refused })
 		doc.report(err)
 		return nil
 	}, host)
@@ -313,31 +286,13 @@ func inlineSecrets(n *node) (keys []string) {
 	return keys
 }
 
-// checkTimes refuses values of remind, lead, heartbeat and fallback that cannot work.
-func checkTimes(doc *document, n *node, in sinkSettings) error {
-	at := func(key string) *node {
-		e, _ := n.find(key)
-		return e.value
+// checkFallbackGiven refuses a fallback that names no sink.
+func checkFallbackGiven(doc *document, n *node, in sinkSettings) error {
+	e, given := n.find("fallback")
+	if given && in.Fallback.Sink == "" && doc.isClean(e) {
+		return doc.missingAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}")
 	}
-	var problems Problems
-	const longest = 30 * 24 * time.Hour
-	for i, d := range in.Remind {
-		if d < time.Minute || d > longest {
-			if e, ok := n.find(fmt.Sprintf("remind.%d", i)); ok {
-				problems = problems.with(doc.valueError(e.value, "remind", "times from 1m to 30d, such as [24h, 1h]"))
-			}
-		}
-	}
-	if _, given := n.find("lead"); given && (in.Lead < time.Second || in.Lead > longest) {
-		problems = problems.with(doc.valueError(at("lead"), "lead", "a time from 1s to 30d, such as 10m"))
-	}
-	if _, given := n.find("heartbeat"); given && in.Heartbeat != 0 && in.Heartbeat < 10*time.Second {
-		problems = problems.with(doc.valueError(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none"))
-	}
-	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.isClean(e) {
-		problems = problems.with(doc.missingAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
-	}
-	return problems.err()
+	return nil
 }
 
 // checkFallback refuses a fallback to an unknown sink or to the sink itself. names are the names of all sinks.
@@ -372,63 +327,10 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	if kind != "" && terms.DigestAbove == 0 {
 		return doc.errorAt(e.pos, "group: %s handles each event on its own; expected no such key here", kind)
 	}
-	var problems Problems
-	if above, _ := n.find("group.above"); in.Group.Above < 0 {
-		problems = problems.with(
-			doc.valueError(above.value, "group.above", "a number of events, or 0 to make no groups"))
+	if in.Group.Above > 0 && kind != "" && in.Late != delivery.LateLatest {
+		return doc.errorAt(e.pos, "group: sends only the latest change of each event; expected late: latest beside it")
 	}
-	if in.Group.Above > 0 && kind != "" && in.lateness() != delivery.LateLatest {
-		problems = problems.with(
-			doc.errorAt(e.pos, "group: sends only the latest change of each event; expected late: latest beside it"))
-	}
-	return problems.err()
-}
-
-// checkValues refuses unknown words as values of the common keys of the sink n.
-func checkValues(doc *document, n *node) error {
-	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
-	lates := []string{string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)}
-	var problems Problems
-	for _, list := range []struct {
-		key     string
-		allowed []string
-	}{
-		{"only.vms", bridge.VMsValues}, {"except.vms", bridge.OwnVMsValues},
-		{"only.types", bridge.TypesValues}, {"except.types", bridge.TypesValues},
-		{"only.sources", bridge.SourcesValues}, {"except.sources", bridge.SourcesValues},
-		{"only.changes", bridge.ChangesValues}, {"except.changes", bridge.ChangesValues},
-		{"only.severity", bridge.SeverityValues},
-		{"bridge", levels}, {"late", lates},
-	} {
-		e, ok := n.find(list.key)
-		if !ok {
-			continue
-		}
-		want := "one of " + strings.Join(list.allowed, ", ")
-		if list.key == "except.vms" {
-			want += "; all would leave nothing to send"
-		}
-		for _, v := range e.value.list() {
-			v.open = true
-			known := slices.ContainsFunc(list.allowed, func(a string) bool { return imds.SameWord(a, v.text) })
-			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
-				problems = problems.with(doc.valueError(v, list.key, want))
-			}
-		}
-	}
-	for _, key := range []string{"only.names", "only.groups"} {
-		e, ok := n.find(key)
-		if !ok {
-			continue
-		}
-		for _, v := range e.value.list() {
-			v.open = true
-			if _, err := path.Match(v.text, ""); err != nil || v.text == "" {
-				problems = problems.with(doc.valueError(v, key, "a pattern such as vm-db-*"))
-			}
-		}
-	}
-	return problems.err()
+	return nil
 }
 
 // termsOf returns the default terms of a kind.
