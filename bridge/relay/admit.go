@@ -10,8 +10,8 @@ import (
 	"forewarn/bridge/internal/streams"
 )
 
-// keepInvalid keeps a message that can't be accepted as a dead letter, one for all sinks.
-func (q *queue) keepInvalid(r streams.Raw, why error) error {
+// storeInvalid keeps a message that can't be accepted as a dead letter, one for all sinks.
+func (q *queue) storeInvalid(r streams.Raw, why error) error {
 	if err := q.dead.addInvalid(q.ctx, r, why); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, faile
 // admit takes in what becomes of a message. It returns an error if that can't be now; then nothing has changed.
 func (q *queue) admit(m streams.Message, r streams.Raw) error {
 	q.mu.Lock()
-	g := q.groups[recordKey(q.route.Name, m.RecordID())]
+	g := q.records.groups[recordKey(q.route.Name, m.RecordID())]
 	v, failed := judge(q.route, &g.rec, m)
 	_, copied := g.pending[m.DeliveryID()] // another VM's copy is pending
 	q.mu.Unlock()
@@ -110,7 +110,7 @@ func (q *queue) admit(m streams.Message, r streams.Raw) error {
 	case v.pending:
 		err = q.makeRoom(g)
 	case v.state == resultDead:
-		err = q.keepLate(m)
+		err = q.storeLate(m)
 	}
 	if err != nil {
 		return err
@@ -121,8 +121,8 @@ func (q *queue) admit(m streams.Message, r streams.Raw) error {
 	return nil
 }
 
-// keepLate keeps a message that comes too late as a dead letter.
-func (q *queue) keepLate(m streams.Message) error {
+// storeLate keeps a message that comes too late as a dead letter.
+func (q *queue) storeLate(m streams.Message) error {
 	letter := deadLetter{
 		Sink: q.route.Name, Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Event: m.EventID, Set: m.From.String(),
 		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.Stored,
@@ -195,7 +195,7 @@ func (q *queue) supersede(g *group, m streams.Message, selected bool) {
 		e := q.pending[seq]
 		waits, over := q.waits(e, now), selected || ends
 		reminder := e.item.Change == string(imds.Reminder)
-		u := q.unkept[seq]
+		u := q.transfers.due[seq]
 		dead := u != nil && u.dead // it has failed for good, and that stays on record
 		switch {
 		case eventOver && !e.item.Ends() && !dead:
@@ -237,11 +237,9 @@ func (q *queue) addPending(g *group, m streams.Message, reply string) {
 		g.rec.accept(id, waiting{}, m.Stored)
 		q.markDirty(g)
 	}
-	e := &pendingItem{item: i, id: id, reply: reply, group: g, bytes: m.Bytes}
-	if q.bodies+e.bytes <= q.maxBodies {
-		e.ce = &m.CE
-		q.bodies += e.bytes
-	}
+	e := &pendingItem{item: i, id: id, reply: reply, group: g, set: m.From.String(), bytes: m.Bytes}
+	q.keepBody(e, &m.CE)
 	q.pending[m.Seq] = e
+	q.count(e, 1)
 	g.pending[id] = m.Seq
 }

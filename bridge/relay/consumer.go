@@ -66,14 +66,14 @@ func (q *queue) open() error {
 	if s, err = q.goOn(s, info); err != nil {
 		return err
 	}
-	q.blocked, q.told = s.Blocked, s.Blocked
-	q.origin, q.state, q.streamCreated, q.catchUpTo = s, s, info.Created, info.State.LastSeq
-	q.lastRead = s.After
+	q.notices.blocked, q.notices.published = s.Blocked, s.Blocked
+	q.origin, q.records.state, q.streamCreated, q.pos.catchUpTo = s, s, info.Created, info.State.LastSeq
+	q.pos.last = s.After
 	q.skipDeleted(info, s.After)
 	if err := q.saveState(q.ctx); err != nil {
 		return err
 	}
-	return q.beginAfter(q.lastRead)
+	return q.beginAfter(q.pos.last)
 }
 
 // goOn returns the state with which the sink goes on.
@@ -184,10 +184,10 @@ func (q *queue) saveState(ctx context.Context) error {
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
 	q.mu.Lock()
-	next := q.state
-	next.After, next.Blocked = q.floor(), q.told
-	if q.lastRead > next.Read {
-		next.Read, next.ReadAt = q.lastRead, q.lastReadAt
+	next := q.records.state
+	next.After, next.Blocked = q.floor(), q.notices.published
+	if q.pos.last > next.Read {
+		next.Read, next.ReadAt = q.pos.last, q.pos.lastAt
 	}
 	q.mu.Unlock()
 	if q.ctx.Err() != nil && q.stateEntry.Unanswered != nil {
@@ -202,7 +202,7 @@ func (q *queue) saveState(ctx context.Context) error {
 	}
 	if err == nil {
 		q.mu.Lock()
-		q.state, q.stateSaved = next, time.Now()
+		q.records.state, q.records.stateSaved = next, time.Now()
 		q.mu.Unlock()
 	}
 	return err
@@ -235,7 +235,7 @@ func (q *queue) beginAfter(seq uint64) error {
 	}
 	config := streams.StartAfter(seq)
 	config.Durable, config.AckPolicy, config.AckWait = name, jetstream.AckExplicitPolicy, ackWait
-	config.MaxAckPending = q.maxUnsettled + streams.ReadAhead
+	config.MaxAckPending = q.room.most + streams.ReadAhead
 	config.Description = "how far the sink " + imds.Printable(q.route.Name, 200) + " has come; of forewarn relay"
 	consumer, err := q.js.CreateConsumer(ctx, stream, config)
 	if err != nil {
@@ -271,7 +271,7 @@ func (q *queue) resume() error {
 		return err
 	}
 	q.mu.Lock()
-	read, readAt, floor := q.lastRead, q.lastReadAt, q.floor()
+	read, readAt, floor := q.pos.last, q.pos.lastAt, q.floor()
 	q.mu.Unlock()
 	missing, err := streams.Lost(q.ctx, q.js, info, read, readAt)
 	if err != nil {
@@ -300,16 +300,16 @@ func (q *queue) follows(info *jetstream.ConsumerInfo) bool {
 			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", q.js.Conn().LastError())
 	}
 	return info.Delivered.Consumer == q.puller.Received && info.NumAckPending <= unsettled &&
-		info.Config.MaxAckPending == q.maxUnsettled+streams.ReadAhead && info.Config.AckWait == ackWait
+		info.Config.MaxAckPending == q.room.most+streams.ReadAhead && info.Config.AckWait == ackWait
 }
 
 // floor returns the number up to which everything is settled for good. mu is held.
 func (q *queue) floor() uint64 {
-	floor := q.lastRead
+	floor := q.pos.last
 	for seq := range q.pending {
 		floor = min(floor, seq-1)
 	}
-	for seq := range q.unsaved {
+	for seq := range q.records.unsaved {
 		floor = min(floor, seq-1)
 	}
 	return floor
@@ -318,13 +318,13 @@ func (q *queue) floor() uint64 {
 // ack acknowledges messages. What can't be acknowledged now is by the next flush.
 func (q *queue) ack(replies ...string) {
 	q.mu.Lock()
-	all := append(q.unacked, replies...)
-	q.unacked = nil
+	all := append(q.records.unacked, replies...)
+	q.records.unacked = nil
 	q.mu.Unlock()
 	for n, reply := range all {
 		if err := q.js.Conn().Publish(reply, []byte("+ACK")); err != nil {
 			q.mu.Lock()
-			q.unacked = append(q.unacked, all[n:]...)
+			q.records.unacked = append(q.records.unacked, all[n:]...)
 			q.mu.Unlock()
 			return
 		}

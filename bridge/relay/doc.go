@@ -19,7 +19,7 @@
 //   - Over before told: a relay that takes a sink over reads to the stream's end before it sends what isn't urgent.
 //   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound, while the sink accepts
 //     nothing, the oldest that isn't urgent becomes a dead letter for each that comes, and the relay isn't ready. So
-//     nothing urgent waits behind the bound.
+//     nothing urgent waits behind the bound. A set that has more than a quarter of them loses its own first.
 //   - Never stuck: a message that isn't a CloudEvent becomes a dead letter, and the relay reads on.
 //   - Nothing on disk: everything that must survive is in JetStream.
 //

@@ -238,9 +238,11 @@ func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*de
 func (q *queue) setMutes(all []*delivery.Mute) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.mutes = delivery.MutesFor(all, q.route.Name, q.route.Terms.People)
-	wake(q.changed)
+	q.updates.mutes = delivery.MutesFor(all, q.route.Name, q.route.Terms.People)
+	wake(q.updates.wake)
 }
 
 // muteOf returns the mute that holds a delivery back, or the last one that it waited for; nil for none. mu is held.
-func (q *queue) muteOf(e *pendingItem) *delivery.Mute { return delivery.MuteOf(q.mutes, e.item) }
+func (q *queue) muteOf(e *pendingItem) *delivery.Mute {
+	return delivery.MuteOf(q.updates.mutes, e.item)
+}

@@ -181,7 +181,7 @@ func (r *Relay) giveUpFailing(now time.Time) {
 func (q *queue) hasFailed(now time.Time, long time.Duration) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return !q.failingSince.IsZero() && now.Sub(q.failingSince) >= long
+	return !q.tally.failingSince.IsZero() && now.Sub(q.tally.failingSince) >= long
 }
 
 // resting returns the sinks that this relay gave up because they failed. mu is held.

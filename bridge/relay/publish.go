@@ -26,7 +26,7 @@ import (
 // route. A route that a reload removed is no trouble of this relay any more.
 func (r *Relay) reportTrouble(q *queue, why error) {
 	q.mu.Lock()
-	known := q.blocked == (why != nil)
+	known := q.notices.blocked == (why != nil)
 	q.mu.Unlock()
 	r.mu.Lock()
 	removed := slices.Contains(r.removedSinks, q.route.Name)
@@ -50,57 +50,64 @@ func (r *Relay) reportTrouble(q *queue, why error) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.blocked == (why != nil) {
+	if q.notices.blocked == (why != nil) {
 		return
 	}
-	q.blocked = why != nil
-	q.addUntold(&untold{ce: ce}) // the Worker must not wait until it is published
+	q.notices.blocked = why != nil
+	q.addNotice(&notice{ce: ce}) // the Worker must not wait until it is published
 }
 
-// An untold is a CloudEvent that says that a sink is blocked, or accepts again, and that the stream doesn't have yet.
-type untold struct {
+// notices are what the other sinks are to be told of this one.
+type notices struct {
+	blocked   bool      // they know that it is blocked, or are about to be told
+	published bool      // they were told so, and not yet that it accepts again
+	pending   []*notice // in order
+}
+
+// A notice is a CloudEvent that says that a sink is blocked, or accepts again, and that the stream doesn't have yet.
+type notice struct {
 	ce     event.Event
 	begun  bool // to be published, so that some sinks may have it
 	failed bool // to be published
 }
 
-// addUntold adds what is to be told. With the opposite, which nobody can have heard, there is nothing to tell. mu is
-// held.
-func (q *queue) addUntold(u *untold) {
-	if n := len(q.untold); n > 0 && !q.untold[n-1].begun {
-		q.untold = q.untold[:n-1]
+// addNotice adds a notice. With the opposite, which nobody can have heard, there is nothing to publish. mu is held.
+func (q *queue) addNotice(n *notice) {
+	last := len(q.notices.pending) - 1
+	if last >= 0 && !q.notices.pending[last].begun {
+		q.notices.pending = q.notices.pending[:last]
 		return
 	}
-	q.untold = append(q.untold, u)
+	q.notices.pending = append(q.notices.pending, n)
 }
 
-// tellTrouble publishes the first of what is untold, and reports whether it did. If that fails, it stays untold. In a
-// queue whose lease is lost it does nothing: that is left to the relay which has the sink then.
-func (q *queue) tellTrouble() bool {
+// publishNotice publishes the first notice, and reports whether it did. If that fails, it stays. In a queue whose
+// lease is lost it does nothing: that is left to the relay which has the sink then.
+func (q *queue) publishNotice() bool {
 	if cause := context.Cause(q.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return false
 	}
 	q.mu.Lock()
-	if len(q.untold) == 0 {
+	if len(q.notices.pending) == 0 {
 		q.mu.Unlock()
 		return false
 	}
-	u := q.untold[0]
-	u.begun = true
+	n := q.notices.pending[0]
+	n.begun = true
 	q.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), streams.RequestTimeout)
 	defer cancel()
-	err := q.notify(ctx, q.js, u.ce, q.route.Name)
+	err := q.notify(ctx, q.js, n.ce, q.route.Name)
 	if err != nil {
-		if !u.failed {
-			u.failed = true
-			q.log.Warn("the other sinks could not be told about this one, trying again", "type", u.ce.Type(), "err", err)
+		if !n.failed {
+			n.failed = true
+			q.log.Warn("the other sinks could not be told about this one, trying again", "type", n.ce.Type(), "err", err)
 		}
 		return false
 	}
 	q.mu.Lock()
-	q.untold = q.untold[1:]
-	q.told = !q.told
+	q.notices.pending = q.notices.pending[1:]
+	q.notices.published = !q.notices.published
 	q.mu.Unlock()
 	_ = q.saveState(ctx) // if that fails, flush tries again
 	return true

@@ -47,8 +47,6 @@ type queue struct {
 	notify   func(ctx context.Context, js jetstream.JetStream, ce event.Event, except string) error // Relay.notifySinks
 
 	from          time.Time // where a sink that is new to the stream begins; zero for now
-	maxUnsettled  int
-	maxBodies     int // bytes
 	streamCreated time.Time
 	origin        sinkState // with which it began
 
@@ -60,38 +58,51 @@ type queue struct {
 	saving     chan struct{} // holds one value while records or the state are saved; guards the next
 	stateEntry streams.Entry
 
-	mu            sync.Mutex // guards all below; nothing slow happens while it is held
-	state         sinkState  // as it is in the bucket
-	stateSaved    time.Time
-	lastRead      uint64    // sequence number; only readStream changes it
-	lastReadAt    time.Time // when the stream stored that message; zero if that is unknown
-	pending       map[uint64]*pendingItem
-	mutes         []*delivery.Mute // that are for the sink; replaced, never changed
-	unsaved       map[uint64]bool  // sequence numbers that are settled, but not in the bucket yet
-	ahead         int              // number of those that the sink has accepted
-	unacked       []string         // see queue.ack
-	catchUpTo     uint64           // the Worker gets only what is urgent before the stream is read to here; 0 when it gets all
-	groups        map[string]*group
-	dirty         map[*group]bool // groups with changes that aren't in the bucket
-	changedSeqs   map[uint64]bool // for the next Changes, or for one when a lead has come
-	nextLead      time.Time       // when the first of these leads comes; zero if none does
-	bodies        int             // bytes of CloudEvents in memory
-	fullSince     time.Time       // when the bound was reached; zero if there is room
-	overflowed    int             // deliveries that were given up for others since then
-	readErr       error           // why the stream can't be read; nil if it can
-	saveErr       error           // why records can't be written; nil if they can
-	deletedUnread uint64          // messages that the stream's limits deleted, and that it may not have got
-	blocked       bool            // the other sinks know that this one is, or are about to be told
-	told          bool            // they were told so, and not yet that it accepts again
-	untold        []*untold       // what they are still to be told, in order
-	lastAccepted  time.Time
-	failingSince  time.Time     // when an attempt first failed since then; zero if none did
-	accepted      int           // number of deliveries
-	changed       chan struct{} // wakes the Worker
-	roomFreed     chan struct{} // wakes the reader
+	mu        sync.Mutex // guards all below; nothing slow happens while it is held
+	pending   map[uint64]*pendingItem
+	pos       position
+	records   recordSet
+	room      room
+	updates   updates
+	tally     tally
+	notices   notices
+	transfers transfers
+}
 
-	unkept   map[uint64]*unkept // by sequence number
-	keepErrs map[bool]error     // why those can't be kept, by unkept.publish
+// A position is how far the stream is read.
+type position struct {
+	last      uint64    // sequence number; only readStream changes it
+	lastAt    time.Time // when the stream stored that message; zero if that is unknown
+	catchUpTo uint64    // the Worker gets only what is urgent before the stream is read to here; 0 when it gets all
+	deleted   uint64    // messages that the stream's limits deleted, and that the sink may not have got
+	err       error     // why the stream can't be read; nil if it can
+}
+
+// A recordSet is the records in memory, and what of them, of the sink's state and of acknowledgements is to be written.
+type recordSet struct {
+	groups     map[string]*group
+	dirty      map[*group]bool // groups with changes that aren't in the bucket
+	unsaved    map[uint64]bool // sequence numbers that are settled, but not in the bucket yet
+	ahead      int             // number of those that the sink has accepted
+	unacked    []string        // see queue.ack
+	state      sinkState       // as it is in the bucket
+	stateSaved time.Time
+	err        error // why records can't be written; nil if they can
+}
+
+// updates are what the Worker is still to hear of.
+type updates struct {
+	seqs     map[uint64]bool  // for the next Changes, or for one when a lead has come
+	nextLead time.Time        // when the first of these leads comes; zero if none does
+	mutes    []*delivery.Mute // that are for the sink; replaced, never changed
+	wake     chan struct{}
+}
+
+// A tally is what became of attempts.
+type tally struct {
+	accepted     int // number of deliveries
+	lastAccepted time.Time
+	failingSince time.Time // when an attempt first failed since then; zero if none did
 }
 
 // A pendingItem is one delivery that isn't settled.
@@ -100,6 +111,7 @@ type pendingItem struct {
 	id      string         // streams.Message.DeliveryID
 	reply   string         // see streams.Raw
 	group   *group
+	set     string       // see share
 	ce      *event.Event // nil if it has to be read again
 	bytes   int          // of the message
 	offered bool         // the Worker may have it: its record was written, or can't be
@@ -107,10 +119,12 @@ type pendingItem struct {
 }
 
 func (q *queue) init() {
-	q.pending, q.unsaved = map[uint64]*pendingItem{}, map[uint64]bool{}
-	q.groups, q.dirty, q.changedSeqs = map[string]*group{}, map[*group]bool{}, map[uint64]bool{}
-	q.unkept, q.keepErrs = map[uint64]*unkept{}, map[bool]error{}
-	q.changed, q.roomFreed, q.saving = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	q.pending = map[uint64]*pendingItem{}
+	q.records = recordSet{groups: map[string]*group{}, dirty: map[*group]bool{}, unsaved: map[uint64]bool{}}
+	q.room.sets, q.room.freed = map[string]share{}, make(chan struct{}, 1)
+	q.updates = updates{seqs: map[uint64]bool{}, wake: make(chan struct{}, 1)}
+	q.transfers = transfers{due: map[uint64]*transfer{}, errs: map[bool]error{}}
+	q.saving = make(chan struct{}, 1)
 }
 
 func (q *queue) streamName() string { return q.stream.CachedInfo().Config.Name }
@@ -126,22 +140,22 @@ func (q *queue) streamInfo() (*jetstream.StreamInfo, error) {
 }
 
 // run reads the stream into the queue, writes records to the bucket, and keeps what couldn't be kept, until the lease
-// ends. Before it returns it writes what is settled by then, and tells what is untold.
+// ends. Before it returns it writes what is settled by then, and publishes the notices that are left.
 func (q *queue) run() {
 	var all sync.WaitGroup
 	all.Go(q.readStream)
 	all.Go(q.keepSaving)
-	all.Go(q.keepTrying)
+	all.Go(q.keepTransferring)
 	all.Wait()
 }
 
 // unsettled returns how many deliveries aren't settled for good. mu is held.
-func (q *queue) unsettled() int { return len(q.pending) + len(q.unsaved) }
+func (q *queue) unsettled() int { return len(q.pending) + len(q.records.unsaved) }
 
 // notifyWorker adds a delivery to the next Changes. mu is held.
 func (q *queue) notifyWorker(seq uint64) {
-	q.changedSeqs[seq] = true
-	wake(q.changed)
+	q.updates.seqs[seq] = true
+	wake(q.updates.wake)
 }
 
 // replace replaces the item of a pending delivery. mu is held.
@@ -158,7 +172,7 @@ func wake(c chan struct{}) {
 }
 
 // Changed implements delivery.Queue.
-func (q *queue) Changed() <-chan struct{} { return q.changed }
+func (q *queue) Changed() <-chan struct{} { return q.updates.wake }
 
 // Changes implements delivery.Queue. It leaves out what is to become a dead letter, and what waits for its lead until that
 // has come; and until the stream is read as far as it was when the lease was taken, all that isn't urgent: an event may be
@@ -167,16 +181,16 @@ func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	q.nextLead = time.Time{}
-	c.Mutes = q.mutes
-	for seq := range q.changedSeqs {
-		e, u := q.pending[seq], q.unkept[seq]
+	q.updates.nextLead = time.Time{}
+	c.Mutes = q.updates.mutes
+	for seq := range q.updates.seqs {
+		e, u := q.pending[seq], q.transfers.due[seq]
 		switch {
-		case e != nil && (!e.offered || q.catchUpTo > 0 && !urgent(e.item, now)):
+		case e != nil && (!e.offered || q.pos.catchUpTo > 0 && !urgent(e.item, now)):
 			continue
 		case e != nil && q.waits(e, now):
-			if q.nextLead.IsZero() || e.item.PendingSince.Before(q.nextLead) {
-				q.nextLead = e.item.PendingSince
+			if q.updates.nextLead.IsZero() || e.item.PendingSince.Before(q.updates.nextLead) {
+				q.updates.nextLead = e.item.PendingSince
 			}
 			continue
 		case e == nil:
@@ -188,7 +202,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 			next.FellBack = true
 			c.Pending = append(c.Pending, &next)
 		}
-		delete(q.changedSeqs, seq)
+		delete(q.updates.seqs, seq)
 	}
 	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c

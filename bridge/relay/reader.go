@@ -1,11 +1,8 @@
 package relay
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"iter"
-	"maps"
 	"sync"
 	"time"
 
@@ -36,7 +33,7 @@ func (q *queue) readStream() {
 // readOn reads until that fails. What was read is never let go: it is taken in, however often that is tried.
 func (q *queue) readOn() error {
 	for {
-		batch, err := q.puller.Batch(q.ctx, q.room())
+		batch, err := q.puller.Batch(q.ctx, q.readable())
 		if err != nil {
 			return err
 		}
@@ -58,19 +55,12 @@ func (q *queue) readOn() error {
 // setReadErr records why the stream can't be read, nil if it can, and logs the first of such errors.
 func (q *queue) setReadErr(err error) {
 	q.mu.Lock()
-	was := q.readErr
-	q.readErr = err
+	was := q.pos.err
+	q.pos.err = err
 	q.mu.Unlock()
 	if err != nil && was == nil {
 		q.log.Warn("the stream can't be read, trying again", "err", err)
 	}
-}
-
-// room returns how many messages to ask for. One more than there is room for, so that the next is known.
-func (q *queue) room() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return max(1, min(streams.ReadAhead, q.maxUnsettled-q.unsettled()))
 }
 
 // takeAll takes messages in, in order, and then lets the Worker have those that are pending.
@@ -96,7 +86,7 @@ func (q *queue) takeAll(batch []streams.Raw) error {
 		var err error
 		switch {
 		case failures[n] != nil:
-			err = q.keepInvalid(r, failures[n])
+			err = q.storeInvalid(r, failures[n])
 		case !q.concerns(messages[n]):
 			q.ack(r.Reply)
 		default:
@@ -115,8 +105,8 @@ func (q *queue) takeAll(batch []streams.Raw) error {
 func (q *queue) setRead(seq uint64, stored time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if seq > q.lastRead {
-		q.lastRead, q.lastReadAt = seq, stored
+	if seq > q.pos.last {
+		q.pos.last, q.pos.lastAt = seq, stored
 	}
 }
 
@@ -124,13 +114,13 @@ func (q *queue) setRead(seq uint64, stored time.Time) {
 func (q *queue) knows(seq uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.pending[seq] != nil || q.unsaved[seq]
+	return q.pending[seq] != nil || q.records.unsaved[seq]
 }
 
 // offer lets the Worker have what is pending of a batch, once it is on record that it is.
 func (q *queue) offer(batch []streams.Raw) {
 	if len(batch) > 0 {
-		q.flush() // saveErr holds an error; nothing urgent waits for longer than one attempt to write
+		q.flush() // records.err holds an error; nothing urgent waits for longer than one attempt to write
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -140,9 +130,9 @@ func (q *queue) offer(batch []streams.Raw) {
 			q.notifyWorker(r.Seq)
 		}
 	}
-	if q.catchUpTo > 0 && (q.puller.AtEnd || q.lastRead >= q.catchUpTo) {
-		q.catchUpTo = 0
-		wake(q.changed)
+	if q.pos.catchUpTo > 0 && (q.puller.AtEnd || q.pos.last >= q.pos.catchUpTo) {
+		q.pos.catchUpTo = 0
+		wake(q.updates.wake)
 	}
 }
 
@@ -150,155 +140,13 @@ func (q *queue) offer(batch []streams.Raw) {
 func (q *queue) endCatchUp() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.catchUpTo = 0
-	wake(q.changed)
-}
-
-// makeRoom waits until there is room for one more delivery. As long as the sink accepts nothing, it gives up another for
-// it instead, so that nothing urgent waits behind a bound. So it does at once in a group that has as many as its record may
-// hold.
-func (q *queue) makeRoom(g *group) error {
-	for {
-		now := time.Now()
-		if e := q.expendableOf(g, now); e != nil {
-			if err := q.giveUp(e); err != nil {
-				return err
-			}
-		}
-		since := q.fullFor(now)
-		if since.IsZero() {
-			return nil
-		}
-		if now.Sub(since) >= roomPatience {
-			q.mu.Lock()
-			e := mostExpendable(maps.Keys(q.pending), q.pending, now)
-			q.mu.Unlock()
-			if e != nil {
-				err := q.giveUp(e)
-				if err == nil {
-					q.noteOverflow()
-					err = q.save([]*group{e.group}) // until then it counts as unsettled
-				}
-				if err != nil {
-					return err
-				}
-				continue
-			}
-		}
-		select {
-		case <-q.roomFreed:
-		case <-time.After(max(readRetry, roomPatience-now.Sub(since))):
-		case <-q.ctx.Done():
-			return q.ctx.Err()
-		}
-	}
-}
-
-// fullFor returns since when the bound is reached and the sink has accepted nothing; zero if there is room. What is pending
-// is delivered then, although the stream isn't read to its end.
-func (q *queue) fullFor(now time.Time) (since time.Time) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.unsettled() < q.maxUnsettled {
-		return time.Time{}
-	}
-	if q.fullSince.IsZero() {
-		q.fullSince, q.catchUpTo = now, 0
-		wake(q.changed)
-	}
-	return later(q.fullSince, q.lastAccepted)
-}
-
-// noteRoom notes that fewer deliveries are unsettled. The bound counts as reached until the sink has accepted something, or
-// a tenth of it is free: what was given up makes room only for what comes. mu is held.
-func (q *queue) noteRoom() {
-	free := q.maxUnsettled - q.unsettled()
-	if !q.fullSince.IsZero() && free > 0 && (q.lastAccepted.After(q.fullSince) || free > q.maxUnsettled/10) {
-		if q.overflowed > 0 {
-			q.log.Info("there is room again", "deadLetters", q.overflowed)
-		}
-		q.fullSince, q.overflowed = time.Time{}, 0
-	}
-	wake(q.roomFreed)
-}
-
-// expendableOf returns which delivery of a group to give up, because its record may hold no more; nil for none.
-func (q *queue) expendableOf(g *group, now time.Time) *pendingItem {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(g.pending) < maxWaiting {
-		return nil
-	}
-	return mostExpendable(maps.Values(g.pending), q.pending, now)
-}
-
-// mostExpendable returns which of some pending deliveries to give up: what the fallback has, then the oldest that isn't
-// urgent, then the oldest; nil if all are being attempted.
-func mostExpendable(seqs iter.Seq[uint64], pending map[uint64]*pendingItem, now time.Time) (least *pendingItem) {
-	rank := func(e *pendingItem) int {
-		switch {
-		case e.item.FellBack:
-			return 0
-		case !urgent(e.item, now):
-			return 1
-		}
-		return 2
-	}
-	for seq := range seqs {
-		e := pending[seq]
-		if e.begun {
-			continue
-		}
-		if least == nil || cmp.Or(rank(e)-rank(least), cmp.Compare(e.item.Seq, least.item.Seq)) < 0 {
-			least = e
-		}
-	}
-	return least
-}
-
-// urgent reports whether a delivery is about an event that begins soon or has begun.
-func urgent(i *delivery.Item, now time.Time) bool {
-	return i.Group != "" && !i.Ends() && i.NotBefore.Sub(now) < delivery.UrgentNotice
-}
-
-// giveUp settles a delivery for which there is no room: as superseded if the fallback has it, else as a dead letter.
-func (q *queue) giveUp(e *pendingItem) error {
-	now := time.Now().UTC()
-	res := result{At: now, State: resultSuperseded, Answer: "the fallback has it"}
-	if !e.item.FellBack {
-		res = result{At: now, State: resultDead, Answer: delivery.ReasonOverflow, Attempts: e.item.Attempts}
-		u := &unkept{item: e.item, dead: true, report: delivery.Report{Now: now, Reason: delivery.ReasonOverflow}}
-		if err := q.keepDeadLetter(u, e.item.Error); err != nil {
-			return fmt.Errorf("keep a dead letter: %w", err)
-		}
-		q.meter.Failed(q.route.Name, delivery.ReasonOverflow)
-	}
-	q.mu.Lock()
-	if q.pending[e.item.Seq] != e {
-		q.mu.Unlock()
-		return nil
-	}
-	q.settle(e, res)
-	q.notifyWorker(e.item.Seq)
-	q.mu.Unlock()
-	return nil
-}
-
-// noteOverflow counts what was given up because of the bound, and logs the first of it.
-func (q *queue) noteOverflow() {
-	q.mu.Lock()
-	q.overflowed++
-	first := q.overflowed == 1
-	q.mu.Unlock()
-	if first {
-		q.log.Error("too much is unsettled, so the oldest that isn't urgent becomes a dead letter for each that comes",
-			"unsettled", q.maxUnsettled)
-	}
+	q.pos.catchUpTo = 0
+	wake(q.updates.wake)
 }
 
 // noteDeleted counts the messages before one that the stream's limits deleted before they were read.
 func (q *queue) noteDeleted(seq uint64) error {
-	if seq <= q.lastRead+1 {
+	if seq <= q.pos.last+1 {
 		return nil
 	}
 	info, err := q.streamInfo()
@@ -306,7 +154,7 @@ func (q *queue) noteDeleted(seq uint64) error {
 		return err
 	}
 	info.State.FirstSeq = min(info.State.FirstSeq, seq)
-	q.skipDeleted(info, q.lastRead)
+	q.skipDeleted(info, q.pos.last)
 	return nil
 }
 
@@ -318,7 +166,7 @@ func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
 	}
 	n := info.State.FirstSeq - after - 1
 	q.mu.Lock()
-	q.deletedUnread += n
+	q.pos.deleted += n
 	q.mu.Unlock()
 	q.setRead(info.State.FirstSeq-1, time.Time{})
 	q.log.Error("the stream's limits deleted messages that this sink may not have got; raise its max_age or max_bytes",
@@ -341,11 +189,11 @@ func (q *queue) fetch(seq uint64) (streams.Raw, error) {
 func (q *queue) loadGroups(keys map[string]bool) error {
 	var missing []string
 	q.mu.Lock()
-	if len(q.groups) >= 2*maxGroups {
+	if len(q.records.groups) >= 2*maxGroups {
 		q.evictGroups()
 	}
 	for key := range keys {
-		if q.groups[key] == nil {
+		if q.records.groups[key] == nil {
 			missing = append(missing, key)
 		}
 	}

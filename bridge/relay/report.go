@@ -22,10 +22,10 @@ func (q *queue) Report(r delivery.Report) {
 	if r.Now.IsZero() {
 		r.Now = time.Now()
 	}
-	r.Dead, r.FellBack = q.keepEach(r.Dead, r, true), q.keepEach(r.FellBack, r, false)
+	r.Dead, r.FellBack = q.transferEach(r.Dead, r, true), q.transferEach(r.FellBack, r, false)
 	changed := q.apply(r)
 	q.requireSaved(changed)
-	_ = q.save(changed) // saveErr holds the error
+	_ = q.save(changed) // records.err holds the error
 	for q.tooFarAhead() && streams.Sleep(q.ctx, saveEvery) == nil {
 	}
 }
@@ -38,7 +38,7 @@ func (q *queue) tooFarAhead() bool {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.ahead >= most
+	return q.records.ahead >= most
 }
 
 // requireSaved makes the next delivery of each group wait until its record is in the bucket.
@@ -50,8 +50,8 @@ func (q *queue) requireSaved(groups []*group) {
 	}
 }
 
-// keepDeadLetter stores a dead letter. Unless it is late, the fallback gets it before, if it hasn't got it yet.
-func (q *queue) keepDeadLetter(u *unkept, why string) error {
+// storeDeadLetter stores a dead letter. Unless it is late, the fallback gets it before, if it hasn't got it yet.
+func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{
 		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, AzureType: i.AzureType, Reason: r.Reason,
@@ -169,17 +169,17 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	each(r.Dead, settle(resultDead, r.Reason, 0))
 	switch {
 	case len(r.Accepted) > 0:
-		q.accepted += len(r.Accepted)
-		q.lastAccepted, q.failingSince = r.Now.UTC(), time.Time{}
-	case len(r.Failed) > 0 && q.failingSince.IsZero():
-		q.failingSince = r.Now
+		q.tally.accepted += len(r.Accepted)
+		q.tally.lastAccepted, q.tally.failingSince = r.Now.UTC(), time.Time{}
+	case len(r.Failed) > 0 && q.tally.failingSince.IsZero():
+		q.tally.failingSince = r.Now
 	}
 	return changed
 }
 
 // superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
 func (q *queue) superseded(i *delivery.Item) *pendingItem {
-	g := q.groups[recordKey(q.route.Name, i.Group)]
+	g := q.records.groups[recordKey(q.route.Name, i.Group)]
 	id := streams.DeliveryID(i.ID, i.Seq, i.Replayed, i.FallbackFor != nil)
 	if g == nil || g.rec.Settled[id].State != resultSuperseded {
 		return nil
@@ -212,16 +212,15 @@ func (q *queue) settle(e *pendingItem, res result) {
 	e.group.rec.settle(e.id, res, e.item.PendingSince)
 	seq := e.item.Seq
 	delete(q.pending, seq)
-	delete(q.unkept, seq)
+	delete(q.transfers.due, seq)
 	delete(e.group.pending, e.id)
-	if e.ce != nil {
-		q.bodies -= e.bytes
-	}
+	q.dropBody(e)
+	q.count(e, -1)
 	q.markDirty(e.group)
-	q.unsaved[seq] = true
+	q.records.unsaved[seq] = true
 	sent := res.State == resultAccepted
 	if sent {
-		q.ahead++
+		q.records.ahead++
 	}
 	e.group.settled = append(e.group.settled, settlement{seq, e.reply, sent})
 }

@@ -67,6 +67,55 @@ func TestUnsettledIsBounded(t *testing.T) {
 	})
 }
 
+// A set that publishes more than its share loses its own oldest, urgent or not, and none of another set's. It is said which
+// set that is.
+func TestASetTakesNoRoomFromAnother(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		hook := newRecorder()
+		hook.answer = fails(errRefused)
+		r, stop := s.start(relay.Options{
+			Routes: []bridge.Route{route("hook", hook)}, MaxUnsettled: 20, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		pause(2 * time.Second)
+		var few []event.Event
+		for n := range 3 {
+			few = append(few, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		s.publish(few...)
+		for n := range 40 {
+			a := eventNo(100 + n).in(5 * time.Minute)
+			a.vm = "vm-9"
+			s.publish(a.say(t, imds.Scheduled, "vm-9"))
+		}
+		pause(time.Minute)
+		letters, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 100)
+		for _, l := range letters {
+			if slices.ContainsFunc(few, func(ce event.Event) bool { return ce.ID() == l.ID }) {
+				t.Errorf("%s is a dead letter, of the set that published little", l.ID)
+			}
+		}
+		if err != nil || len(letters) < 20 {
+			t.Errorf("%d dead letters, %v; want those of the other set", len(letters), err)
+		}
+		const set = "_/web/vm-9"
+		if reasons := strings.Join(r.Status().Reasons, " "); !strings.Contains(reasons, "first those of "+set) {
+			t.Errorf("the status says %q, want it to name %s", reasons, set)
+		}
+		if n := log.count("set=" + set); n != 1 {
+			t.Errorf("the set is logged %d times, want once", n)
+		}
+		hook.say(nil)
+		pause(6 * time.Minute)
+		for _, ce := range few {
+			if !slices.Contains(hook.all(), ce.ID()) {
+				t.Errorf("%s is never told", ce.ID())
+			}
+		}
+		stop()
+	})
+}
+
 // Nothing urgent waits behind a bound: not while a sink is dead whose fallback works, and not under a mute of all else.
 func TestNothingUrgentWaitsBehindABound(t *testing.T) {
 	for name, muted := range map[string]bool{"dead, with a fallback": false, "muted": true} {

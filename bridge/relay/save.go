@@ -24,17 +24,17 @@ func (q *queue) loadGroup(key string) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.groups[key] = g
+	q.records.groups[key] = g
 	return nil
 }
 
 // evictGroups drops groups that aren't in use until maxGroups are left. mu is held.
 func (q *queue) evictGroups() {
-	for key, g := range q.groups {
-		if len(g.pending) == 0 && !q.dirty[g] {
-			delete(q.groups, key)
+	for key, g := range q.records.groups {
+		if len(g.pending) == 0 && !q.records.dirty[g] {
+			delete(q.records.groups, key)
 		}
-		if len(q.groups) <= maxGroups {
+		if len(q.records.groups) <= maxGroups {
 			return
 		}
 	}
@@ -43,7 +43,7 @@ func (q *queue) evictGroups() {
 // markDirty counts a change of a record, so that it gets saved. mu is held.
 func (q *queue) markDirty(g *group) {
 	g.version++
-	q.dirty[g] = true
+	q.records.dirty[g] = true
 }
 
 // save writes the records of groups to the bucket, also just after the lease has ended, so that a delivery that was
@@ -93,15 +93,15 @@ func (q *queue) markSaved(g *group, version, settled int) (replies []string) {
 	defer q.mu.Unlock()
 	g.savedVersion = version
 	if g.version == version {
-		delete(q.dirty, g)
+		delete(q.records.dirty, g)
 	}
 	for _, s := range g.settled[:settled] {
-		delete(q.unsaved, s.seq)
+		delete(q.records.unsaved, s.seq)
 		if s.reply != "" {
 			replies = append(replies, s.reply)
 		}
 		if s.sent {
-			q.ahead--
+			q.records.ahead--
 		}
 	}
 	g.settled = slices.Clone(g.settled[settled:])
@@ -111,11 +111,11 @@ func (q *queue) markSaved(g *group, version, settled int) (replies []string) {
 
 // ackWhenSaved has a message acknowledged that is settled, when the record of its group is saved. mu is held.
 func (q *queue) ackWhenSaved(g *group, seq uint64, reply string) {
-	if !q.dirty[g] {
-		q.unacked = append(q.unacked, reply)
+	if !q.records.dirty[g] {
+		q.records.unacked = append(q.records.unacked, reply)
 		return
 	}
-	q.unsaved[seq] = true
+	q.records.unsaved[seq] = true
 	g.settled = append(g.settled, settlement{seq: seq, reply: reply})
 }
 
@@ -157,8 +157,8 @@ func (q *queue) knowsMore(late record, g *group) bool {
 // setSaveErr records why the bucket can't be written, nil if it can, and logs the first of such errors.
 func (q *queue) setSaveErr(err error) {
 	q.mu.Lock()
-	was := q.saveErr
-	q.saveErr = err
+	was := q.records.err
+	q.records.err = err
 	q.mu.Unlock()
 	if err != nil && was == nil {
 		q.log.Warn("what was delivered can't be recorded, trying again", "err", err)
@@ -185,8 +185,8 @@ func (q *queue) keepSaving() {
 func (q *queue) wakeForLead() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.nextLead.IsZero() && !q.nextLead.After(time.Now()) {
-		wake(q.changed)
+	if !q.updates.nextLead.IsZero() && !q.updates.nextLead.After(time.Now()) {
+		wake(q.updates.wake)
 	}
 }
 
@@ -194,12 +194,12 @@ func (q *queue) wakeForLead() {
 func (q *queue) flush() {
 	q.mu.Lock()
 	var unsaved []*group
-	for g := range q.dirty {
+	for g := range q.records.dirty {
 		unsaved = append(unsaved, g)
 	}
-	due := q.state.Blocked != q.told || time.Since(q.stateSaved) >= stateEvery || q.ctx.Err() != nil
+	due := q.records.state.Blocked != q.notices.published || time.Since(q.records.stateSaved) >= stateEvery || q.ctx.Err() != nil
 	q.mu.Unlock()
-	_ = q.save(unsaved) // saveErr holds the error
+	_ = q.save(unsaved) // records.err holds the error
 	if due {
 		_ = q.saveState(context.WithoutCancel(q.ctx)) // an older one loses nothing
 	}

@@ -88,10 +88,10 @@ func (r *Relay) deliver(
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
 		ctx: held, lease: l, endLease: endLease, notify: r.notifySinks, from: r.From,
-		maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
 	}
-	r.locked(func() { q.maxBodies = maxBodies / max(1, len(r.Routes)) })
 	q.init()
+	q.room.most = cmp.Or(r.MaxUnsettled, defaultUnsettled)
+	r.locked(func() { q.room.maxBodies = maxBodies / max(1, len(r.Routes)) })
 	if err := q.open(); err != nil {
 		return err
 	}

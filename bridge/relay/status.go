@@ -119,7 +119,7 @@ func (r *Relay) deletedUnread(route bridge.Route) uint64 {
 	}
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
-	return s.queue.deletedUnread
+	return s.queue.pos.deleted
 }
 
 // urgentWithin is how soon an event begins whose pending delivery keeps the relay from being ready, if the sink refuses
@@ -190,7 +190,7 @@ func (q *queue) status() queueStatus {
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	s := queueStatus{pending: len(q.pending), delivered: q.accepted, accepted: q.lastAccepted}
+	s := queueStatus{pending: len(q.pending), delivered: q.tally.accepted, accepted: q.tally.lastAccepted}
 	for _, e := range q.pending {
 		mute := q.muteOf(e)
 		if mute.Active() {
@@ -216,12 +216,12 @@ func (q *queue) status() queueStatus {
 		so  bool
 		why string
 	}{
-		{q.overflowed > 0, fmt.Sprintf("%d deliveries are unsettled, so the oldest that isn't urgent becomes a dead letter "+
-			"for each that comes: %d so far", q.maxUnsettled, q.overflowed)},
-		{!q.fullSince.IsZero() && q.overflowed == 0, fmt.Sprintf("%d deliveries are unsettled", q.maxUnsettled)},
-		{q.readErr != nil, fmt.Sprintf("the stream can't be read: %v", q.readErr)},
-		{q.saveErr != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.saveErr)},
-		{len(q.keepErrs) > 0, q.unkeptProblem()},
+		{q.room.overflowed > 0, fmt.Sprintf("%d deliveries are unsettled, so the oldest that isn't urgent becomes a dead letter "+
+			"for each that comes: %d so far%s", q.room.most, q.room.overflowed, q.room.overflowsFirst())},
+		{!q.room.fullSince.IsZero() && q.room.overflowed == 0, fmt.Sprintf("%d deliveries are unsettled", q.room.most)},
+		{q.pos.err != nil, fmt.Sprintf("the stream can't be read: %v", q.pos.err)},
+		{q.records.err != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.records.err)},
+		{len(q.transfers.errs) > 0, q.transferProblem()},
 	} {
 		if w.so {
 			s.problems = append(s.problems, w.why)

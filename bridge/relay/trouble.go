@@ -64,7 +64,7 @@ func (q *queue) waitsSince(now time.Time) (oldest, accepted time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for seq, e := range q.pending {
-		mute, u := q.muteOf(e), q.unkept[seq]
+		mute, u := q.muteOf(e), q.transfers.due[seq]
 		since := e.item.Since(mute)
 		if e.item.Group == "" || mute.Active() || since.After(now) || u != nil && u.dead {
 			continue
@@ -73,7 +73,7 @@ func (q *queue) waitsSince(now time.Time) (oldest, accepted time.Time) {
 			oldest = since
 		}
 	}
-	return oldest, q.lastAccepted
+	return oldest, q.tally.lastAccepted
 }
 
 // deadLettered notes a dead letter that was stored, to report it.
