@@ -111,7 +111,8 @@ func inLines(text string, length int) string {
 func TestASecretIsRecognisedHoweverItIsWritten(t *testing.T) {
 	systemtest.Alone(t)
 	t.Parallel()
-	for _, secret := range []string{
+	every := systemtest.Every(3) // of the secrets, for two writings
+	for i, secret := range []string{
 		"hunter2hunter2", "s3cr3t/of+the=mail", `p&ss "w/rd" <é>`, "a=41b%41c&amp;d\\u0041e", "пароль-длинный", "pa55w/+=",
 		"correct horse battery staple", "xoxb-2404-81-aBcD", "eyJhbGciOiJub25lIn0.eyJzdWIiOiJmb3Jld2FybiJ9.",
 		"a/+=b", "🔑k3y🔑k3y",
@@ -124,11 +125,13 @@ func TestASecretIsRecognisedHoweverItIsWritten(t *testing.T) {
 				t.Errorf("%q as %s shows %q", secret, how, got)
 			}
 		}
-		for _, first := range writings {
+		for j, first := range writings {
 			written := first.write(secret)
 			shows(written, first.name)
-			for _, then := range writings {
-				shows(then.write(written), first.name+" in "+then.name)
+			for k, then := range writings {
+				if (i+j+k)%every == 0 {
+					shows(then.write(written), first.name+" in "+then.name)
+				}
 			}
 		}
 	}

@@ -274,35 +274,35 @@ func TestAnAnnouncementIsNotOutdatedByAClock(t *testing.T) {
 // begun, of which the sink isn't told.
 func TestTheCursorPassesNothingThatIsNotSaved(t *testing.T) {
 	systemtest.LeftToGate(t)
-	for at := 50 * time.Millisecond; at < 700*time.Millisecond; at += 100 * time.Millisecond {
-		for then := 300 * time.Millisecond; then < 1500*time.Millisecond; then += 200 * time.Millisecond {
-			onStage(t, func(t *testing.T, s *stage) {
-				sink := newRecorder()
-				hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
-				hook.Filter.Only.Changes = []string{"scheduled", "updated"}
-				wire := &cable{}
-				s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook}, Connect: s.over(wire)})
-				pause(2 * time.Second)
-				s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook}})
-				a := eventNo(1).in(time.Hour)
-				scheduled := a.say(t, imds.Scheduled, "vm-1")
-				s.publish(scheduled)
-				pause(time.Minute)
-				moved := a
-				moved.notBefore = a.notBefore.Add(time.Minute)
-				late := moved.updated(t, a)
-				pause(time.Minute)
-				wire.slow(400 * time.Millisecond)
-				s.publish(eventNo(2).say(t, imds.Started, "vm-2"))
-				pause(at)
-				s.publish(moved.say(t, imds.Started, "vm-2"))
-				pause(then)
-				wire.fail("hangs")
-				pause(time.Minute)
-				s.publish(late)
-				pause(time.Minute)
-				wantIDs(t, fmt.Sprintf("told (%s, %s)", at, then), sink.all(), scheduled)
-			})
-		}
+	for n := 0; n < 7*6; n += systemtest.Every(3) {
+		at := 50*time.Millisecond + time.Duration(n%7)*100*time.Millisecond
+		then := 300*time.Millisecond + time.Duration(n/7)*200*time.Millisecond
+		onStage(t, func(t *testing.T, s *stage) {
+			sink := newRecorder()
+			hook := with(route("hook", sink), func(t *bridge.Terms) { t.Late = delivery.LateDrop })
+			hook.Filter.Only.Changes = []string{"scheduled", "updated"}
+			wire := &cable{}
+			s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook}, Connect: s.over(wire)})
+			pause(2 * time.Second)
+			s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook}})
+			a := eventNo(1).in(time.Hour)
+			scheduled := a.say(t, imds.Scheduled, "vm-1")
+			s.publish(scheduled)
+			pause(time.Minute)
+			moved := a
+			moved.notBefore = a.notBefore.Add(time.Minute)
+			late := moved.updated(t, a)
+			pause(time.Minute)
+			wire.slow(400 * time.Millisecond)
+			s.publish(eventNo(2).say(t, imds.Started, "vm-2"))
+			pause(at)
+			s.publish(moved.say(t, imds.Started, "vm-2"))
+			pause(then)
+			wire.fail("hangs")
+			pause(time.Minute)
+			s.publish(late)
+			pause(time.Minute)
+			wantIDs(t, fmt.Sprintf("told (%s, %s)", at, then), sink.all(), scheduled)
+		})
 	}
 }

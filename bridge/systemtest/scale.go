@@ -12,6 +12,15 @@ func Whole() bool {
 	return os.Getenv("FOREWARN_SCALE") != "" || flag.Lookup("test.run").Value.String() != ""
 }
 
+// Every returns n at the gate, which tries every nth of many cases of one kind, and 1 where all are tried: with
+// FOREWARN_SCALE=large, which .ci/full sets, and where -run names the test.
+func Every(n int) int {
+	if os.Getenv("FOREWARN_SCALE") == "large" || flag.Lookup("test.run").Value.String() != "" {
+		return 1
+	}
+	return n
+}
+
 // LeftToGate skips a test that takes long, unless the tests are to do all they can.
 func LeftToGate(t *testing.T) {
 	t.Helper()

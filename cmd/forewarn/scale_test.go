@@ -47,7 +47,7 @@ func sizeOfFleet() fleetSize {
 	case "full":
 		return fleetSize{sets: 20, bridges: 1000, events: 2000, wave: 12 * time.Minute, down: time.Minute, interval: 4 * time.Second,
 			step: 20 * time.Second}
-	case "small":
+	case "small", "large":
 		return fleetSize{sets: 3, bridges: 12, events: 36, wave: 12 * time.Second, down: 5 * time.Second, interval: time.Second,
 			step: 5 * time.Second}
 	}
