@@ -1,6 +1,8 @@
 package sinks
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"html"
 	"regexp"
 	"strconv"
@@ -172,66 +174,27 @@ func character(number string, base int) string {
 // decodeDigits reads a text as base64 and as hexadecimal digits, from each place where a byte may begin. It skips
 // everything else, such as the end of a line, colons and padding.
 func decodeDigits(text string) (all []string) {
-	sextets, nibbles := values(text, base64Value), values(hexPrefix.ReplaceAllString(text, "$1"), hexValue)
+	const hexDigits = "0123456789abcdefABCDEF"
+	const base64Digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz+/"
+	sextets := only(base64Digits, strings.NewReplacer("-", "+", "_", "/").Replace(text))
+	nibbles := only(hexDigits, hexPrefix.ReplaceAllString(text, "$1"))
 	for first := range min(4, len(sextets)) {
-		all = append(all, join(sextets[first:], 6))
+		decoded, _ := base64.RawStdEncoding.DecodeString(sextets[first:]) // all but a digit too many at the end
+		all = append(all, string(decoded))
 	}
 	for first := range min(2, len(nibbles)) {
-		all = append(all, join(nibbles[first:], 4))
+		decoded, _ := hex.DecodeString(nibbles[first:])
+		all = append(all, string(decoded))
 	}
 	return all
 }
 
-// values returns the values of the digits in a text. value returns a negative number for what is no digit.
-func values(text string, value func(c byte) int) (all []byte) {
-	for i := range len(text) {
-		if v := value(text[i]); v >= 0 {
-			all = append(all, byte(v))
+// only returns the digits in a text.
+func only(digits, text string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(digits, r) {
+			return r
 		}
-	}
-	return all
-}
-
-// join returns the bytes that are made of the last bits of each value.
-func join(values []byte, bits int) string {
-	var b strings.Builder
-	kept, n := 0, 0
-	for _, v := range values {
-		kept, n = kept<<bits|int(v), n+bits
-		if n >= 8 {
-			n -= 8
-			b.WriteByte(byte(kept >> n))
-			kept &= 1<<n - 1
-		}
-	}
-	return b.String()
-}
-
-// base64Value returns the value of a digit in either alphabet of base64.
-func base64Value(c byte) int {
-	switch {
-	case 'A' <= c && c <= 'Z':
-		return int(c - 'A')
-	case 'a' <= c && c <= 'z':
-		return int(c-'a') + 26
-	case '0' <= c && c <= '9':
-		return int(c-'0') + 52
-	case c == '+', c == '-':
-		return 62
-	case c == '/', c == '_':
-		return 63
-	}
-	return -1
-}
-
-func hexValue(c byte) int {
-	switch {
-	case '0' <= c && c <= '9':
-		return int(c - '0')
-	case 'a' <= c && c <= 'f':
-		return int(c-'a') + 10
-	case 'A' <= c && c <= 'F':
-		return int(c-'A') + 10
-	}
-	return -1
+		return -1
+	}, text)
 }
