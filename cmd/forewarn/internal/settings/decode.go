@@ -138,6 +138,8 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 	for _, e := range n.entries {
 		i := slices.Index(known, e.key)
 		switch {
+		case i < 0 && slices.Contains(known, usualNames[e.key]):
+			problems = problems.with(doc.errorAt(e.pos, "unknown key %q; expected %s", e.key, usualNames[e.key]))
 		case i < 0:
 			message := strings.TrimPrefix(path+": ", ": ") + unknownWord("key", e.key, known, isKey(e.key))
 			problems = problems.with(doc.errorAt(e.pos, "%s", message))

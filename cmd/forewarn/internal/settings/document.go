@@ -273,6 +273,10 @@ func (c converter) node(n ast.Node) *node {
 	case *ast.SequenceNode:
 		v.kind = aList
 		for _, item := range n.Values {
+			if text, ok := colonInside(item); ok {
+				v.items = append(v.items, &node{pos: text.pos, kind: aText, text: text.text, anchored: v.anchored})
+				continue
+			}
 			v.items = append(v.items, c.node(item))
 		}
 	case *ast.MappingNode:
@@ -285,6 +289,23 @@ func (c converter) node(n ast.Node) *node {
 		return c.unreadable(v, "misplaced; expected a value")
 	}
 	return v
+}
+
+// colonInside returns an item of a list that is text by YAML's rules, because no space follows its colon, such as
+// nats://h:4222. Inside { } the parser takes it for a key with a value.
+func colonInside(item ast.Node) (text node, ok bool) {
+	section, ok := item.(*ast.MappingNode)
+	if !ok || section.IsFlowStyle || len(section.Values) != 1 {
+		return text, false
+	}
+	entry := section.Values[0]
+	key, value := entry.Key.GetToken(), entry.Value.GetToken()
+	quoted := key.Type == token.SingleQuoteType || key.Type == token.DoubleQuoteType
+	end := pos{entry.Start.Position.Line, entry.Start.Position.Column + 1}
+	if quoted || posOf(value) != end {
+		return text, false
+	}
+	return node{pos: posOf(key), text: key.Value + ":" + value.Value}, true
 }
 
 // unreadable reports what is wrong with a node, and takes its kind away.

@@ -408,3 +408,27 @@ approve:
 		t.Errorf("one value gives %+v, %+v; want as the list %+v, %+v", one.Routes[0], one.Rules, list.Routes[0], list.Rules)
 	}
 }
+
+// A list in brackets may have items with colons in them, also inside braces.
+func TestAnItemOfAListMayHaveColons(t *testing.T) {
+	s, err := testLoader().Parse("", []byte("sinks: [{name: a, file: {path: /x, tags: [nats://h:4222, 'q:r', http://x:80/a:b, 12:30]}}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"nats://h:4222", "q:r", "http://x:80/a:b", "12:30"}
+	if got := s.Routes[0].Sink.(*testSink).Tags; !slices.Equal(got, want) {
+		t.Errorf("the items are %q, want %q", got, want)
+	}
+	_, err = testLoader().Parse("", []byte("sinks: [{name: a, file: {path: /x, tags: [b: c]}}]"))
+	if err == nil {
+		t.Error("a section is taken for an item of a list of texts")
+	}
+}
+
+// What a kind is called elsewhere is answered with what it is called here.
+func TestAKindUnderAnotherNameIsExplained(t *testing.T) {
+	_, err := testLoader().Parse("", []byte("sinks: [{name: a, http: {url: https://h}}]"))
+	if err == nil || !strings.Contains(err.Error(), `unknown key "http"; expected webhook`) {
+		t.Errorf("the error is %v", err)
+	}
+}

@@ -185,12 +185,22 @@ func (l Loader) destination(n *node, own, known []string) (section entry, kind s
 		}
 	}
 	for _, e := range n.entries {
+		if usual := usualNames[e.key]; slices.Contains(known, usual) {
+			return e, usual
+		}
 		near, ok := wording.Nearest(e.key, slices.Concat(own, known))
 		if ok && slices.Contains(known, near) && e.value.kind == aTable {
 			return e, near
 		}
 	}
 	return entry{pos: n.pos, value: new(node)}, ""
+}
+
+// usualNames are what kinds are called elsewhere, each with the key that it has here.
+var usualNames = map[string]string{
+	"msteams": "teams", "msteamsv2": "teams", "prometheus": "alertmanager", "opentelemetry": "otlp", "googlechat": "google_chat",
+	"hec": "splunk", "logicapp": "webhook", "http": "webhook", "https": "webhook", "smtp": "email", "mail": "email",
+	"jetstream": "nats", "command": "exec", "script": "exec", "stdout": "file", "rsyslog": "syslog",
 }
 
 // checkName refuses a sink without a name.
