@@ -194,7 +194,7 @@ func TestTheClockOfAConnectionIsTheAttempts(t *testing.T) {
 		for name, settings := range trial.hangs(t) {
 			h := testHost(t)
 			h.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
-				time.Sleep(50 * time.Millisecond)
+				time.Sleep(50 * time.Millisecond) // a dial takes some time; not every kind works in a bubble
 				return nil, os.ErrDeadlineExceeded
 			}
 			s := mustOpen(t, kind, settings.settings, h)

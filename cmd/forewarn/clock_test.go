@@ -93,7 +93,7 @@ approve: [{only: {types: [Reboot], sources: [User]}, after: [audit], wait: %v}]
 				return strings.Contains(string(told), "-scheduled")
 			})
 			told := time.Now()
-			time.Sleep(wait / 3)
+			time.Sleep(wait / 3) // of a real program, whose clock a library moves: a part of its wait has passed
 			steps, err := os.OpenFile(clock, os.O_WRONLY, 0)
 			if err != nil {
 				t.Fatal(err)
