@@ -20,7 +20,7 @@ type Link struct {
 
 // Links returns where to read on about the message with these fields.
 func Links(fields any) ([]Link, error) {
-	set, err := embeddedTexts()
+	set, err := wordSet()
 	if err != nil {
 		return nil, err
 	}

@@ -67,9 +67,13 @@ func CheckNames(text string, fields *Shape) error {
 // aboutMessage reports whether a shared word is executed on the fields of a message, as most are, and not on another
 // value.
 func aboutMessage(word string, fields *Shape) bool {
-	trees, err := wordTrees()
-	if err != nil || trees[word] == nil {
+	set, err := wordSet()
+	if err != nil || set.Lookup(word) == nil {
 		return false
+	}
+	trees := make(map[string]*parse.Tree)
+	for _, define := range set.Templates() {
+		trees[define.Name()] = define.Tree
 	}
 	c := &nameChecker{text: words, defines: trees, walked: make(map[walk]bool)}
 	c.define(word, fields)

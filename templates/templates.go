@@ -12,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"text/template"
-	"text/template/parse"
 )
 
 // The default texts of the sinks for people. Their fields are those of a message. SlackText is the notification of a
@@ -29,43 +28,14 @@ var (
 //go:embed slack-text.txt slack-blocks.json email-subject.txt email-text.txt email.html
 var files embed.FS
 
-// words holds the defines that all texts share, the shared words. A template in the settings may use them too, or
-// define one of them anew.
+// words is the text of the defines that all texts share, the shared words. A template in the settings may use them too,
+// or define one of them anew.
 //
 //go:embed words.txt
 var words string
 
-// wordTrees returns the parsed shared words by name. All text templates use the same trees, because executing one never
-// changes its tree.
-var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
-	t, err := newSet("words").Parse(words)
-	if err != nil {
-		return nil, err
-	}
-	trees := make(map[string]*parse.Tree)
-	for _, define := range t.Templates() {
-		trees[define.Name()] = define.Tree
-	}
-	return trees, nil
-})
-
-// embeddedTexts returns the set of the shared words and the default texts, except the HTML one.
-var embeddedTexts = sync.OnceValues(func() (*template.Template, error) {
-	set := newSet("")
-	if err := addWords(set); err != nil {
-		return nil, err
-	}
-	for _, name := range []string{"slack-text.txt", "slack-blocks.json", "email-subject.txt", "email-text.txt"} {
-		text, err := files.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := set.New(name).Parse(string(text)); err != nil {
-			return nil, err
-		}
-	}
-	return set, nil
-})
+// wordSet returns the shared words.
+var wordSet = sync.OnceValues(func() (*template.Template, error) { return newSet("words").Parse(words) })
 
 // A Template is a parsed template. The embedded ones are parsed at their first use. It is safe for concurrent use.
 type Template struct{ parsed func() (executor, error) }
@@ -84,31 +54,25 @@ func (t *Template) Execute(w io.Writer, fields any) error {
 }
 
 // embedded returns one of the default texts.
-func embedded(name string) *Template {
-	return &Template{func() (executor, error) {
-		set, err := embeddedTexts()
-		if err != nil {
-			return nil, err
-		}
-		return set.Lookup(name), nil
-	}}
-}
+func embedded(name string) *Template { return embeddedAs(name, parseText) }
 
 // embeddedHTML returns a default text that is HTML.
-func embeddedHTML(name string) *Template {
+func embeddedHTML(name string) *Template { return embeddedAs(name, parseHTML) }
+
+func embeddedAs[T executor](name string, parse func(name, text string) (T, error)) *Template {
 	return &Template{sync.OnceValues(func() (executor, error) {
 		text, err := files.ReadFile(name)
 		if err != nil {
 			return nil, err
 		}
-		return parseHTML(name, string(text))
+		return parse(name, string(text))
 	})}
 }
 
 // Say applies one of the shared words, such as headline, to fields and writes the result to w. Its bounds are those of
 // Template.Execute.
 func Say(w io.Writer, word string, fields any) error {
-	set, err := embeddedTexts()
+	set, err := wordSet()
 	if err != nil {
 		return err
 	}
@@ -119,13 +83,15 @@ func Say(w io.Writer, word string, fields any) error {
 // field prints as <no value>; a function takes it as empty. An error names the template, the line and, where
 // text/template knows it, the column.
 func Parse(name, text string) (*Template, error) {
-	return ready(parseText(name, text))
+	t, err := parseText(name, text)
+	return ready(t, err)
 }
 
 // ParseHTML is Parse for HTML: each value is escaped for the place where it is inserted. What include returns is plain
 // text, which is escaped like any other value.
 func ParseHTML(name, text string) (*Template, error) {
-	return ready(parseHTML(name, text))
+	t, err := parseHTML(name, text)
+	return ready(t, err)
 }
 
 // ready returns a Template that has been parsed already.
@@ -144,41 +110,50 @@ func ready(parsed executor, err error) (*Template, error) {
 // ParseURL is Parse for a URL or a part of one: each value is percent-encoded, so that it stays one part of the path or
 // one value of the query. A define is inserted with include, which makes it a value too.
 func ParseURL(name, text string) (*Template, error) {
-	t := newSet(name).Funcs(template.FuncMap{percentEncoder: percentEncode})
-	err := parseInto(t, text)
-	if err == nil && t.Tree != nil {
-		err = encodeValues(t.Tree.Root)
+	t, err := parseText(name, text)
+	if err == nil {
+		t.Funcs(template.FuncMap{percentEncoder: percentEncode})
+		err = encodeValues(t.Root)
 	}
 	return ready(t, err)
 }
 
-func parseText(name, text string) (executor, error) {
+// parseText parses a text, and adds the shared words that it doesn't define itself. All sets have the same trees of them,
+// because executing one never changes its tree.
+func parseText(name, text string) (*template.Template, error) {
 	t := newSet(name)
-	return t, parseInto(t, text)
-}
-
-func parseHTML(name, text string) (executor, error) {
-	plain := newSet(name) // for include and the facts, whose text is not escaped yet
-	if err := parseInto(plain, text); err != nil {
-		return nil, err
-	}
-	t := htmltemplate.New(name).Option("missingkey=default").Funcs(setFuncs(plain))
 	if _, err := t.Parse(text); err != nil {
 		return nil, err
 	}
-	words, err := wordTrees()
+	words, err := wordSet()
 	if err != nil {
 		return nil, err
 	}
-	for define, tree := range words {
-		if t.Lookup(define) != nil {
-			continue // the text has its own define
+	for _, word := range words.Templates() {
+		if t.Lookup(word.Name()) != nil {
+			continue
 		}
-		if _, err := t.AddParseTree(define, tree.Copy()); err != nil { // a copy, because escaping changes the tree
+		if _, err := t.AddParseTree(word.Name(), word.Tree); err != nil {
 			return nil, err
 		}
 	}
 	return t, nil
+}
+
+// parseHTML is parseText for HTML. The text of include and of the facts is not escaped yet, so it comes from a set of its
+// own. Escaping changes a tree.
+func parseHTML(name, text string) (*htmltemplate.Template, error) {
+	plain, err := parseText(name, text)
+	if err != nil {
+		return nil, err
+	}
+	t := htmltemplate.New(name).Option("missingkey=default").Funcs(setFuncs(plain))
+	for _, define := range plain.Templates() {
+		if _, err := t.AddParseTree(define.Name(), define.Tree.Copy()); err != nil {
+			return nil, err
+		}
+	}
+	return t.Lookup(name), nil
 }
 
 // newSet returns an empty text template that has all functions.
@@ -208,29 +183,4 @@ func including(t *template.Template) includeFunc {
 		}
 		return text.String(), err
 	}
-}
-
-// parseInto parses the text into t, which gets the shared words too.
-func parseInto(t *template.Template, text string) error {
-	if _, err := t.Parse(text); err != nil {
-		return err
-	}
-	return addWords(t)
-}
-
-// addWords adds to t the shared words that it does not define itself.
-func addWords(t *template.Template) error {
-	trees, err := wordTrees()
-	if err != nil {
-		return err
-	}
-	for define, tree := range trees {
-		if t.Lookup(define) != nil {
-			continue
-		}
-		if _, err := t.AddParseTree(define, tree); err != nil {
-			return err
-		}
-	}
-	return nil
 }

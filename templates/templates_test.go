@@ -180,7 +180,7 @@ func TestHTMLEscapesTheWords(t *testing.T) {
 	}
 }
 
-// A text can redefine a shared word. Its define is then used everywhere, in HTML too.
+// A text can define a shared word anew. Its define is then used everywhere, in HTML too.
 func TestSharedWordCanBeRedefined(t *testing.T) {
 	const text = `{{define "cause"}}<our word>{{end}}{{template "why" .}}|{{include "why" .}}|{{include "cause" .}}`
 	fields := map[string]any{"azeventsource": "Platform", "azeventtype": "Reboot"}
@@ -195,6 +195,20 @@ func TestSharedWordCanBeRedefined(t *testing.T) {
 		var got strings.Builder
 		if err := parsed.Execute(&got, fields); err != nil || got.String() != want {
 			t.Errorf("Execute = %q, %v; want %q", got.String(), err, want)
+		}
+	}
+}
+
+// A shared word that a text defines as nothing is nothing.
+func TestSharedWordCanBeBlanked(t *testing.T) {
+	for kind, parse := range map[string]func(name, text string) (*Template, error){"text": Parse, "HTML": ParseHTML} {
+		parsed, err := parse("text", `{{define "cause"}}{{end}}<{{template "cause" .}}|{{include "cause" .}}>`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got strings.Builder
+		if err := parsed.Execute(&got, map[string]any{"azeventsource": "Platform"}); err != nil || strings.Contains(got.String(), "Azure") {
+			t.Errorf("%s: Execute = %q, %v; want nothing of the cause", kind, got.String(), err)
 		}
 	}
 }
