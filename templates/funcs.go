@@ -414,26 +414,16 @@ func slackTime(t time.Time, layout, instead string) string {
 	if t.IsZero() {
 		return ""
 	}
-	clean := func(s string) string {
-		return strings.Map(func(r rune) rune {
-			if strings.ContainsRune("^|<>", r) {
-				return -1
-			}
-			return r
-		}, s)
-	}
-	return fmt.Sprintf("<!date^%d^%s|%s>", t.Unix(), clean(layout), clean(instead))
+	return fmt.Sprintf("<!date^%d^%s|%s>", t.Unix(), withoutTokens.Replace(layout), withoutTokens.Replace(instead))
 }
 
+// withoutTokens removes what begins, divides and ends a token of Slack's.
+var withoutTokens = strings.NewReplacer("^", "", "|", "", "<", "", ">", "")
+
 // slackEscape escapes a text for Slack's mrkdwn, so that it can neither mention anybody nor contain a link.
-func slackEscape(v any) string {
-	s := text(v)
-	if !strings.ContainsAny(s, "&<>") {
-		return s
-	}
-	s = strings.ReplaceAll(s, "&", "&amp;")
-	return strings.ReplaceAll(strings.ReplaceAll(s, "<", "&lt;"), ">", "&gt;")
-}
+func slackEscape(v any) string { return slackEscapes.Replace(text(v)) }
+
+var slackEscapes = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
 
 // longestInSlack is the number of characters of one text shown in Slack, which refuses a message that is too long as a
 // whole.

@@ -3,6 +3,7 @@ package templates
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"text/template/parse"
 )
@@ -40,15 +41,4 @@ func encodeValues(list *parse.ListNode) error {
 }
 
 // percentEncode encodes a value for any part of a URL: only letters, digits and -._~ stay as they are.
-func percentEncode(v any) string {
-	const unreserved = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-	var b strings.Builder
-	for _, c := range []byte(text(v)) {
-		if strings.IndexByte(unreserved, c) >= 0 {
-			b.WriteByte(c)
-		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
-}
+func percentEncode(v any) string { return strings.ReplaceAll(url.QueryEscape(text(v)), "+", "%20") }
