@@ -405,6 +405,29 @@ func TestAMessageForAllVMsIsTheSameWhoeverSawIt(t *testing.T) {
 	}
 }
 
+// Nor does it matter for a digest, on a relay or on a VM with vms: leader or all.
+func TestADigestForAllVMsIsTheSameWhoeverSawIt(t *testing.T) {
+	digest := func(o imds.Observer) string {
+		var batch []delivery.Delivery
+		all := fleetSituations(o)
+		for _, name := range []string{"two-scheduled", "many-scheduled", "many-started", "two-cancelled"} {
+			batch = append(batch, all["fleet-"+name].batch...)
+		}
+		f := (&Host{ForAll: true}).fields(batch, messageTime.clock())
+		mail, _, _ := strings.Cut(render(t, texts.text, f), "Seen ")
+		return render(t, texts.slackText, f) + "\n" + render(t, texts.subject, f) + "\n" + mail
+	}
+	want := digest(webHost(0))
+	if !strings.Contains(want, "web_0 and web_1 will") || !strings.Contains(want, "25 VMs (web_0, ") {
+		t.Errorf("it says\n%s\nwant the VMs of each event", want)
+	}
+	for _, n := range []int{1, 24, 99} {
+		if got := digest(webHost(n)); got != want {
+			t.Errorf("web_%d says\n%s\nwant\n%s", n, got, want)
+		}
+	}
+}
+
 func deliveryOf(ce event.Event, err error) []delivery.Delivery {
 	if err != nil {
 		panic(err)
