@@ -82,6 +82,8 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	}
 	opened := Opened{Sink: n, Secrets: n.servers.Secrets()}
 	opened.note(n.core, "plain NATS keeps nothing: who is not connected when a CloudEvent is sent never hears of it")
+	opened.note(!n.core && n.subjects.custom != "" && !strings.HasPrefix(n.subjects.custom, "forewarn."),
+		"a relay can't check who publishes under a subject of your own; the default one says who speaks")
 	opened.note(n.provision != nil && n.provision.Replicas <= 1, "a stream with one replica, as on a single server, can "+
 		"lose what it acknowledged in the last two minutes when its server crashes, unless that has sync_interval: always")
 	opened.Notes = append(opened.Notes, n.servers.Notes()...)

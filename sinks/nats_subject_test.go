@@ -353,3 +353,21 @@ func TestNATSSubjectsWithWildcards(t *testing.T) {
 		}
 	}
 }
+
+// check says that a relay can't tell who speaks on a subject of one's own; on the default ones, and those that begin
+// like them, it can.
+func TestASubjectOfOnesOwnSaysNotWhoSpeaks(t *testing.T) {
+	for subject, noted := range map[string]bool{
+		"": false, "subject: 'ops.{{.id}}'": true,
+		"subject: 'forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.id}}'": false,
+	} {
+		opened, err := open("nats", "url: nats://127.0.0.1\n"+subject, testHost(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(strings.Join(opened.Notes, " "), "can't check who publishes"); got != noted {
+			t.Errorf("with %q the notes are %q", subject, opened.Notes)
+		}
+		closeSink(opened.Sink)
+	}
+}

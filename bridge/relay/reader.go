@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -201,15 +202,22 @@ func (q *queue) loadGroups(keys map[string]bool) error {
 	return atOnce(len(missing), func(n int) error { return q.loadGroup(missing[n]) })
 }
 
-// atOnce calls f with each number below n, several at the same time, and returns its errors.
+// atOnce calls f with each number below n, several at the same time, and returns its errors. After one it begins no more.
 func atOnce(n int, f func(int) error) error {
 	errs := make([]error, n)
 	slots := make(chan struct{}, maxAtOnce)
+	var failed atomic.Bool
 	var all sync.WaitGroup
 	for i := range n {
 		slots <- struct{}{}
+		if failed.Load() {
+			break
+		}
 		all.Go(func() {
 			errs[i] = f(i)
+			if errs[i] != nil {
+				failed.Store(true)
+			}
 			<-slots
 		})
 	}

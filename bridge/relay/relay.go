@@ -33,13 +33,15 @@ type Options struct {
 	Connect func(context.Context) (*nats.Conn, error)
 	// Shown returns an error of the servers in the form that may be shown, which their words may not be: they may repeat
 	// the credentials. It may be nil.
-	Shown   func(error) error
-	Domain  string // of JetStream; "" for the account's
-	Stream  string
-	Routes  []bridge.Route
-	Name    string    // of this relay, for people
-	From    time.Time // where a sink that is new to the stream begins; zero for now
-	Version string    // of the program
+	Shown  func(error) error
+	Domain string // of JetStream; "" for the account's
+	Stream string
+	Routes []bridge.Route
+	Name   string // of this relay, for people
+	// From is where a sink that is new to the stream begins; zero for when it comes. One that a reload adds begins as long
+	// before it comes as From was before the relay started.
+	From    time.Time
+	Version string // of the program
 	// MaxUnsettled is how many deliveries of a sink may be unsettled in memory; 0 for 10,000.
 	MaxUnsettled int
 
@@ -121,6 +123,9 @@ func New(o Options) *Relay {
 			return r.publish(ctx, st.js, ce, ce.ID())
 		},
 	})
+	for _, route := range o.Routes {
+		r.service(route.Name).from = o.From
+	}
 	return r
 }
 
@@ -295,6 +300,11 @@ func (r *Relay) Reload(routes []bridge.Route, s bridge.SettingsInfo) {
 	r.removedSinks = slices.DeleteFunc(slices.Clone(r.removedSinks), func(name string) bool {
 		return slices.ContainsFunc(routes, func(now bridge.Route) bool { return now.Name == name })
 	})
+	for _, now := range routes {
+		if r.services[now.Name] == nil && !r.From.IsZero() {
+			r.service(now.Name).from = time.Now().Add(r.From.Sub(r.started))
+		}
+	}
 	r.Routes, r.Settings = routes, s
 }
 

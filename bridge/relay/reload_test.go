@@ -2,8 +2,11 @@ package relay_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -142,6 +145,31 @@ func TestARelayThatCouldNotWorkDoesNotHang(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		stop()
+	})
+}
+
+// A sink that a reload adds gets as much of the past as one that was there from the start, counted from when it comes.
+func TestASinkThatAReloadAddsBeginsWhenItComes(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		first, added := newRecorder(), newRecorder()
+		brief := func(n int) (all []event.Event) { // an event that is over, so that a new sink needs to know nothing of it
+			a := eventNo(n).in(24 * time.Hour)
+			all = []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Vanished, "vm-1")}
+			s.publish(all...)
+			pause(2 * time.Minute)
+			return all
+		}
+		before := brief(1)
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("first", first)}, From: time.Now().Add(-10 * time.Minute)})
+		pause(2 * time.Second)
+		later := brief(2)
+		pause(12 * time.Minute)
+		last := brief(3)
+		r.Reload([]bridge.Route{route("first", first), route("added", added)}, bridge.SettingsInfo{})
+		pause(10 * time.Second)
+		wantIDs(t, "the first sink", first.all(), slices.Concat(before, later, last)...)
+		wantIDs(t, "the one that was added", added.all(), last...)
 		stop()
 	})
 }

@@ -54,8 +54,7 @@ func (q *queue) save(groups []*group) error {
 	}
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), streams.RequestTimeout)
-	defer cancel()
+	ctx := context.WithoutCancel(q.ctx) // each request has a timeout of its own
 	err := atOnce(len(groups), func(n int) error { return q.saveGroup(ctx, groups[n]) })
 	if errors.Is(err, streams.ErrOvertaken) {
 		q.endLease(err)
@@ -78,7 +77,7 @@ func (q *queue) saveGroup(ctx context.Context, g *group) error {
 	}
 	err = q.bucket.Save(ctx, &g.entry, body)
 	if errors.Is(err, streams.ErrOvertaken) {
-		err = q.writeOver(context.WithoutCancel(ctx), g, body, err) // each request has a timeout of its own
+		err = q.writeOver(ctx, g, body, err)
 	}
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 // A service is how this relay serves the routes of one name: that of the settings in force, once those before have
 // ended. Relay.mu guards it.
 type service struct {
+	from      time.Time     // where the sink begins if it is new to the stream; zero for now
 	ended     chan struct{} // closed when the latest of them has ended
 	holder    holder        // of its lease
 	queue     *queue        // nil while this relay doesn't serve it
@@ -87,7 +88,7 @@ func (r *Relay) deliver(
 
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
-		ctx: held, lease: l, endLease: endLease, notify: r.notifySinks, from: r.From,
+		ctx: held, lease: l, endLease: endLease, notify: r.notifySinks, from: s.from,
 	}
 	q.init()
 	q.room.most = cmp.Or(r.MaxUnsettled, defaultUnsettled)

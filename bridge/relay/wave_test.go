@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
 )
 
@@ -44,6 +46,35 @@ func TestAWaveBecomesAFewMessages(t *testing.T) {
 			t.Errorf("%d events were told in %d messages, want all %d in 30 at most", n, messages, events)
 		}
 		t.Logf("%d messages", messages)
+		stop()
+	})
+}
+
+// A digest whose records take longer to write than one request may is on record all the same, without a complaint.
+func TestTheRecordsOfADigestTakeTheirTime(t *testing.T) {
+	systemtest.Alone(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		chat, wire := newRecorder(), &cable{}
+		digests := with(route("chat", chat), func(terms *bridge.Terms) {
+			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
+		})
+		_, stop := s.start(relay.Options{
+			Routes: []bridge.Route{digests}, Connect: s.over(wire), Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		pause(5 * time.Second)
+		wire.slow(600 * time.Millisecond)
+		const events = 400 // 32 of them are written at a time
+		for n := range events {
+			s.publish(eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		pause(5 * time.Minute)
+		if n := len(chat.all()); n != events {
+			t.Errorf("%d events are told, want %d", n, events)
+		}
+		if n := log.count("can't be recorded"); n > 0 {
+			t.Errorf("it complains %d times", n)
+		}
 		stop()
 	})
 }
