@@ -18,7 +18,12 @@ import (
 // natsProvision describes the stream to create or update. An existing stream keeps what is not given, and its other
 // subjects. A new one keeps messages for ever unless there is a limit; over a limit the oldest goes first.
 type natsProvision struct {
-	Stream     string        `yaml:"stream" required:"" doc:"name of the stream"`
+	Stream         string `yaml:"stream" required:"" doc:"name of the stream"`
+	StreamSettings `yaml:",inline"`
+}
+
+// StreamSettings are what a stream shall be like. What is not given stays as it is.
+type StreamSettings struct {
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
 	Replicas   int           `yaml:"replicas" min:"0" max:"5" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
 	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`

@@ -5,7 +5,6 @@ import (
 	"os"
 	"reflect"
 	"strings"
-	"time"
 
 	"forewarn/bridge/imds"
 	"forewarn/sinks"
@@ -14,21 +13,12 @@ import (
 // RelaySettings is the section nats, which makes the file that of a relay.
 type RelaySettings struct {
 	sinks.NATSSettings `yaml:",inline"`
-	Stream             string    `yaml:"stream" default:"FOREWARN" form:"token" doc:"the stream to read"`
-	Domain             string    `yaml:"domain" form:"token" doc:"JetStream domain (default: the account's)"`
-	Name               string    `yaml:"name" doc:"name of this relay, for people (default: the host's name)"`
-	Provision          Provision `yaml:"provision" doc:"what forewarn relay --provision makes the stream like"`
+	Stream             string               `yaml:"stream" default:"FOREWARN" form:"token" doc:"the stream to read"`
+	Domain             string               `yaml:"domain" form:"token" doc:"JetStream domain (default: the account's)"`
+	Name               string               `yaml:"name" doc:"name of this relay, for people (default: the host's name)"`
+	Provision          sinks.StreamSettings `yaml:"provision" doc:"what forewarn relay --provision makes the stream like"`
 
 	Servers *sinks.NATS // the way to the servers; nil when the sinks were left out
-}
-
-// Provision is what a stream shall be like. What is not given stays as it is.
-type Provision struct {
-	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
-	Replicas   int           `yaml:"replicas" min:"0" max:"5" doc:"copies in a cluster, at most 5 (default: 3 for a new stream in a cluster)"`
-	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
-	MaxBytes   sinks.Size    `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
-	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
 }
 
 // isToken reports whether a text is 1 to n letters, digits, dashes and underscores. It needs no regular expression: one
@@ -87,7 +77,7 @@ func (l Loader) relay(doc *document, s *Settings) {
 func (r *RelaySettings) IsSame(other *RelaySettings) bool {
 	a, b := *r, *other
 	a.Servers, b.Servers = nil, nil
-	a.Provision, b.Provision = Provision{}, Provision{}
+	a.Provision, b.Provision = sinks.StreamSettings{}, sinks.StreamSettings{}
 	return reflect.DeepEqual(a, b)
 }
 
