@@ -47,7 +47,7 @@ var harmlessHeaders = []string{
 // isCredential reports whether a header may carry credentials: its value comes from a file or variable, or its name is
 // not one of harmlessHeaders. A template does only if it holds more than words itself.
 func (s source) isCredential() bool {
-	if s.isTemplate() && isWords(withoutActions(s.Text.plain())) {
+	if s.open || s.isTemplate() && isWords(withoutActions(s.Text.plain())) {
 		return false
 	}
 	return s.Text.text == nil || !slices.Contains(harmlessHeaders, http.CanonicalHeaderKey(s.name))

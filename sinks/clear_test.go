@@ -33,7 +33,7 @@ func TestCredentialsNeverTravelInClear(t *testing.T) {
 		{"webhook", "url: 'http://a.example', headers: {Authorization: x}", "headers.Authorization"},
 		{"webhook", "url: 'http://a.example', headers: {cookie: x}", "headers.cookie"},
 		{"webhook", "url: 'http://a.example', headers: {X-Key: {file: " + file + "}}", "headers.X-Key.file"},
-		{"webhook", "url: 'http://a.example', body: ntfy, body_secrets: {topic: x}", "body_secrets.topic"},
+		{"ntfy", "url: 'http://a.example', topic: x", "topic"},
 		{"webhook", "url: 'http://a.example'", ""},
 		{"webhook", "url: 'http://a.example', headers: {X-Api-Key: x}", "headers.X-Api-Key"},
 		{"webhook", "url: 'http://a.example', headers: {Ocp-Apim-Subscription-Key: x}", "headers.Ocp-Apim-Subscription-Key"},

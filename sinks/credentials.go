@@ -3,6 +3,7 @@ package sinks
 import (
 	"encoding/base64"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -18,10 +19,11 @@ type credentials struct {
 	password source
 	headers  sources
 	signing  sources
-	body     sources
-	identity bool // a managed identity adds a token
-	secure   bool // the URL must be https, because the settings have tls
-	insecure bool // the URL may be http even if credentials are sent
+	own      sources // of the service's own keys
+	path     string  // of the service, added to the URL
+	identity bool    // a managed identity adds a token
+	secure   bool    // the URL must be https, because the settings have tls
+	insecure bool    // the URL may be http even if credentials are sent
 	host     Host
 }
 
@@ -33,7 +35,7 @@ type access struct {
 	header  http.Header
 	made    []madeHeader
 	keys    [][]byte          // to sign with
-	body    map[string]string // secrets of the body by name
+	setting map[string]string // the values of the service's own keys by name
 	inClear string            // the settings key of credentials that are sent unencrypted, "" for none
 	redact  *redactor
 }
@@ -47,9 +49,12 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		identity: s.Identity != nil,
 		secure:   s.TLS != TLSSettings{},
 		headers:  mapSources("headers", s.Headers),
-		body:     mapSources("body_secrets", s.BodySecrets),
+		own:      s.own,
 		signing:  listSources("signing_secrets", s.Signing),
 		host:     h,
+	}
+	if s.service != nil {
+		c.addService(s.service)
 	}
 	var wrong KeyErrors
 	if b := s.Basic; b != nil {
@@ -72,6 +77,21 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	return c, wrong.err()
 }
 
+// addService adds the URL and the headers of a service where the settings have none.
+func (c *credentials) addService(s *Service) {
+	c.path = s.Path
+	if s.URL != "" && (!c.url.given() || c.url.Text.plain() == s.URL) {
+		c.url.Text, c.url.open = NewSecret(s.URL), true
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
+		same := func(h source) bool { return http.CanonicalHeaderKey(h.name) == http.CanonicalHeaderKey(name) }
+		if !slices.ContainsFunc(c.headers, same) {
+			header := source{Value: Value{Text: NewSecret(s.Headers[name])}, key: "headers." + name, name: name, open: true}
+			c.headers = append(c.headers, header)
+		}
+	}
+}
+
 // sentKeys returns the settings keys of the credentials that each request carries, except a user in the URL. A signing
 // secret is not sent.
 func (c credentials) sentKeys() (keys []string) {
@@ -84,15 +104,17 @@ func (c credentials) sentKeys() (keys []string) {
 			keys = append(keys, h.from())
 		}
 	}
-	for _, b := range c.body {
-		keys = append(keys, b.key)
+	for _, s := range c.own {
+		if !s.open {
+			keys = append(keys, s.keys()...)
+		}
 	}
 	return keys
 }
 
 // sources returns the sources of all values.
 func (c credentials) sources() sources {
-	return slices.Concat(sources{c.url, c.bearer, c.password}, c.headers, c.body, c.signing)
+	return slices.Concat(sources{c.url, c.bearer, c.password}, c.headers, c.own, c.signing)
 }
 
 // checkNames returns the errors about headers whose name is invalid, used twice, or not for the settings to set.
@@ -118,7 +140,7 @@ func (c credentials) checkNames() error {
 // read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
 func (c credentials) read() (access, error) {
 	a := access{
-		header: make(http.Header), body: make(map[string]string), from: c.url, redact: c.host.redactor(),
+		header: make(http.Header), setting: make(map[string]string), from: c.url, redact: c.host.redactor(),
 	}
 	var wrong KeyErrors
 	wrong.add(c.readURL(&a))
@@ -141,11 +163,17 @@ func (c credentials) read() (access, error) {
 			a.redact.hideHeader(value)
 		}
 	}
-	for _, b := range c.body {
-		value, err := b.read(c.host.Getenv)
+	for _, s := range c.own {
+		a.setting[s.name] = ""
+		if !s.given() {
+			continue
+		}
+		value, err := s.read(c.host.Getenv)
 		wrong.add(err)
-		a.redact.hide(value)
-		a.body[b.name] = value
+		if !s.open {
+			a.redact.hide(value)
+		}
+		a.setting[s.name] = value
 	}
 	authorization, err := c.readAuthorization(a.redact)
 	wrong.add(err)
@@ -189,12 +217,17 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return err
 	}
-	a.url, err = parseTarget(raw, c.secure)
+	own, err := parseTarget(raw, c.secure)
+	if err == nil {
+		a.url, err = parseTarget(joinPath(raw, c.path), c.secure)
+	}
 	if err != nil {
 		return c.url.wrong(err)
 	}
-	a.redact.hideURL(a.url.URL)
-	a.redact.hideParts(constants(raw)...)
+	if !c.url.open {
+		a.redact.hideURL(own.URL)
+		a.redact.hideParts(constants(raw)...)
+	}
 	return nil
 }
 

@@ -11,26 +11,6 @@ import (
 // Services that stand in for another answer in ways of their own. So a body is a denial only if it says so; one that
 // says nothing, or something unknown, is none: its message would be posted again for days.
 
-// deniedBy returns whether a body is a denial when the ready-made body of that name was posted, or "" for none. A body
-// or a CloudEvent of the user's own may go to any service, which may answer with anything.
-func deniedBy(service string) func(body string) bool {
-	switch service {
-	case "":
-		return isUndelivered
-	case "azure-automation":
-		return func(body string) bool {
-			jobs, listed := answerFields(body)["jobids"].([]any)
-			return isDenial(body) || listed && len(jobs) == 0 // it lists the jobs that it has started
-		}
-	case "splunk-hec":
-		return func(body string) bool {
-			code, numbered := answerFields(body)["code"].(float64)
-			return isDenial(body) || numbered && code != 0 // 17 is from an address that only tells how Splunk is
-		}
-	}
-	return isDenial
-}
-
 // isDenial reports whether a body is a denial of any service for messages: it is a web page, as of a proxy that wants a
 // login, or has ok or success as false, or without a yes has an error or a status of failure.
 func isDenial(body string) bool {

@@ -19,7 +19,7 @@ func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	const page = "\ufeff\n<!DOCTYPE html><title>Sign in</title>"
 	for _, tt := range []struct {
-		body   string // the ready-made one
+		kind   string
 		status int
 		answer string
 		class  string
@@ -36,18 +36,18 @@ func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
 		{"pagerduty", 200, `{"status":"ok","errors":[]}`, accepted},
 		{"pagerduty", 200, `{"status":"invalid event","message":"Event object is invalid","errors":["why"]}`, again},
 
-		{"splunk-hec", 200, `{"text":"Success","code":0}`, accepted},
-		{"splunk-hec", 200, `OK`, accepted},
-		{"splunk-hec", 200, `{"text":"HEC is healthy","code":17}`, again},
-		{"splunk-hec", 200, `{"text":"Server is busy","code":9}`, again},
+		{"splunk", 200, `{"text":"Success","code":0}`, accepted},
+		{"splunk", 200, `OK`, accepted},
+		{"splunk", 200, `{"text":"HEC is healthy","code":17}`, again},
+		{"splunk", 200, `{"text":"Server is busy","code":9}`, again},
 
 		{"ntfy", 200, `{"id":"x","time":1,"event":"message","topic":"vms","code":40301}`, accepted},
 		{"ntfy", 200, `{"code":42901,"http":429,"error":"limit reached"}`, again},
 		{"ntfy", 200, page, again},
 
-		{"azure-automation", 202, `{"JobIds":["6d1f"]}`, accepted},
-		{"azure-automation", 202, ``, accepted},
-		{"azure-automation", 202, `{"JobIds":[]}`, again},
+		{"azure_automation", 202, `{"JobIds":["6d1f"]}`, accepted},
+		{"azure_automation", 202, ``, accepted},
+		{"azure_automation", 202, `{"JobIds":[]}`, again},
 
 		{"ntfy", 200, "\ufeff" + `{"ok":false}`, again},
 		{"ntfy", 200, `{"ok":"false"}`, again},
@@ -62,29 +62,31 @@ func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
 		{"ntfy", 200, `{"ok":true} {"ok":false}`, accepted},
 		{"ntfy", 200, `[{"ok":false}]`, accepted},
 
-		{"event-grid", 200, ``, accepted},
-		{"event-grid", 200, `{"error":{"code":"BadRequest","message":"why"}}`, again},
-		{"azure-monitor", 204, ``, accepted},
-		{"azure-monitor", 200, page, again},
+		{"event_grid", 200, ``, accepted},
+		{"event_grid", 200, `{"error":{"code":"BadRequest","message":"why"}}`, again},
+		{"azure_monitor", 204, ``, accepted},
+		{"azure_monitor", 200, page, again},
 
-		{"", 200, teamsDenial, again}, // a card of the user's own
-		{"", 200, page, accepted},     // anything else is anybody's
-		{"", 200, `{"error":"none"}`, accepted},
+		{"webhook", 200, teamsDenial, again}, // a card of the user's own
+		{"webhook", 200, page, accepted},     // anything else is anybody's
+		{"webhook", 200, `{"error":"none"}`, accepted},
 	} {
 		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(tt.status)
 			io.WriteString(w, tt.answer)
 		}))
+		h := testHost(t)
+		h.Endpoint = identityEndpoint(t)
 		settings := "url: " + srv.URL
-		if tt.body != "" {
-			settings += "\nbody: " + tt.body + "\nbody_secrets: {routing_key: k, topic: t}"
+		if tt.kind != "webhook" {
+			settings = settingsOf(serviceNamed(t, tt.kind), srv.URL)
 		}
-		_, err := mustOpen(t, "webhook", settings, testHost(t)).Deliver(t.Context(), deliveries(t)[:1])
+		_, err := mustOpen(t, tt.kind, settings, h).Deliver(t.Context(), deliveries(t)[:1])
 		if classOf(err) != tt.class {
-			t.Errorf("body %q: %d %s: Deliver = %v, want it %s", tt.body, tt.status, tt.answer, err, tt.class)
+			t.Errorf("%s: %d %s: Deliver = %v, want it %s", tt.kind, tt.status, tt.answer, err, tt.class)
 		}
-		if err != nil && !strings.Contains(err.Error(), ", but the message was not taken: ") {
-			t.Errorf("body %q: %v, want it to say that the message was not taken", tt.body, err)
+		if err != nil && !strings.Contains(err.Error(), ", but ") {
+			t.Errorf("%s: %v, want it to say that the message was not taken", tt.kind, err)
 		}
 	}
 }
@@ -98,7 +100,7 @@ func TestACompressedAnswerIsRead(t *testing.T) {
 		io.WriteString(compressed, `{"ok":false,"error":"no such topic"}`)
 		compressed.Close()
 	}))
-	s := mustOpen(t, "webhook", "url: "+srv.URL+"\nbody: ntfy\nbody_secrets: {topic: vms-of-ours}", testHost(t))
+	s := mustOpen(t, "ntfy", "url: "+srv.URL+"\ntopic: vms-of-ours", testHost(t))
 	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
 	if classOf(err) != again || !strings.Contains(err.Error(), "no such topic") {
 		t.Errorf("Deliver = %v, want the answer read", err)

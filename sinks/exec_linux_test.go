@@ -50,7 +50,7 @@ func performOnLinux(task string, args []string) int {
 			fmt.Println(err)
 			return 1
 		}
-		opened, err := Kinds["exec"].Open(func(to any) error { return yaml.Unmarshal([]byte(args[0]), to) }, Host{
+		opened, err := Kinds()["exec"].Open(func(to any) error { return yaml.Unmarshal([]byte(args[0]), to) }, Host{
 			Log: slog.New(slog.DiscardHandler), Getenv: os.Getenv,
 		})
 		if err == nil {

@@ -76,7 +76,7 @@ func TestSinksUnderFaults(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v\n%s", d.name, err, d.settings)
 			}
-			terms := bridge.Terms{Terms: Kinds[d.kind].Terms, Bridge: bridge.LevelNone}
+			terms := bridge.Terms{Terms: Kinds()[d.kind].Terms, Bridge: bridge.LevelNone}
 			if !d.latest {
 				terms.Late, terms.DigestAbove = delivery.LateSend, 0
 			}
@@ -395,7 +395,7 @@ func (f *faults) check(box *outbox.Outbox, destinations []destination) {
 				case again && !before.lost:
 					t.Errorf("%s got %s again, as number %d, though it had it and had said so\n%s", to, took.id, i+1,
 						f.about(o.event, d))
-				case o.seq < latest[o.event] && !(again && Kinds[d.kind].Terms.Batch > 1): // a batch is sent again as a whole
+				case o.seq < latest[o.event] && !(again && Kinds()[d.kind].Terms.Batch > 1): // a batch is sent again as a whole
 					t.Errorf("%s got %s after a later change of the event\n%s", to, took.id, f.about(o.event, d))
 				}
 				if again {

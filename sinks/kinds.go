@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -21,10 +23,14 @@ type Kind struct {
 	// Open makes a sink from its section of the settings, and checks everything that can be checked without contacting
 	// the destination. decode must fill the settings struct it is given, and fail on unknown keys and on values that the
 	// tags of its fields don't allow. Errors about keys are *KeyError, or KeyErrors if there are several.
-	Open  func(decode func(any) error, h Host) (Opened, error)
-	Title string         // its name for people; "" for its key
-	Terms delivery.Terms // unless the settings have others
-	For   Audience
+	Open    func(decode func(any) error, h Host) (Opened, error)
+	Title   string         // its name for people; "" for its key
+	Terms   delivery.Terms // unless the settings have others
+	For     Audience
+	Purpose string   // one of Purposes
+	About   string   // what it does, in a few words
+	Example string   // an entry of sinks that works, in three lines or so
+	Also    []string // what it is called elsewhere
 	// Fields are the fields that only the templates of this kind have, by name.
 	Fields map[string]Field
 }
@@ -37,7 +43,7 @@ const (
 	Machines Audience = iota // nothing else
 	People                   // trouble of the bridge, and reminders before an event
 	Actors                   // nothing else; each delivery runs a command
-	Either                   // nothing else; people if Opened.People or bridge: trouble says so, else machines
+	Either                   // nothing else; people if bridge: trouble says so, else machines
 )
 
 // A Field is a field that only the templates of one kind have.
@@ -58,7 +64,6 @@ type Opened struct {
 	Sink     delivery.Sink // if it is an io.Closer, the program closes it after the last delivery
 	Secrets  []string      // paths of files that hold credentials or certificates; a change means new ones
 	Parallel int           // replaces that of the kind's terms, unless 0
-	People   bool          // people get what it delivers; of a kind for Either
 	Incident bool          // the destination keeps an incident open until it is told the end of an event
 	Notes    []string      // consequences of the settings that an operator may not expect; check prints them
 }
@@ -70,15 +75,76 @@ func (o *Opened) note(holds bool, text string) {
 	}
 }
 
-// Kinds lists all kinds of destination by their key in the settings file. It must not be changed.
-var Kinds = map[string]Kind{
-	"email":   {Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People},
-	"exec":    {Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors},
-	"file":    {Open: opens(fileSettings{}, openFile), Terms: fileTerms},
-	"nats":    {Open: opens(natsSettings{}, openNATS), Title: "NATS", Terms: natsTerms, Fields: natsFields},
-	"slack":   {Open: opens(slackSettings{}, openSlack), Title: "Slack", Terms: slackTerms, For: People, Fields: slackFields},
-	"syslog":  {Open: opens(syslogSettings{}, openSyslog), Terms: syslogTerms},
-	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, For: Either, Fields: webhookFields},
+// Kinds returns all kinds of destination by their key in the settings file: those with a file of their own here, and the
+// services. The map must not be changed.
+var Kinds = sync.OnceValue(func() map[string]Kind {
+	all := maps.Clone(ownKinds)
+	for _, name := range serviceNames() {
+		all[name] = serviceKind(name)
+	}
+	return all
+})
+
+// UsualNames returns the keys of kinds by what they are called elsewhere.
+var UsualNames = sync.OnceValue(func() map[string]string {
+	names := make(map[string]string)
+	add := func(kind string, also []string) {
+		for _, name := range also {
+			names[name] = kind
+		}
+	}
+	for kind, k := range ownKinds {
+		add(kind, k.Also)
+	}
+	for _, s := range Services() {
+		add(s.Name, s.Also)
+	}
+	return names
+})
+
+// ownKinds are the kinds with a file of their own here.
+var ownKinds = map[string]Kind{
+	"email": {
+		Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People,
+		Purpose: "people", About: "a mail for each change",
+		Example: "- name: ops-mail\n  email: {host: smtp.example.com, from: azure@example.com, to: ops@example.com}\n",
+		Also:    []string{"smtp", "mail"},
+	},
+	"exec": {
+		Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors,
+		Purpose: "automation", About: "runs a command on this VM",
+		Example: "- name: drain\n  only: {types: [Reboot, Redeploy]}\n  exec: {command: /usr/local/sbin/drain}\n",
+		Also:    []string{"command", "script"},
+	},
+	"file": {
+		Open: opens(fileSettings{}, openFile), Terms: fileTerms,
+		Purpose: "logs", About: "a line of JSON in a file, or on standard output",
+		Example: "- name: audit\n  only: {vms: all}\n  file: {path: /var/log/forewarn/audit.jsonl}\n",
+		Also:    []string{"stdout"},
+	},
+	"nats": {
+		Open: opens(natsSettings{}, openNATS), Title: "NATS", Terms: natsTerms, Fields: natsFields,
+		Purpose: "logs", About: "a stream of NATS JetStream, which keeps each change once; a relay reads it",
+		Example: "- name: central\n  only: {vms: all}\n  nats: {url: tls://nats.example.com, creds_file: /etc/forewarn/forewarn-creds}\n",
+		Also:    []string{"jetstream"},
+	},
+	"slack": {
+		Open: opens(slackSettings{}, openSlack), Title: "Slack", Terms: slackTerms, For: People, Fields: slackFields,
+		Purpose: "people", About: "a message in a channel, kept up to date, with a thread",
+		Example: "- name: ops-chat\n  slack: {token_file: /etc/forewarn/slack-token, channel: \"#ops\"}\n",
+	},
+	"syslog": {
+		Open: opens(syslogSettings{}, openSyslog), Terms: syslogTerms,
+		Purpose: "logs", About: "a syslog server",
+		Example: "- name: siem\n  only: {vms: all}\n  syslog: {url: tls://siem.example.com}\n",
+		Also:    []string{"rsyslog"},
+	},
+	"webhook": {
+		Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, For: Either,
+		Purpose: "own", About: "the CloudEvent, or a body of your own, to any URL",
+		Example: "- name: hook\n  webhook: {url: https://hooks.example.com/azure, bearer_file: /etc/forewarn/hook-token}\n",
+		Also:    []string{"http", "https", "logicapp"},
+	},
 }
 
 // opens returns the Open function of a Kind whose settings are an S. open gets the section of the settings file, with

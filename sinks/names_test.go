@@ -11,7 +11,7 @@ import (
 // A name that is never there is refused when the settings are read, wherever in a template it stands: in a branch that
 // no sample comes to, below data, in a group, behind a variable, in a define. The error says which names there are.
 func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
-	const hook = "url: https://a.example\ncontent_type: text/plain\nbody_secrets: {key: x}\nbody_text: "
+	const hook = "url: https://a.example\ncontent_type: text/plain\nbody_text: "
 	for _, tt := range []struct{ template, unknown, known string }{
 		{`{{.azeventtyp}}`, "azeventtyp", "azeventtype"},
 		{`{{if eq .change "no sample has this"}}{{.hange}}{{end}}`, "hange", "change"},
@@ -37,7 +37,6 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 		{`{{define "who"}}{{.observr}}{{end}}{{template "headline" .}}`, "observr", "observer"}, // which a word uses
 		{`{{range facts .}}{{.label}}{{end}}`, "label", "Label"},
 		{`{{(first (links .)).Url}}`, "Url", "URL"},
-		{`{{.secret.kee}}`, "kee", "key"},
 	} {
 		_, err := open("webhook", hook+"|\n  "+tt.template, testHost(t))
 		var unknown *templates.UnknownName
@@ -63,18 +62,19 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 
 // What may be there is taken, also where nothing says what it is.
 func TestKnownNamesInTemplatesAreTaken(t *testing.T) {
+	shape := webhookSettings{service: new(Service), own: sources{{name: "key"}}}.shape()
 	for _, template := range []string{
 		`{{index . "azeventtype"}}{{index .data "event" "Description"}}{{index . .change}}{{"id" | index .}}`,
 		`{{.azeventtype}}{{.data.event.Description}}{{.data.observer.zone}}{{range .group}}{{.now}}{{range .missed}}` +
 			`{{.time}}{{end}}{{end}}`,
 		`{{index .data.event "NewField"}}{{range $name, $v := .data}}{{$name}}{{end}}`,
 		`{{$m := dict "a" 1}}{{$m.a}}{{$m.b}}{{with $m}}{{.c}}{{end}}`,
-		`{{template "headline" .}}{{include "why" (slack .)}}{{.secret.key}}`,
+		`{{template "headline" .}}{{include "why" (slack .)}}{{.setting.key}}`,
 		`{{define "row"}}{{.label}}: {{.value}}{{end}}{{template "row" dict "label" "x" "value" .id}}`,
 		`{{$x := .data}}{{$x = dict "a" 1}}{{$x.a}}`,
 		`{{range .resources}}{{.}}{{end}}{{.cloudevent | json}}`,
 	} {
-		if err := templates.CheckNames(template, bodyShape([]string{"key"})); err != nil {
+		if err := templates.CheckNames(template, shape); err != nil {
 			t.Errorf("%s is refused: %v", template, err)
 		}
 	}
@@ -82,14 +82,6 @@ func TestKnownNamesInTemplatesAreTaken(t *testing.T) {
 
 // The names in our own texts are all known.
 func TestOwnTextsHaveKnownNames(t *testing.T) {
-	for _, name := range templates.BodyNames() {
-		ready, _ := templates.Body(name)
-		var unknown *templates.UnknownName
-		if err := templates.CheckNames(ready.Text,
-			bodyShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
-			t.Errorf("the body %s: line %d: %s is unknown", name, unknown.Line, unknown.Name)
-		}
-	}
 	if err := templates.CheckNames(templates.Console, messageShape(nil)); err != nil {
 		t.Errorf("the console: %v", err)
 	}

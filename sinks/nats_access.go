@@ -90,8 +90,8 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	password := keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv)
 	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv)
 	for _, l := range []natsLogin{
-		{source{Value{File: s.CredsFile}, "creds", "_", ""}, "creds_file", false, natsCreds},
-		{source{Value{File: s.NKeyFile}, "nkey", "_", ""}, "nkey_file", true, natsNKey},
+		{source{Value: Value{File: s.CredsFile}, key: "creds", sep: "_"}, "creds_file", false, natsCreds},
+		{source{Value: Value{File: s.NKeyFile}, key: "nkey", sep: "_"}, "nkey_file", true, natsNKey},
 		{password, "username", false, func(secret string, redact *redactor) (nats.Option, error) {
 			redact.hideBasic(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil

@@ -381,7 +381,7 @@ func TestNoDestinationGetsASecretShown(t *testing.T) {
 			"webhook {url: '" + srv.URL + "/hook/" + inPath + "'}",
 			"webhook {url: '" + srv.URL + "/?key=" + url.QueryEscape(secret) + "'}",
 			"webhook {url: '" + srv.URL + "', headers: {X-Api-Key: '" + secret + "'}}",
-			"webhook {url: '" + srv.URL + "', body: ntfy, body_secrets: {topic: '" + secret + "'}}",
+			"pagerduty {url: '" + srv.URL + "', routing_key: '" + secret + "'}",
 			"webhook {url: 'http://hook.example', proxy: '" + proxy + "'}",
 			"webhook {url: 'https://hook.example', proxy: '" + proxy + "'}",
 			"slack {webhook_url: '" + srv.URL + "/services/" + inPath + "'}",

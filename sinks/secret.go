@@ -89,11 +89,12 @@ type source struct {
 	Value
 	key, sep string
 	name     string // its name in a map, else ""
+	open     bool   // it is no secret, wherever it comes from
 }
 
 // keyedSource returns the source of a value that has a key for each of its forms.
 func keyedSource(key string, text Secret, file Path, env string) source {
-	return source{Value{text, file, env}, key, "_", ""}
+	return source{Value: Value{text, file, env}, key: key, sep: "_"}
 }
 
 // keys returns the keys under which the settings have the value: none, one, or wrongly several.
@@ -179,7 +180,7 @@ type sources []source
 // listSources returns the sources of a list in the settings.
 func listSources(key string, values []Value) (all sources) {
 	for i, v := range values {
-		all = append(all, source{v, key + "." + strconv.Itoa(i), ".", ""})
+		all = append(all, source{Value: v, key: key + "." + strconv.Itoa(i), sep: "."})
 	}
 	return all
 }
@@ -187,7 +188,7 @@ func listSources(key string, values []Value) (all sources) {
 // mapSources returns the sources of a map in the settings, sorted by name.
 func mapSources(key string, values map[string]Value) (all sources) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
-		all = append(all, source{values[name], key + "." + name, ".", name})
+		all = append(all, source{Value: values[name], key: key + "." + name, sep: ".", name: name})
 	}
 	return all
 }

@@ -115,11 +115,6 @@ func webhookSecrets(t *testing.T) []secretPlace {
 		add(at("password_file"), plain+"basic: {username: "+user+", password_file: "+file+"}", code)
 		add(at("signing secret"), plain+"signing_secrets: [whsec_"+signing+"]", signing)
 		add(at("identity"), plain+"azure_identity: {resource: https://eventgrid.azure.net}", identityToken)
-		add(at("body secret"), plain+"body_text: '{{json .secret.key}}'\nbody_secrets: {key: "+secret+"}")
-		add(at("body secret file"),
-			plain+"body_text: 'key={{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {file: "+file+"}}")
-		add(at("body secret env"),
-			plain+"body_text: 'key={{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {env: SECRET}}")
 		proxy := strings.Replace(srv.URL, "://", "://"+user+":"+secret+"@", 1)
 		add(at("proxy"), "url: http://destination.example\nproxy: "+proxy, code)
 		add(at("proxy, tunnel"), "url: https://destination.example\nproxy: "+proxy, code)

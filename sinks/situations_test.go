@@ -548,16 +548,12 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 	if strings.Trim(short, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		t.Fatalf("the subject is %v", f["subject"])
 	}
-	teams, _ := templates.Body("teams")
-	parsed, err := templates.Parse("teams", teams.Text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	teams := openService(t, serviceNamed(t, "teams"), "https://a.example")
 	for name, line := range map[string]string{
 		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\"",
 		render(t, texts.text, f):        "\n               sudo forewarn approve " + short + "\n",
 		render(t, texts.html, f):        "<code>sudo forewarn approve " + short + "</code>",
-		render(t, parsed, f):            `"text":"sudo forewarn approve ` + short + `"`,
+		bodyOf(t, teams, f):             `"text":"sudo forewarn approve ` + short + `"`,
 	} {
 		if !strings.Contains(name, line) || strings.Contains(name, "602d9444") {
 			t.Errorf("no line %q, or another, in\n%s", line, name)

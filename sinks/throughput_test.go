@@ -66,7 +66,7 @@ func BenchmarkDelivery(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				terms := Kinds[bench.kind].Terms
+				terms := Kinds()[bench.kind].Terms
 				ours += backlog(b, func(box *outbox.Outbox, _ map[uint64][]byte) {
 					ctx, stop := context.WithCancel(b.Context())
 					defer stop()

@@ -27,10 +27,8 @@ type webhookSettings struct {
 	URLEnv         string            `yaml:"url_env"`
 	Method         string            `yaml:"method" default:"POST" doc:"POST, PUT or PATCH"`
 	Mode           string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
-	Body           string            `yaml:"body" doc:"ready-made body to send instead of a CloudEvent"`
 	BodyText       string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
 	BodyTextFile   Path              `yaml:"body_text_file"`
-	BodySecrets    map[string]Value  `yaml:"body_secrets" doc:"secrets of the body, which has them as .secret.NAME"`
 	RunbookURL     string            `yaml:"runbook_url" doc:"link to a runbook, for the body"`
 	RunbookURLFile Path              `yaml:"runbook_url_file"`
 	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json, of a CloudEvent application/cloudevents+json)"`
@@ -46,6 +44,9 @@ type webhookSettings struct {
 	TLS            TLSSettings       `yaml:"tls" doc:"certificates"`
 	Proxy          Secret            `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
 	Insecure       bool              `yaml:"insecure" doc:"send credentials over http to another machine"`
+
+	service *Service // whose settings they are; nil for a webhook
+	own     sources  // of the service's own keys
 }
 
 type basicSettings struct {
@@ -58,14 +59,16 @@ type basicSettings struct {
 // webhookTerms: machines want every change.
 var webhookTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}
 
-// webhookFields are the fields that only the template of a body has.
-var webhookFields = map[string]Field{"secret": {"the values of body_secrets by their names", map[string]string{}}}
-
-// bodyShape returns the shape of the fields for a body that has these secrets.
-func bodyShape(secrets []string) *templates.Shape {
-	s := messageShape(webhookFields)
-	s.Names["secret"] = names(secrets...)
-	return s
+// shape returns the shape of the fields for the templates of a request.
+func (s webhookSettings) shape() *templates.Shape {
+	all := messageShape(nil)
+	if s.service != nil {
+		all.Names["setting"] = names()
+		for _, own := range s.own {
+			all.Names["setting"].Names[own.name] = nil
+		}
+	}
+	return all
 }
 
 // A webhook posts each CloudEvent to a URL, either in a form of the HTTP binding of CloudEvents or as a body that a
@@ -103,7 +106,10 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	wrong.add(w.openBody(s), w.tryRequest(s))
 	w.caller, err = newCaller(s.TLS, s.Proxy, h)
 	wrong.add(err)
-	w.caller.denied = deniedBy(s.Body)
+	w.caller.denied = isUndelivered
+	if s.service != nil {
+		w.caller.denied = isDenial
+	}
 	w.caller.blockedOn, err = blockedOn(s)
 	wrong.add(err)
 	w.caller.success, err = parseSuccess(s.Success)
@@ -111,8 +117,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	ready, _ := templates.Body(s.Body)
-	opened := Opened{Sink: w, People: ready.People, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
+	opened := Opened{Sink: w, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
 	if a, err := w.secrets.read(); err == nil {
 		opened.note(a.inClear != "", noteInClear(a.inClear))
 		opened.note(true, w.caller.noteProxy(a.url.URL, a.redact))
@@ -120,7 +125,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// blockedOn returns the statuses that block besides the usual ones: those of the settings and of the ready-made body.
+// blockedOn returns the statuses that block besides the usual ones.
 func blockedOn(s webhookSettings) ([]int, error) {
 	var wrong KeyErrors
 	for _, status := range s.BlockedOn {
@@ -129,44 +134,42 @@ func blockedOn(s webhookSettings) ([]int, error) {
 		wrong.when(!outside && classOfStatus(status) == nil, "blocked_on",
 			"%d means to come back later; expected other statuses", status)
 	}
-	ready, _ := templates.Body(s.Body)
-	return append(slices.Clone(s.BlockedOn), ready.BlockedOn...), wrong.err()
+	return s.BlockedOn, wrong.err()
 }
 
 // openBody parses the template of the body and tries it on samples.
 func (w *webhook) openBody(s webhookSettings) error {
-	key, text, err := bodyText(s)
-	var wrong KeyErrors
+	text, key, err := settingsText("body_text", s.BodyText, s.BodyTextFile)
 	if err != nil {
 		return err
 	}
+	if s.service != nil {
+		key = "body" // as in its file
+	}
+	var wrong KeyErrors
 	w.contentType = s.ContentType
 	_, _, mediaErr := mime.ParseMediaType(w.contentType)
 	wrong.when(w.contentType != "" && (mediaErr != nil || !validHeaderValue(w.contentType)), "content_type",
 		"%q is not a media type; expected one such as text/plain; charset=utf-8", w.contentType)
 	if key == "" {
 		wrong.when(s.ContentType != "" && w.binary, "content_type", "is that of the data in mode binary; expected mode structured")
-		wrong.when(len(s.BodySecrets) > 0, "body_secrets", "is for body or body_text; a CloudEvent holds no secret")
 		wrong.when(s.RunbookURL != "" || s.RunbookURLFile != "", "runbook_url",
-			"is for body or body_text; a CloudEvent holds no link")
+			"is for body_text; a CloudEvent holds no link")
 		return wrong.err()
 	}
 	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
 	wrong.add(w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
 	w.contentType = cmp.Or(s.ContentType, "application/json")
 	w.body, err = templates.Parse(key, text)
-	if err == nil && s.Body == "" { // executing a ready-made one reports a missing secret better
-		err = templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(s.BodySecrets))))
+	if err == nil {
+		err = templates.CheckNames(text, s.shape())
 	}
 	if err == nil && len(wrong) == 0 {
 		err = tryOut(func(f map[string]any) error {
-			f["secret"] = w.secretNames()
+			f["setting"] = w.shownSettings()
 			_, err := w.render(f)
 			return err
 		})
-	}
-	for s.Body != "" && errors.Unwrap(err) != nil {
-		err = errors.Unwrap(err) // that a secret is missing, without its place in a template that nobody sees
 	}
 	wrong.when(err != nil, key, "%w", err)
 	return wrong.err()
@@ -178,10 +181,13 @@ func (w *webhook) tryRequest(s webhookSettings) error {
 	if err != nil || !a.hasTemplates() {
 		return nil // newCredentials has said what is wrong
 	}
-	shape := bodyShape(slices.Collect(maps.Keys(s.BodySecrets)))
+	shape := s.shape()
 	var wrong KeyErrors
-	for _, from := range append(w.secrets.headers, w.secrets.url) {
+	for _, from := range append(slices.Clone(w.secrets.headers), w.secrets.url) {
 		text, err := from.read(w.Getenv)
+		if from.key == "url" {
+			text = joinPath(text, w.secrets.path)
+		}
 		if err == nil && isTemplate(text) && templates.CheckNames(text, shape) != nil {
 			wrong.add(&KeyError{from.from(), templates.CheckNames(text, shape)})
 		}
@@ -190,32 +196,24 @@ func (w *webhook) tryRequest(s webhookSettings) error {
 		return wrong.err()
 	}
 	return tryOut(func(f map[string]any) error {
-		f["secret"] = w.secretNames()
+		f["setting"] = w.shownSettings()
 		_, err := a.request(f, make(http.Header))
 		return err
 	})
 }
 
-// bodyText returns the template of the body and its settings key. The key is "" if the CloudEvent itself is sent.
-func bodyText(s webhookSettings) (key, text string, err error) {
-	if s.Body == "" {
-		text, key, err = settingsText("body_text", s.BodyText, s.BodyTextFile)
-		return key, text, err
-	}
-	var wrong KeyErrors
-	const twice = "body is given too; expected only one of them"
-	wrong.when(s.BodyText != "", "body_text", twice)
-	wrong.when(s.BodyTextFile != "", "body_text_file", twice)
-	ready, ok := templates.Body(s.Body)
-	wrong.when(!ok, "body", "%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(), ", "))
-	return "body", ready.Text, wrong.err()
-}
-
-// secretNames returns the secrets of the body by name, each with [secret] as its value.
-func (w *webhook) secretNames() map[string]string {
-	values := make(map[string]string, len(w.secrets.body))
-	for _, b := range w.secrets.body {
-		values[b.name] = hidden
+// shownSettings returns the values of the service's own keys by name, each secret as [secret].
+func (w *webhook) shownSettings() map[string]string {
+	values := make(map[string]string, len(w.secrets.own))
+	for _, s := range w.secrets.own {
+		switch {
+		case !s.given():
+			values[s.name] = ""
+		case s.open:
+			values[s.name] = s.Text.plain()
+		default:
+			values[s.name] = hidden
+		}
 	}
 	return values
 }
@@ -280,7 +278,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	if w.identity != nil {
 		a.header.Set("Authorization", hidden) // without getting a token
 	}
-	a.body = w.secretNames()
+	a.setting = w.shownSettings()
 	req, err := w.request(context.Background(), a, d)
 	if err != nil {
 		return "", err
@@ -317,7 +315,7 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	var fields map[string]any // of templates; nil if there are none
 	if w.body != nil || a.hasTemplates() {
 		fields = w.fields([]delivery.Delivery{d}, w.now())
-		fields["secret"] = a.body
+		fields["setting"] = a.setting
 		w.runbook.put(fields, w.Log)
 	}
 	to, err := a.request(fields, header)

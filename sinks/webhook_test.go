@@ -381,40 +381,39 @@ func webhookFails(t *testing.T) map[string]string {
 	return all
 }
 
-// Some services answer 400 where others answer 401: what a ready-made body, or blocked_on, names keeps the backlog
+// Some services answer 400 where others answer 401: what a service, or blocked_on, names keeps the backlog
 // until somebody has acted. Everything else is as it is elsewhere.
-func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
+func TestRefusedCredentialsInABodyBlock(t *testing.T) {
 	systemtest.Alone(t)
 	t.Parallel()
 	key := writeFile(t, "key", "0123456789abcdef0123456789abcdef")
-	pagerduty := "body: pagerduty\nbody_secrets: {routing_key: {file: " + key + "}}"
+	pagerduty := "routing_key_file: " + key
 	for _, tt := range []struct {
-		settings string
-		status   int
-		want     string
+		kind, settings string
+		status         int
+		want           string
 	}{
-		{pagerduty, 400, blocked},
-		{pagerduty, 413, rejected},
-		{pagerduty, 429, again},
-		{"body: azure-automation", 400, blocked}, // its webhook has expired
-		{"body: teams", 400, blocked},            // its workflow is turned off
-		{"body: ntfy\nbody_secrets: {topic: 'no topic'}", 400, blocked},
-		{"body: event-grid", 400, rejected},
-		{"body: event-grid\nblocked_on: [400]", 400, blocked},
-		{"body_text: '{}'", 400, rejected},
-		{"body_text: '{}'\nblocked_on: [400, 422]", 422, blocked},
-		{"body_text: '{}'\nblocked_on: [422]", 400, rejected},
-		{"blocked_on: [400]", 400, blocked},
-		{"", 400, rejected},
+		{"pagerduty", pagerduty, 400, blocked},
+		{"pagerduty", pagerduty, 413, rejected},
+		{"pagerduty", pagerduty, 429, again},
+		{"azure_automation", "", 400, blocked}, // its webhook has expired
+		{"teams", "", 400, blocked},            // its workflow is turned off
+		{"ntfy", "topic: none", 400, blocked},
+		{"event_grid", "key: " + anyKey, 400, rejected},
+		{"webhook", "body_text: '{}'", 400, rejected},
+		{"webhook", "body_text: '{}'\nblocked_on: [400, 422]", 422, blocked},
+		{"webhook", "body_text: '{}'\nblocked_on: [422]", 400, rejected},
+		{"webhook", "blocked_on: [400]", 400, blocked},
+		{"webhook", "", 400, rejected},
 	} {
 		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(tt.status)
 			fmt.Fprint(w, `{"message":"Invalid routing key"}`)
 		}))
-		s := mustOpen(t, "webhook", "url: "+srv.URL+"\n"+tt.settings, testHost(t))
+		s := mustOpen(t, tt.kind, "url: "+srv.URL+"\n"+tt.settings, testHost(t))
 		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
 		if classOf(err) != tt.want || !strings.Contains(fmt.Sprint(err), "Invalid routing key") {
-			t.Errorf("%q, answered %d: %v, want %s with what was said", tt.settings, tt.status, err, tt.want)
+			t.Errorf("%s %q, answered %d: %v, want %s with what was said", tt.kind, tt.settings, tt.status, err, tt.want)
 		}
 	}
 	for settings, words := range map[string]string{

@@ -1,4 +1,4 @@
-// Package templates holds the default texts for people, the ready-made bodies of webhooks, and the functions that
+// Package templates holds the default texts for people and the functions that
 // templates in the settings may use. Everything is embedded: it never reads files, the environment or the network.
 package templates
 

@@ -104,7 +104,7 @@ type publication struct {
 // deliver is one VM's bridge with a real sink. All VMs publish a change under one id, each on its own subject.
 func (w *world) deliver(vm int, list []saying) {
 	wire := w.cable(0, 0)
-	opened, err := sinks.Kinds["nats"].Open(func(to any) error {
+	opened, err := sinks.Kinds()["nats"].Open(func(to any) error {
 		text := fmt.Sprintf("{url: ['nats://127.0.0.1'], mode: structured, subject: 'forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.by-%d.{{.id}}'}", vm)
 		return yaml.Unmarshal([]byte(text), to)
 	}, sinks.Host{

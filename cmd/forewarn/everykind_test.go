@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge/imdstest"
-	"forewarn/sinks"
 )
 
 // In one run a destination of every kind receives all changes of an event.
@@ -135,7 +134,7 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 				t.Errorf("%s is %s, want %s: %s", r.Sink, r.Result, want[r.Sink], r.Answer)
 			}
 		}
-		if len(got.Destinations) != len(sinks.Kinds)+1 {
+		if len(got.Destinations) != len(all.sections())+1 {
 			t.Errorf("check --connect tells of %+v, want all kinds and the state", got.Destinations)
 		}
 	}
@@ -185,7 +184,7 @@ func TestSendThroughEveryKind(t *testing.T) {
 	}
 	send(exitOK, "accepted")
 	heard := all.heard()
-	for name := range sinks.Kinds {
+	for name := range all.sections() {
 		switch n := len(heard[name]); {
 		case name == "slack": // a message has no id
 		case name == "exec" && n != 0, name != "exec" && n != 1:

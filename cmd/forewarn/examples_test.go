@@ -49,7 +49,7 @@ func loads(t *testing.T, name, text string) *settings.Settings {
 		}
 		return file
 	})
-	l := settings.Loader{Kinds: sinks.Kinds,
+	l := settings.Loader{Kinds: sinks.Kinds(),
 		Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, Defaults: linuxDefaults}
 	s, err := l.Parse(name, []byte(text))
 	if err != nil {

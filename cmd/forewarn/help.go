@@ -66,7 +66,7 @@ var topics = []topic{
 
 // kindTopics returns a topic for each kind of sink, such as "sinks slack".
 func kindTopics() (all []topic) {
-	for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {
+	for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds())) {
 		all = append(all, topic{"sinks " + kind, "The sink " + kind + " and its keys", sinksDocument, []string{kind}})
 	}
 	return all

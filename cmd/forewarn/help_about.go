@@ -17,7 +17,7 @@ func (p *program) helpAbout(root *cobra.Command, args []string) error {
 	phrase := strings.Join(args, " ")
 	c, rest, err := root.Find(args)
 	last := phrase[strings.LastIndexAny(phrase, ". ")+1:]
-	if sinks.Kinds[last].Open != nil {
+	if sinks.Kinds()[last].Open != nil {
 		c, rest, err = root.Find([]string{"sinks", last})
 	}
 	if err == nil && len(rest) == 0 {

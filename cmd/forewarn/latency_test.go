@@ -44,8 +44,8 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	kind := sinks.Kinds["webhook"]
-	l := settings.Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Agent: "bench"},
+	kind := sinks.Kinds()["webhook"]
+	l := settings.Loader{Kinds: sinks.Kinds(), Host: sinks.Host{Getenv: func(string) string { return "" }, Agent: "bench"},
 		Defaults: linuxDefaults}
 	s, err := l.Parse("bench.yaml", fmt.Appendf(nil, "sinks: [{name: hook, webhook: {url: %q}}]", hook.url))
 	if err != nil {

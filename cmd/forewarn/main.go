@@ -265,7 +265,7 @@ func (p *program) loader(log *slog.Logger) settings.Loader {
 		show = func(zone *time.Location) (delivery.Sink, error) { return newConsole(p.out, p.getenv, zone) }
 	}
 	return settings.Loader{
-		Kinds: sinks.Kinds, Defaults: p.defaults,
+		Kinds: sinks.Kinds(), Defaults: p.defaults,
 		Host: sinks.Host{
 			Hostname: host, Getenv: p.getenv, Stdout: cmp.Or(p.sinkOut, p.out), Proxy: http.ProxyFromEnvironment, Log: log,
 			Agent: "forewarn/" + programVersion(), Console: show, Dial: p.dial, SlackTurns: &p.turns,

@@ -27,9 +27,9 @@ func (p *program) muteCommand() *cobra.Command {
 settings no longer have the sink. It asks the running forewarn, on a VM or a relay, and outlives its
 restarts. It prints the id of the mute, and which sinks it is for.
 
-Without --sink it mutes all sinks for people: slack, email, and each webhook that has bridge: trouble
-or one of the bodies ntfy, pagerduty and teams. Files, NATS, syslog, commands and other webhooks go
-on: name one of them with --sink, or mute every sink with --everything.
+Without --sink it mutes all sinks for people: slack, email, services for people or incidents such as
+teams and pagerduty, and each webhook that has bridge: trouble. Files, NATS, syslog, commands and other
+services go on: name one of them with --sink, or mute every sink with --everything.
 
 What waits is delivered at the end: to people the latest of each event, as one message; to programs
 each CloudEvent. It is not late then, and does not go to a fallback meanwhile. Rules of approve wait

@@ -18,7 +18,7 @@ func (p *program) schemaCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if ofSettings {
-				return wording.PrintJSON(p.out, settings.Schema(sinks.Kinds))
+				return wording.PrintJSON(p.out, settings.Schema(sinks.Kinds()))
 			}
 			_, err := p.out.Write(cloudevent.Schema)
 			return err

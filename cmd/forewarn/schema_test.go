@@ -166,6 +166,7 @@ func TestDefaultsOfTheSchemaAreCorrect(t *testing.T) {
 		"slack":   "{token: t, channel: c, mention: {text: <!here>}}",
 		"syslog":  "{url: tls://h}",
 		"webhook": "{url: https://h}",
+		"ntfy":    "{topic: t}",
 	}
 	load := func(text string) *settings.Settings {
 		s := loadSample(t, "settings", text, "")
@@ -179,7 +180,7 @@ func TestDefaultsOfTheSchemaAreCorrect(t *testing.T) {
 		stated := 0
 		eachKey(schemaJSON(t), "", func(path string, key map[string]any) {
 			value, ok := key["default"]
-			_, ofKind := kinds[strings.Split(path+"..", ".")[1]]
+			ofKind := sinks.Kinds()[strings.Split(path+"..", ".")[1]].Open != nil
 			if !ok || strings.HasPrefix(path, "nats.") || ofKind && !strings.HasPrefix(path, "sinks."+kind+".") {
 				return
 			}

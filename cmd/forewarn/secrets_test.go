@@ -63,7 +63,7 @@ listen: 127.0.0.1:PORT
 sinks:
   - {name: rejects, webhook: {url: "USER/422/s3cr3t-path?sig=s3cr3t-query", headers: {X-Key: s3cr3t-header}}}
   - {name: blocks, webhook: {url: "ECHO/403/", bearer_file: "FILE"}}
-  - {name: again, webhook: {url: "ECHO/503/", body_text: '{{json .secret.k}}', body_secrets: {k: s3cr3t-body}}}
+  - {name: again, bridge: none, pagerduty: {url: "ECHO/503/", routing_key: s3cr3t-body}}
   - {name: identity, webhook: {url: "ECHO/422/", azure_identity: {resource: "https://eventgrid.azure.net"}}}
   - {name: proxied, webhook: {url: "http://a.example/", proxy: "USER"}}
   - {name: lost, webhook: {url: "https://hook.exmaple.invalid/s3cr3t-lost"}}

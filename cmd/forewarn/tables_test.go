@@ -75,7 +75,7 @@ func codeTables(t *testing.T) map[string]string {
 	all := map[string]string{
 		"keys of the file": keyTable(schema, "sinks", "approve", "nats"),
 		"keys of a relay":  keyTable(schema.below("nats")),
-		"keys of a sink":   keyTable(sink, append(slices.Collect(maps.Keys(sinks.Kinds)), "only", "except")...),
+		"keys of a sink":   keyTable(sink, append(slices.Collect(maps.Keys(sinks.Kinds())), "only", "except")...),
 		"keys of only":     keyTable(sink.below("only")),
 		"keys of approve":  keyTable(schema.below("approve").items),
 		"fields":           fieldTable(cloudevent.Fields(event.New()), cloudevent.FieldDocs),
@@ -88,9 +88,14 @@ func codeTables(t *testing.T) map[string]string {
 		"types":            typeTable(t),
 		"severity":         severityTable(t),
 	}
-	for kind := range sinks.Kinds {
+	all["kinds"] = kindList()
+	all["services"] = serviceSections(sink)
+	for kind := range sinks.Kinds() {
+		if isService(kind) {
+			continue // whose table is in its section
+		}
 		all["keys of "+kind] = keyTable(sink.below(kind))
-		if own := sinks.Kinds[kind].Fields; len(own) > 0 {
+		if own := sinks.Kinds()[kind].Fields; len(own) > 0 {
 			fields, docs := map[string]any{}, map[string]string{}
 			for name, f := range own {
 				fields[name], docs[name] = f.Zero, f.Doc
@@ -99,6 +104,54 @@ func codeTables(t *testing.T) map[string]string {
 		}
 	}
 	return all
+}
+
+func isService(kind string) bool {
+	return slices.ContainsFunc(sinks.Services(), func(s *sinks.Service) bool { return s.Name == kind })
+}
+
+// kindList has all kinds of sink by their purpose, each with an entry of the settings.
+func kindList() string {
+	var b strings.Builder
+	kinds := maps.Clone(sinks.Kinds())
+	for _, s := range sinks.Services() {
+		kinds[s.Name] = s.Kind()
+	}
+	for _, purpose := range sinks.Purposes {
+		var rows [][]string
+		entries := ""
+		for _, name := range slices.Sorted(maps.Keys(kinds)) {
+			if kinds[name].Purpose == purpose.Name {
+				rows = append(rows, []string{"[`" + name + "`](#" + name + ")", kinds[name].About})
+				entries += kinds[name].Example
+			}
+		}
+		b.WriteString("\n**" + purpose.Title + "**\n")
+		b.WriteString(markdownTable([]string{"kind", "what it does"}, rows))
+		b.WriteString(yamlBlock(entries))
+	}
+	return b.String() + "\n"
+}
+
+// yamlBlock shows entries of sinks.
+func yamlBlock(entries string) string {
+	var b strings.Builder
+	b.WriteString("```yaml\nsinks:\n")
+	for line := range strings.Lines(entries) {
+		b.WriteString("  " + line)
+	}
+	return b.String() + "```\n"
+}
+
+// serviceSections has a section for each service.
+func serviceSections(sink *schemaKey) string {
+	var b strings.Builder
+	for _, s := range sinks.Services() {
+		fmt.Fprintf(&b, "\n### %s\n\n%s: %s. By [its rules](%s).\n\n%s", s.Name, s.Title, s.About, s.Rules, yamlBlock(s.Example))
+		b.WriteString(keyTable(sink.below(s.Name), sinks.CommonKeys...))
+		b.WriteString(s.Notes)
+	}
+	return b.String() + "\n"
 }
 
 // messageFields are the fields of a message about nothing, for their kinds.
@@ -320,8 +373,8 @@ func severityTable(t *testing.T) string {
 	write(t, file, `state: `+dir+`
 sinks:
   - {name: slack, only: {vms: all}, slack: {token: t, channel: c, mention: {text: "<!here>"}}}
-  - {name: pagerduty, only: {vms: all}, webhook: {url: "https://h", body: pagerduty, body_secrets: {routing_key: k}}}
-  - {name: ntfy, only: {vms: all}, webhook: {url: "https://h", body: ntfy, body_secrets: {topic: t}}}
+  - {name: pagerduty, only: {vms: all}, pagerduty: {routing_key: k}}
+  - {name: ntfy, only: {vms: all}, ntfy: {topic: t}}
   - {name: text, only: {vms: all}, webhook: {url: "https://h", body_text: 'SEVERITY={{.severitytext}}', content_type: text/plain}}
 `)
 	var rows [][]string

@@ -112,7 +112,7 @@ func TestTyposAreMadeInEverySecret(t *testing.T) {
 			}
 		}
 	}
-	for name, kind := range sinks.Kinds {
+	for name, kind := range sinks.Kinds() {
 		_, err := kind.Open(func(to any) error {
 			walk(name, reflect.TypeOf(to))
 			return context.Canceled
@@ -153,7 +153,28 @@ func typoFiles(t testing.TB) (texts []string) {
 		}
 		texts = append(texts, programsHere(typoSecrets.Replace(string(text))))
 	}
+	for services := range slices.Chunk(sinks.Services(), 5) {
+		text := "imds: {endpoint: \"http://127.0.0.1:1\", vm_name: vm-0}\nstate: state\nlisten: \"\"\nsinks:\n"
+		for _, s := range services {
+			text += withSecrets(s)
+		}
+		texts = append(texts, typoSecrets.Replace(text))
+	}
 	return texts
+}
+
+// withSecrets is a sink for a service with a secret in each place for one.
+func withSecrets(s *sinks.Service) string {
+	text := fmt.Sprintf("  - name: a-%s\n    bridge: none\n    %[1]s:\n      url: https://%[1]s.example/\n", s.Name)
+	for _, k := range s.Keys {
+		switch {
+		case k.Secret:
+			text += "      " + k.Name + ": SECRET\n"
+		case k.Required:
+			text += "      " + k.Name + ": word\n"
+		}
+	}
+	return text
 }
 
 // typo is the text with one slip of a hand in it: a character, a line or an indentation that is missing, doubled, wrong

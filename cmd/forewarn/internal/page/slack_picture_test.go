@@ -52,7 +52,7 @@ func slackMessage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened, err := sinks.Kinds["slack"].Open(func(to any) error { return yaml.Unmarshal([]byte(settings), to) },
+	opened, err := sinks.Kinds()["slack"].Open(func(to any) error { return yaml.Unmarshal([]byte(settings), to) },
 		sinks.Host{Name: "ops-chat", Zone: berlin, Log: slog.New(slog.DiscardHandler),
 			Getenv: func(string) string { return "" }})
 	if err != nil {

@@ -138,8 +138,10 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 	for _, e := range n.entries {
 		i := slices.Index(known, e.key)
 		switch {
-		case i < 0 && slices.Contains(known, usualNames[e.key]):
-			problems = problems.with(doc.errorAt(e.pos, "unknown key %q; expected %s", e.key, usualNames[e.key]))
+		case i < 0 && slices.Contains(known, sinks.UsualNames()[e.key]):
+			problems = problems.with(doc.errorAt(e.pos, "unknown key %q; expected %s", e.key, sinks.UsualNames()[e.key]))
+		case i < 0 && replacedKeys[join(path, e.key)] != "":
+			problems = problems.with(doc.errorAt(e.pos, "%s: %s", join(path, e.key), replacedKeys[join(path, e.key)]))
 		case i < 0:
 			message := strings.TrimPrefix(path+": ", ": ") + unknownWord("key", e.key, known, isKey(e.key))
 			problems = problems.with(doc.errorAt(e.pos, "%s", message))
@@ -153,6 +155,14 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 		}
 	}
 	return problems.err()
+}
+
+// replacedKeys says of keys that there were what stands in their place.
+var replacedKeys = map[string]string{
+	"webhook.body": "a service is a kind of sink; expected its name in place of webhook, and its own keys below, such as " +
+		"pagerduty: {routing_key_file: /etc/forewarn/pagerduty-key}; forewarn help sinks lists them",
+	"webhook.body_secrets": "secrets are keys of a service; expected such as ntfy: {topic_file: /etc/forewarn/ntfy-topic}, or " +
+		"a preset of your own in services",
 }
 
 func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }

@@ -16,7 +16,7 @@ func TestEveryKeyOfAPathIsRelativeToTheFile(t *testing.T) {
 	structs := map[string]reflect.Type{
 		"settings": reflect.TypeFor[Settings](), "value": reflect.TypeFor[sinks.Value](),
 	}
-	for name, kind := range sinks.Kinds {
+	for name, kind := range sinks.Kinds() {
 		_, _ = kind.Open(func(to any) error {
 			structs[name] = reflect.TypeOf(to).Elem()
 			return errors.ErrUnsupported
@@ -78,7 +78,7 @@ func TestARelativePathIsRelativeToTheSettingsFile(t *testing.T) {
 		}
 	}
 	t.Chdir(dir)
-	l := Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: os.Getenv}, Defaults: Defaults{State: "/var/lib/forewarn"}}
+	l := Loader{Kinds: sinks.Kinds(), Host: sinks.Host{Getenv: os.Getenv}, Defaults: Defaults{State: "/var/lib/forewarn"}}
 	const file = "etc/forewarn.yaml"
 	_, err := l.Load(file)
 	missing := filepath.Join(etc, "sec", "missing.pem")

@@ -25,13 +25,6 @@ func placeholderNotes(section entry) (notes []string) {
 		notes = append(notes, fmt.Sprintf("%s: still an address of an example (example.com); write your own",
 			strings.Join(hosts, ", ")))
 	}
-	if body, ok := section.value.find("body"); ok && body.value.text == "ntfy" && len(own) == 0 {
-		topic, ok := section.value.find("body_secrets.topic")
-		if ok && topic.value.kind == aText && !isToken(topic.value.text, 64) {
-			notes = append(notes, fmt.Sprintf("%s.body_secrets in line %d: ntfy refuses this topic; "+
-				"expected letters, digits, - and _, at most 64", section.key, topic.line))
-		}
-	}
 	return notes
 }
 

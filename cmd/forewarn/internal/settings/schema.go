@@ -21,7 +21,7 @@ import (
 
 // isKey reports whether a word is a key somewhere in the settings, and so no secret.
 func isKey(word string) bool {
-	text, _ := json.Marshal(Schema(sinks.Kinds))
+	text, _ := json.Marshal(Schema(sinks.Kinds()))
 	return bytes.Contains(text, []byte(strconv.Quote(word)+":"))
 }
 

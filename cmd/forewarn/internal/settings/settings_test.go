@@ -226,7 +226,7 @@ func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
 		t.Errorf("settings are %+v, want one file sink named stdout on -", s)
 	}
 	real := testLoader()
-	real.Kinds = sinks.Kinds
+	real.Kinds = sinks.Kinds()
 	if _, err := real.Parse("", []byte(Builtin)); err != nil {
 		t.Errorf("the real kinds refuse the built-in settings: %v", err)
 	}

@@ -37,7 +37,7 @@ func TestASecretInTheWrongPlaceIsNotShown(t *testing.T) {
 			"webhook: {url: 'https://a.test', basic: {username: u, password_KIND: SECRET}}",
 			"webhook: {url: 'https://a.test', headers: {X-Key: {KIND: SECRET}}}",
 			"webhook: {url: 'https://a.test', signing_secrets: [{KIND: SECRET}]}",
-			"webhook: {url: 'https://a.test', body: ntfy, body_secrets: {topic: {KIND: SECRET}}}",
+			"ntfy: {topic_KIND: SECRET}",
 			"webhook: {url: 'https://a.test', body_text_file: SECRET}",
 			"webhook: {url: 'https://a.test', tls: {cert_file: SECRET, key_file: SECRET}}",
 			"nats: {url_KIND: SECRET}", "nats: {url: [{KIND: SECRET}]}", "nats: {url: 'tls://a.test', token_KIND: SECRET}",
@@ -53,7 +53,7 @@ func TestASecretInTheWrongPlaceIsNotShown(t *testing.T) {
 					quoted = `"` + secret + `"`
 				}
 				sink := strings.NewReplacer("KIND", kind, "SECRET", quoted).Replace(sink)
-				_, err := Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }},
+				_, err := Loader{Kinds: sinks.Kinds(), Host: sinks.Host{Getenv: func(string) string { return "" }},
 					Defaults: Defaults{State: "/var/lib/forewarn"}}.
 					Parse(filepath.Join(t.TempDir(), "forewarn.yaml"), []byte("sinks:\n- name: a\n  "+sink+"\n"))
 				if err == nil {
@@ -83,7 +83,7 @@ func TestAMissingFileIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{filepath.Join(dir, "tokn"), "sec/tokn", "./tokn", "/nowhere/tokn"} {
-		_, err := Loader{Kinds: sinks.Kinds}.Parse(filepath.Join(dir, "forewarn.yaml"),
+		_, err := Loader{Kinds: sinks.Kinds()}.Parse(filepath.Join(dir, "forewarn.yaml"),
 			[]byte("sinks: [{name: a, slack: {channel: C1, token_file: '"+path+"'}}]\n"))
 		if err == nil || !strings.Contains(err.Error(), filepath.FromSlash("/tokn: ")) {
 			t.Errorf("without %s, the settings give %v", path, err)

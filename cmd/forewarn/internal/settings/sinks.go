@@ -162,7 +162,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		doc.inline = append(doc.inline, r.Name+"."+key)
 	}
 	r.Terms.People = kind.For == sinks.People ||
-		kind.For == sinks.Either && (opened.People || r.Terms.Bridge == bridge.LevelTrouble)
+		kind.For == sinks.Either && r.Terms.Bridge == bridge.LevelTrouble
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
 	}
@@ -185,7 +185,7 @@ func (l Loader) destination(n *node, own, known []string) (section entry, kind s
 		}
 	}
 	for _, e := range n.entries {
-		if usual := usualNames[e.key]; slices.Contains(known, usual) {
+		if usual := sinks.UsualNames()[e.key]; slices.Contains(known, usual) {
 			return e, usual
 		}
 		near, ok := wording.Nearest(e.key, slices.Concat(own, known))
@@ -194,13 +194,6 @@ func (l Loader) destination(n *node, own, known []string) (section entry, kind s
 		}
 	}
 	return entry{pos: n.pos, value: new(node)}, ""
-}
-
-// usualNames are what kinds are called elsewhere, each with the key that it has here.
-var usualNames = map[string]string{
-	"msteams": "teams", "msteamsv2": "teams", "prometheus": "alertmanager", "opentelemetry": "otlp", "googlechat": "google_chat",
-	"hec": "splunk", "logicapp": "webhook", "http": "webhook", "https": "webhook", "smtp": "email", "mail": "email",
-	"jetstream": "nats", "command": "exec", "script": "exec", "stdout": "file", "rsyslog": "syslog",
 }
 
 // checkName refuses a sink without a name.

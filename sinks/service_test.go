@@ -1,0 +1,387 @@
+package sinks
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
+)
+
+// anyKey is a value for any key of a service.
+const anyKey = "0123456789abcdef"
+
+// settingsOf returns settings for a service at an address, with a value for each of its own keys that must be given.
+func settingsOf(s *Service, address string) string {
+	settings := "url: " + address
+	for _, k := range s.Keys {
+		if k.Required {
+			settings += "\n" + k.Name + ": " + anyKey
+		}
+	}
+	return settings
+}
+
+// serviceNamed returns the service of that name.
+func serviceNamed(t *testing.T, name string) *Service {
+	t.Helper()
+	i := slices.IndexFunc(Services(), func(s *Service) bool { return s.Name == name })
+	return Services()[i]
+}
+
+// openService opens a service at an address.
+func openService(t *testing.T, s *Service, address string) *webhook {
+	t.Helper()
+	h := testHost(t)
+	h.Endpoint = identityEndpoint(t)
+	w := mustOpen(t, s.Name, settingsOf(s, address), h).(*webhook)
+	w.now = messageTime.clock
+	return w
+}
+
+// identityEndpoint returns the URL of a metadata service with a token of the managed identity.
+func identityEndpoint(t *testing.T) string {
+	t.Helper()
+	return serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"access_token":%q,"expires_in":"86400"}`, identityToken)
+	})).URL
+}
+
+// bodyOf returns the body that a service gets with these fields.
+func bodyOf(t *testing.T, w *webhook, fields map[string]any) string {
+	t.Helper()
+	fields["setting"] = map[string]string{}
+	for _, s := range w.secrets.own {
+		fields["setting"].(map[string]string)[s.name] = anyKey
+	}
+	body, err := w.render(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+const splunkToken = "\ntoken: s3cr3t-t0ken"
+
+func serviceAccepts(t *testing.T) (settings string, got func() []string) {
+	settings, got = webhookAccepts(t)
+	return settings + splunkToken, got
+}
+
+func serviceHangs(t *testing.T) map[string]hung {
+	all := webhookHangs(t)
+	for name, h := range all {
+		all[name] = hung{h.settings + splunkToken, h.began}
+	}
+	return all
+}
+
+func serviceFails(t *testing.T) map[string]string {
+	all := webhookFails(t)
+	for class := range all {
+		all[class] += splunkToken
+	}
+	return all
+}
+
+func serviceSecrets(t *testing.T) (places []secretPlace) {
+	const secret = "s3cr3t-t0ken"
+	file := writeFile(t, "secret", secret+"\n")
+	for _, status := range []int{200, 302, 401, 422, 503} {
+		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { sayBack(w, r, status) }))
+		for _, key := range []string{"token: " + secret, "token_file: " + file, "token_env: SECRET"} {
+			place := fmt.Sprintf("%s, answered %d", key[:10], status)
+			places = append(places, secretPlace{place, "url: " + srv.URL + "\n" + key, []string{secret},
+				map[string]string{"SECRET": secret}})
+		}
+	}
+	return append(places, secretPlace{"wrong: in clear", "url: http://a.example\ntoken: " + secret, []string{secret}, nil},
+		secretPlace{"wrong: two tokens", "url: http://a.example\ntoken: " + secret + "\ntoken_env: " + secret,
+			[]string{secret}, nil})
+}
+
+// Each service is right by its own file, and says what it is, by whose rules, with an example that works.
+func TestServicesAreDeclaredWhole(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	for _, s := range Services() {
+		if err := s.Check(); err != nil {
+			t.Errorf("%s: %v", s.Name, err)
+		}
+		if s.Title == "" || s.About == "" || s.For == "" || !strings.HasPrefix(s.Rules, "https://") || s.Example == "" {
+			t.Errorf("%s lacks a title, what it is for, a word about it, its rules or an example: %+v", s.Name, s)
+		}
+		if got := Kinds()[s.Name]; got.Title != s.Title || !reflect.DeepEqual(got.Terms, s.Kind().Terms) || got.For != s.Kind().For {
+			t.Errorf("%s: what is read of its first lines differs", s.Name)
+		}
+		if n := strings.Count(s.Example, "\n"); n > 5 || !strings.Contains(s.Example, "  "+s.Name+":") {
+			t.Errorf("%s: its example has %d lines, or isn't one:\n%s", s.Name, n, s.Example)
+		}
+	}
+}
+
+// Every body has the shape that its service documents, whatever has happened.
+func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	for _, s := range Services() {
+		schema, err := jsonschema.NewCompiler().Compile(filepath.Join("testdata", "services", s.Name+".schema.json"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its rules are in the table of TestServicesTakeWhatTheyAreSent
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := openService(t, s, "https://a.example")
+		if err := tryOn(true, func(f map[string]any) error {
+			value, err := jsonschema.UnmarshalJSON(strings.NewReader(bodyOf(t, w, f)))
+			if err != nil {
+				return err
+			}
+			return schema.Validate(value)
+		}); err != nil {
+			t.Errorf("%s: %v", s.Name, err)
+		}
+	}
+}
+
+// Times in bodies have at most six fractional digits: .NET's Newtonsoft.Json takes nine for text. A CloudEvent in one
+// stays as it is, and so does what Azure sent.
+func TestTimesInBodiesAreShort(t *testing.T) {
+	nine := regexp.MustCompile(`\d:\d\d\.\d{7,}`)
+	seen := at("04:20:11").clock().Add(123456789)
+	started := azure("Started", "Reboot", "", map[string]any{"At": "2026-11-21T04:10:04.123456789Z"})
+	over := deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Vanished, Event: started}, cloudevent.Circumstances{
+		Observer: dbHost, Time: seen, Announced: seen.Add(-time.Hour), Begun: seen.Add(-time.Minute), WhileAway: true,
+		NotEarlierThan: seen.Add(-time.Second),
+		End:            cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: seen.Add(-time.Second)},
+	}))
+	recovered := deliveryOf(cloudevent.WrapBridge(cloudevent.IMDSRecovered, map[string]any{
+		"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": seen, "to": seen},
+	}, dbHost, seen))
+	for _, s := range Services() {
+		w := openService(t, s, "https://a.example")
+		for _, d := range [][]delivery.Delivery{over, recovered} {
+			f := (&Host{}).fields(d, seen)
+			body := bodyOf(t, w, f)
+			whole := string(f["cloudevent"].(json.RawMessage))
+			quoted, _ := json.Marshal(whole)
+			for _, cloudEvent := range []string{whole, string(quoted)} {
+				body = strings.ReplaceAll(body, cloudEvent, "")
+			}
+			body = strings.ReplaceAll(body, `"At":"2026-11-21T04:10:04.123456789Z"`, "")
+			if found := nine.FindString(body); found != "" {
+				t.Errorf("%s: …%s in\n%s", s.Name, found, body)
+			}
+		}
+	}
+}
+
+// Each service is told of a reboot and its end as these files show.
+func TestServicesAreToldOfAReboot(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	for _, s := range Services() {
+		var r recorder
+		srv := serve(t, &r)
+		w := openService(t, s, srv.URL)
+		for _, situation := range []string{"scheduled", "over"} {
+			w.Deliver(t.Context(), situations()[situation].batch) // whatever the recorder's answer means to the service
+		}
+		var shown strings.Builder
+		for _, req := range r.all() {
+			fmt.Fprintf(&shown, "%s %s\n", req.Method, req.RequestURI)
+			for _, name := range slices.Sorted(maps.Keys(req.Header)) {
+				if !oneOf(name, "Accept-Encoding", "Content-Length", "Idempotency-Key", "User-Agent") {
+					fmt.Fprintf(&shown, "%s: %s\n", name, req.Header.Get(name))
+				}
+			}
+			var b bytes.Buffer
+			if err := json.Indent(&b, []byte(req.body), "", "  "); err != nil {
+				b.Reset()
+				b.WriteString(req.body)
+			}
+			fmt.Fprintf(&shown, "\n%s\n\n", strings.TrimSpace(b.String()))
+		}
+		golden(t, filepath.Join("services", s.Name+".golden"), shown.String())
+	}
+}
+
+// A page is what PagerDuty reads of its body.
+type page struct {
+	Action  string `json:"event_action"`
+	Key     string `json:"dedup_key"`
+	Payload struct{ Source string }
+}
+
+// pageAbout returns what PagerDuty is told of a CloudEvent about a bridge.
+func pageAbout(t *testing.T, typ string, o imds.Observer, data map[string]any) (p page) {
+	t.Helper()
+	w := openService(t, serviceNamed(t, "pagerduty"), "https://a.example")
+	f := fieldsOf(t, situation{batch: about(typ, o, data), now: messageTime})
+	if err := json.Unmarshal([]byte(bodyOf(t, w, f)), &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// What PagerDuty is told about a sink or a silent VM opens an incident that only the same VM's recovery resolves, also
+// where another group has a VM of that name.
+func TestIncidentsOfVMsOfOneNameStayApart(t *testing.T) {
+	other := dbHost
+	other.VMID, other.ResourceGroup = "0f3a6f0e-5a0d-4b3c-8f67-5f1f2d8c9a10", "test-db"
+	for _, tt := range []struct {
+		trouble, end string
+		data, others map[string]any
+	}{
+		{cloudevent.SinkBlocked, cloudevent.SinkRecovered, map[string]any{"sink": "ops"}, map[string]any{"sink": "ops"}},
+		{cloudevent.OutboxUnwritable, cloudevent.OutboxWritable, nil, nil},
+		{cloudevent.ObserverSilent, cloudevent.ObserverBack, // of which a relay tells
+			map[string]any{"count": 1, "vms": []string{"vm-db-1"}, "groups": []string{"prod-db"}},
+			map[string]any{"count": 1, "vms": []string{"vm-db-1"}, "groups": []string{"test-db"}}},
+	} {
+		key := pageAbout(t, tt.trouble, dbHost, tt.data).Key
+		if end := pageAbout(t, tt.end, dbHost, tt.data); end.Action != "resolve" || end.Key != key {
+			t.Errorf("%s: %s of %s, want the end of %s", tt.end, end.Action, end.Key, key)
+		}
+		if its := pageAbout(t, tt.trouble, other, tt.others).Key; its == key {
+			t.Errorf("%s: both have %s", tt.trouble, key)
+		}
+	}
+}
+
+// A test opens an incident of its own that nothing ends, whatever it is a sample of.
+func TestATestIsAnIncidentOfItsOwn(t *testing.T) {
+	test, end := fieldsOf(t, situations()["test"]), fieldsOf(t, situations()["test-cancelled"])
+	event := fieldsOf(t, situations()["scheduled"])
+	if test["incidentKey"] != test["id"] || test["incidentKey"] == event["incidentKey"] || end["resolved"] != false {
+		t.Errorf("a test has the key %v, an event %v; the end of a test ends an incident: %v", test["incidentKey"],
+			event["incidentKey"], end["resolved"])
+	}
+}
+
+// A mute is an incident of its own, which its end resolves. It neither opens nor changes the incident of the sink's next
+// trouble, which would wake nobody then.
+func TestAMuteIsAnIncidentOfItsOwn(t *testing.T) {
+	ops := map[string]any{"sink": "ops", "mute": "tk3x9q"}
+	trouble := pageAbout(t, cloudevent.SinkBlocked, dbHost, ops)
+	muted, unmuted := pageAbout(t, cloudevent.SinkMuted, dbHost, ops), pageAbout(t, cloudevent.SinkUnmuted, dbHost, ops)
+	if muted.Key == trouble.Key || muted.Action != "trigger" {
+		t.Errorf("a mute has the key %s, as trouble has, and the action %s", muted.Key, muted.Action)
+	}
+	if unmuted.Key != muted.Key || unmuted.Action != "resolve" {
+		t.Errorf("the end of %s has the key %s and the action %s", muted.Key, unmuted.Key, unmuted.Action)
+	}
+}
+
+// What one relay reports, another one of the same stream may end, under its own name.
+func TestAnyRelayOfAStreamEndsItsIncidents(t *testing.T) {
+	first, second := imds.Observer{Name: "relay-1"}, imds.Observer{Name: "relay-2"}
+	of := func(stream string, created time.Time) map[string]any {
+		return map[string]any{"sink": "ops", "mute": "tk3x9q", "stream": stream, "streamCreated": created}
+	}
+	prod := of("FOREWARN", time.Time(messageTime))
+	for trouble, end := range map[string]string{
+		cloudevent.SinkBlocked: cloudevent.SinkRecovered, cloudevent.SinkMuted: cloudevent.SinkUnmuted,
+	} {
+		key := pageAbout(t, trouble, first, prod).Key
+		if ends := pageAbout(t, end, second, prod); ends.Action != "resolve" || ends.Key != key {
+			t.Errorf("%s: %s of %s, want the end of %s", end, ends.Action, ends.Key, key)
+		}
+		for _, other := range []map[string]any{of("TEST", time.Time(messageTime)), of("FOREWARN", time.Time(messageTime).Add(time.Hour))} {
+			if its := pageAbout(t, trouble, first, other).Key; its == key {
+				t.Errorf("%s: both streams have %s", trouble, key)
+			}
+		}
+	}
+}
+
+// A page about a bridge names the VM, as one about an event does.
+func TestPagesNameTheVMInTrouble(t *testing.T) {
+	for _, typ := range []string{cloudevent.SinkBlocked, cloudevent.IMDSUnavailable, cloudevent.DeliveryDeadLettered} {
+		if got := pageAbout(t, typ, dbHost, map[string]any{"sink": "ops"}).Payload.Source; got != "vm-db-1" {
+			t.Errorf("%s: the source is %q, want vm-db-1", typ, got)
+		}
+	}
+}
+
+// The key of a service is read on each use and shown to nobody else.
+func TestKeysOfServicesAreSentAndNeverShown(t *testing.T) {
+	var r recorder
+	path := writeFile(t, "key", "first-routing-key\n")
+	opened, err := open("pagerduty", "url: "+serve(t, &r).URL+"\nrouting_key_file: "+path, testHost(t))
+	if err != nil || len(opened.Secrets) != 1 || opened.Secrets[0] != path {
+		t.Fatalf("open = %v, %v; want the secret file", opened.Secrets, err)
+	}
+	defer closeSink(opened.Sink)
+	d := situations()["scheduled"].batch
+	shown, err := opened.Sink.(delivery.Renderer).Render(d[0])
+	if err != nil || strings.Contains(shown, "first-routing-key") || !strings.Contains(shown, `"routing_key":"[secret]"`) {
+		t.Errorf("Render = %v, with the key:\n%s", err, shown)
+	}
+	if err := os.WriteFile(path, []byte("second-routing-key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := opened.Sink.Deliver(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if body := r.all()[0].body; !strings.Contains(body, `"routing_key":"second-routing-key"`) {
+		t.Errorf("sent %s, want the second key in it", body)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := opened.Sink.Deliver(t.Context(), d); !errors.Is(err, delivery.ErrBlocked) {
+		t.Errorf("without the file: %v, want it blocked", err)
+	}
+}
+
+// Wrong settings of a service are refused by their keys, with what was expected.
+func TestWrongSettingsOfServicesAreRefused(t *testing.T) {
+	for _, tt := range []struct{ kind, settings, key, words string }{
+		{"pagerduty", "{}", "routing_key", "missing; expected routing_key, routing_key_file or routing_key_env"},
+		{"pagerduty", "{routing_key: a, routing_key_env: B}", "routing_key_env", "routing_key is given too"},
+		{"pagerduty", "routing_key_file: /nowhere", "routing_key_file", "/nowhere"},
+		{"teams", "{}", "url", "missing; expected url, url_file or url_env"},
+		{"ntfy", "topic: my topic", "topic", "is not valid; expected letters, digits, - and _, at most 64"},
+		{"ntfy", "{topic: x, url: 'http://a.example'}", "url", "topic would be sent unencrypted"},
+		{"azure_monitor", "{url: 'https://a.example', azure_identity: {client_id: x}}", "azure_identity.client_id",
+			"not a client id"},
+	} {
+		wrongKey(t, tt.kind, tt.settings, tt.key, tt.words)
+	}
+}
+
+// The address of a service may be given with what the service adds to it.
+func TestTheAddressOfAServiceIsCompleted(t *testing.T) {
+	for _, tt := range []struct{ base, added, want string }{
+		{"https://a.example", "/v2/x", "https://a.example/v2/x"},
+		{"https://a.example/", "/v2/x", "https://a.example/v2/x"},
+		{"https://a.example/v2/x", "/v2/x", "https://a.example/v2/x"},
+		{"https://a.example/in/front/", "/v2/x?a=b", "https://a.example/in/front/v2/x?a=b"},
+		{"https://a.example/x?key=k", "?a=b&c=d", "https://a.example/x?key=k&a=b&c=d"},
+		{"https://a.example/x?a=other", "?a=b", "https://a.example/x?a=other"},
+		{"https://a.example/x", "", "https://a.example/x"},
+	} {
+		if got := joinPath(tt.base, tt.added); got != tt.want {
+			t.Errorf("%s and %s make %s, want %s", tt.base, tt.added, got, tt.want)
+		}
+	}
+}
