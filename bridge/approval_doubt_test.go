@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/systemtest"
 )
 
 // rewritesDocuments makes the endpoint serve documents that rewrite returns. quietly means that their ETag says nothing of
@@ -84,6 +85,7 @@ var doubtfulDocuments = []struct {
 // loop sees it, nor when only the last look does, and not by hand. It is said why, once. When the doubt is over, the
 // rules decide.
 func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
+	systemtest.Alone(t)
 	for _, tt := range doubtfulDocuments {
 		for seenBy, quietly := range map[string]bool{"polls": false, "the last look": true} {
 			t.Run(tt.claim+", seen by "+seenBy, func(t *testing.T) {

@@ -974,6 +974,9 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 	} {
 		for _, crashes := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, crashes: %t", claim, crashes), func(t *testing.T) {
+				if claim != "it is cut in half" {
+					systemtest.Alone(t)
+				}
 				bubble(t, func(t *testing.T, s *stage) {
 					down, up := &ear{answer: always(errSinkDown)}, &ear{}
 					b := s.start(down.all("down"), up.all("up"))

@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // namedRule is drainRule with a name.
@@ -576,6 +577,9 @@ func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
 		"in time": {10 * time.Minute, `it waits for sink "drain", which is muted until `, nil, []string{cloudevent.ResultApproved}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "in time" {
+				systemtest.Alone(t)
+			}
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{namedRule()}

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"forewarn/bridge/systemtest"
 )
 
 // README explains every file of the heart, and no file that isn't there.
@@ -40,6 +42,7 @@ func TestREADMEExplainsEveryFile(t *testing.T) {
 
 // README names the functions that an event passes through, at most 30, and none that isn't there.
 func TestREADMENamesTheFunctionsThatAnEventPassesThrough(t *testing.T) {
+	systemtest.Alone(t)
 	text, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)

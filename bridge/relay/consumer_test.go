@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // Whatever somebody does to the consumer of a sink, all that comes is told, once and in order, within a minute, also what
@@ -46,6 +47,9 @@ func TestAConsumerThatSomebodyTouchesLosesNothing(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
+			if what != "deletes" && what != "takes from" {
+				systemtest.Alone(t)
+			}
 			onStage(t, func(t *testing.T, s *stage) {
 				sink := newRecorder()
 				_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, From: time.Now().Add(-time.Hour)})
@@ -69,7 +73,7 @@ func TestAConsumerThatSomebodyTouchesLosesNothing(t *testing.T) {
 				}
 				pause(time.Minute)
 				sink.say(nil)
-				pause(6 * time.Minute)
+				pause(2 * time.Minute)
 				wantIDs(t, "told", sorted(sink.all()), all...)
 				s.settled("hook")
 				stop()

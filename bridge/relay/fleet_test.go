@@ -32,6 +32,7 @@ type fleet struct {
 	connect func(context.Context) (*nats.Conn, error)
 	conn    *nats.Conn
 	js      jetstream.JetStream
+	look    time.Duration // between two looks at what is waited for; 0 for 20 ms
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -256,7 +257,7 @@ func (f *fleet) until(what string, so func() bool, news <-chan struct{}) {
 	for !so() {
 		select {
 		case <-news:
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(cmp.Or(f.look, 20*time.Millisecond)):
 		case <-over:
 			f.Fatalf("not within %v: %s", patience, what)
 		}

@@ -88,6 +88,7 @@ func testOneRelayASinkAndAnotherTakesOver(t *testing.T, f *stage) {
 // A relay that can't reach a sink for a minute gives it up for one that may: also if that began with something under way,
 // which ends first. Where no relay reaches it, each has it for minutes at a time, and it is never without one.
 func TestASinkThatFailsHereIsGivenUpForAnotherRelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		first, second := newRecorder(), newRecorder()
 		first.answer, second.answer = fails(errRefused), fails(errRefused)
@@ -535,6 +536,9 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 		"the other's link is slower": {time.Minute, false, 1500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "it knows of a failure" {
+				systemtest.Alone(t)
+			}
 			onStage(t, func(t *testing.T, s *stage) {
 				var accepted atomic.Int32
 				hook := func(takes time.Duration, refuses bool) bridge.Route {

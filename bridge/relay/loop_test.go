@@ -29,7 +29,7 @@ import (
 func onStage(t *testing.T, f func(t *testing.T, s *stage)) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {
-		s := &stage{fleet: &fleet{T: t}, server: startServer(t)}
+		s := &stage{fleet: &fleet{T: t, look: 200 * time.Millisecond}, server: startServer(t)}
 		s.connect = (&cable{server: s.server}).dial
 		s.join()
 		defer func() { s.conn.Close() }()

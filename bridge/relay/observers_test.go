@@ -366,7 +366,7 @@ func TestSilenceIsNoticedBehindADeletedMessage(t *testing.T) {
 				}
 				r, stop := s.run(ops)
 				(&bridges{stage: s}).beat("web_0", false)
-				pause(30 * time.Minute)
+				pause(10 * time.Minute)
 				if news := ear.news(); len(news) != 1 {
 					t.Errorf("told %q, want the silent VM; warnings %q", news, r.Status().Warnings)
 				}
@@ -390,7 +390,7 @@ func TestHeartbeatsThatAreProvisionedLaterAreFollowed(t *testing.T) {
 		}
 		s.provision(relay.Retention{})
 		(&bridges{stage: s}).beat("web_0", false)
-		pause(30 * time.Minute)
+		pause(10 * time.Minute)
 		if news := ear.news(); len(news) != 1 || len(r.Status().Warnings) > 0 {
 			t.Errorf("told %q, warnings %q; want the silent VM, and none", news, r.Status().Warnings)
 		}

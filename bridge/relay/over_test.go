@@ -57,7 +57,7 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 					st, stop = s.run(drain)
 				}
 				sink.say(nil)
-				pause(25 * time.Minute)
+				pause(7 * time.Minute) // longer than each of these waits
 				for _, id := range sink.all() {
 					if id == announced.ID() {
 						t.Errorf("%s was told after the end", id)
@@ -94,6 +94,9 @@ func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 		"after the end, by settings that come then": {after: 2 * time.Minute, restart: true, newDrain: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "after the end, with a restart between" {
+				systemtest.Alone(t)
+			}
 			onStage(t, func(t *testing.T, s *stage) {
 				sink, other := newRecorder(), newRecorder()
 				sink.answer, other.answer = fails(errRefused), fails(errRefused)

@@ -55,10 +55,10 @@ func TestUnsettledIsBounded(t *testing.T) {
 			t.Errorf("the other sink heard of it %d times, want a message or two", n)
 		}
 		hook.say(nil)
-		pause(6 * time.Minute)
+		pause(3 * time.Minute)
 		more := eventNo(99).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
 		s.publish(more)
-		pause(10 * time.Minute)
+		pause(2 * time.Minute)
 		wantIDs(t, "told", sorted(hook.all()), append(slices.Clone(all[30:]), more)...)
 		if st := r.Status(); !st.Ready {
 			t.Errorf("it isn't ready, because of %q", st.Reasons)
@@ -120,6 +120,9 @@ func TestASetTakesNoRoomFromAnother(t *testing.T) {
 func TestNothingUrgentWaitsBehindABound(t *testing.T) {
 	for name, muted := range map[string]bool{"dead, with a fallback": false, "muted": true} {
 		t.Run(name, func(t *testing.T) {
+			if muted {
+				systemtest.Alone(t)
+			}
 			onStage(t, func(t *testing.T, s *stage) {
 				chat, mail := newRecorder(), newRecorder()
 				hook, told := route("chat", chat), mail

@@ -82,6 +82,7 @@ func (o *ops) route() bridge.Route {
 
 // A mute mends nothing on a relay either: the sink needs somebody, for the same reason, until it accepts.
 func TestAMutedSinkStillNeedsSomebodyOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook := newRecorder()
 		hook.answer = fails(errRefused)
