@@ -134,6 +134,7 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 
 // Documents that say something else of an event at each look approve nothing, until they agree.
 func TestADocumentThatChangesAtEachLook(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		var looked atomic.Int64
 		var told atomic.Bool

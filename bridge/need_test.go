@@ -9,6 +9,7 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 )
 
 // countLogged returns how many lines of the log hold all the texts.
@@ -25,6 +26,7 @@ func (s *stage) countLogged(texts ...string) (n int) {
 // However a sink comes to need somebody, one line of the log says so as an error, when the status does, and one says
 // when that is over.
 func TestTheLogSaysOnceThatASinkNeedsSomebody(t *testing.T) {
+	systemtest.Alone(t)
 	for _, tt := range []struct {
 		claim  string
 		notice time.Duration

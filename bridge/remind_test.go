@@ -62,6 +62,7 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 
 // Who wants to hear of an event only some time ahead is not reminded of it before.
 func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		e, only := &ear{}, &ear{}
@@ -189,6 +190,7 @@ func TestAReminderComesTenMinutesAfterTheLastWord(t *testing.T) {
 // An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was
 // pending for a sink that was down.
 func TestARemindersEventMustStillLieAhead(t *testing.T) {
+	systemtest.Alone(t)
 	for _, tt := range []struct {
 		claim  string
 		change func(s *stage)
@@ -281,6 +283,7 @@ func TestAPendingReminderOutlivesAChangeThatItsSinkIsNotToldOf(t *testing.T) {
 
 // After a start nobody is reminded of an event that is over by then, though the first answer waits for the VM's name.
 func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
+	systemtest.Alone(t)
 	for _, over := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{}
@@ -312,6 +315,7 @@ func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
 // Who takes nothing but reminders gets them also of an event that was listed before the VM's name was known, unless it is
 // another VM's.
 func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
 		drain := &ear{}
@@ -490,6 +494,7 @@ func TestWhatFallsBackComesInOrder(t *testing.T) {
 // Heartbeats come while all is well, and stop when the endpoint does not answer; they leave no history, and do not pile
 // up at a sink that is down.
 func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		watch, down := &ear{}, &ear{answer: always(errSinkDown)}
 		beats := func(t *bridge.Terms) { t.Heartbeat = 5 * time.Minute }

@@ -9,6 +9,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A clock that is stepped makes the wait of a rule neither shorter nor longer.
@@ -110,6 +111,7 @@ func TestAWaitBeginsThoughTheNameIsMissing(t *testing.T) {
 // After a restart the wait is counted anew: neither the time while nothing ran nor a clock that was stepped meanwhile makes
 // it shorter. A crash is no different.
 func TestAWaitIsCountedAnewAfterARestart(t *testing.T) {
+	systemtest.Alone(t)
 	for claim, stop := range map[string]func(*running){"a stop": (*running).end, "a crash": (*running).crash} {
 		for _, step := range []time.Duration{0, time.Hour} {
 			t.Run(fmt.Sprintf("%s and a step of %v", claim, step), func(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"forewarn/bridge/systemtest"
 )
 
 // teamsDenial is what Microsoft's webhook answers with a status of 200 when Teams has too many messages.
@@ -16,6 +18,7 @@ const teamsDenial = "Webhook message delivery failed with error: Microsoft Teams
 // accepted, also one that the service doesn't document: those that are compatible with it answer in ways of their own,
 // and a message that is tried again is posted for days.
 func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	const page = "\ufeff\n<!DOCTYPE html><title>Sign in</title>"
 	for _, tt := range []struct {

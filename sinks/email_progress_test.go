@@ -19,6 +19,7 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // pipes is a listener without a network, so that a story takes no time.
@@ -243,6 +244,9 @@ func TestNobodyGetsAMailTwice(t *testing.T) {
 		"about the bridge": aboutTheBridge(t),
 	} {
 		t.Run(claim, func(t *testing.T) {
+			if claim != "a wave" {
+				systemtest.Alone(t)
+			}
 			story := tellMailStory(t, all, map[string]error{"b@example.com": busy}, nil)
 			if got := who(story.mails); got != "a@example.com b@example.com c@example.com" {
 				t.Errorf("the mails went to %s; want one to each of the three", got)
@@ -280,6 +284,9 @@ func TestADeadAddressCostsNobodyElseTheMail(t *testing.T) {
 		{"while another is busy", wave(t, 31), map[string]error{"c@example.com": busy}, dead, 2},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
+			if tt.claim != "while another is busy" {
+				systemtest.Alone(t)
+			}
 			story := tellMailStory(t, tt.all, tt.later, tt.never)
 			if got := who(story.mails); got != "a@example.com c@example.com" || len(story.mails) != tt.mails {
 				t.Errorf("%d mails went to %s; want %d, to a and c once each", len(story.mails), got, tt.mails)
@@ -299,6 +306,7 @@ func TestADeadAddressCostsNobodyElseTheMail(t *testing.T) {
 
 // A recipient whose mailbox is full for a day keeps no newer change from the others.
 func TestABusyRecipientHoldsNoNewerChangeFromTheOthers(t *testing.T) {
+	systemtest.Alone(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := &mailbox{refuse: map[string]error{"b@example.com": busy}}
 		p := make(pipes)

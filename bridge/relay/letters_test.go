@@ -595,6 +595,7 @@ func TestADeadLetterOfAnOddSinkHasAKey(t *testing.T) {
 
 // And it is a new attempt: neither the number of those of the earlier one nor whom that reached is its own.
 func TestAReplayBeginsAnewWithANumberThatCameBefore(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))

@@ -769,6 +769,7 @@ func TestALeadMovesWithItsEventOnARelay(t *testing.T) {
 
 // Also a relay that starts when the time has passed that was announced first waits for the one that counts.
 func TestALeadMovesWithItsEventWhileNoRelayRuns(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		r := with(route("drain", sink), func(t *bridge.Terms) { t.Lead = 10 * time.Minute })

@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // takesNothingForSinks makes the stream refuse messages for one sink only, such as those for a fallback. allow reverses
@@ -61,6 +62,7 @@ func TestARejectedChangeIsSentOnceWhileItsFallbackCannotGetIt(t *testing.T) {
 
 // What is rejected is sent once while the stream of dead letters refuses it, and is kept as soon as that takes it.
 func TestARejectedChangeIsSentOnceWhileDeadLettersCannotBeStored(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook := newRecorder()
 		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
@@ -84,6 +86,7 @@ func TestARejectedChangeIsSentOnceWhileDeadLettersCannotBeStored(t *testing.T) {
 // A CloudEvent that came in binary mode may be too large for the fallback's copy, which is JSON. It is a dead letter
 // all the same.
 func TestWhatIsTooLargeForTheFallbackIsADeadLetter(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook := newRecorder()
 		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))

@@ -116,6 +116,7 @@ func TestAMutedSinkStillNeedsSomebodyOnARelay(t *testing.T) {
 
 // Whoever wants to hear of trouble hears once that a sink has accepted nothing for five minutes, and that it is back.
 func TestASinkThatIsDownIsReportedOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook, o := newRecorder(), newOps()
 		hook.answer = fails(errRefused)
