@@ -520,7 +520,7 @@ func rank(v *bridge.FleetVM) int {
 }
 
 // Histories returns the events of the last 40 days that p selects, by their last change, and reports whether older ones
-// were dropped. key is that of each event's group.
+// were dropped. groups has the group of each.
 func (f *Fleet) Histories(p bridge.Period) (histories []bridge.EventHistory, groups []string, more bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"forewarn/bridge/internal/streams"
 )
 
-// maxHistories is how many Azure events have their records kept for the history.
-const maxHistories = 10_000
+// maxHistories is how many Azure events have their records kept for the history: more than a fleet knows of.
+const maxHistories = 16_000
 
 // A history keeps what the records of all sinks say of deliveries about Azure events, for people.
 type history struct {
@@ -38,7 +38,7 @@ func (r *Relay) followRecords(ctx context.Context, st *storage) {
 }
 
 // add takes in what a sink remembers of an Azure event that its filter let pass. The history needs no others, such as
-// those about bridges. If there are too many, it keeps those of events that are known.
+// those about bridges. When there are too many, those of events that aren't known go.
 func (h *history) add(sink, group string, rec record, known func(group string) bool) {
 	if !rec.Matched {
 		return
@@ -64,15 +64,15 @@ func (h *history) deliveries(group, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
 	for sink, rec := range h.records[group] {
 		m, settled := rec.Settled[streams.Token(id)]
-		t, trying := rec.Waiting[streams.Token(id)]
+		w, waiting := rec.Waiting[streams.Token(id)]
 		switch {
 		case settled && m.State == resultDead:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Reason: m.Answer})
 		case settled:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Answer: m.Answer,
 				Attempts: m.Attempts})
-		case trying:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: t.Attempts, Error: t.Error})
+		case waiting:
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: w.Attempts, Error: w.Error})
 		}
 	}
 	sort.Slice(list, func(i, j int) bool { return list[i].Sink < list[j].Sink })
