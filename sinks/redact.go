@@ -71,9 +71,9 @@ func (r *redactor) unlessRepeats(text, shown, otherwise string) string {
 	return shown
 }
 
-// repeats reports whether a text holds maxRow characters of a secret in a row, or all of a shorter one, however they
-// are written; see readings. Case, accents and white space make no difference, and of other scripts a character counts as
-// several.
+// repeats reports whether a text holds maxRow characters of a secret in a row, with marks or without, or all of a shorter
+// one, however they are written; see readings. Case, accents and white space make no difference, and of other scripts a
+// character counts as several.
 func (r *redactor) repeats(text string) bool {
 	hidden := append(r.rows[:], r.known.all()) // by length, and then those of maxRow characters that all sinks have
 	if !slices.ContainsFunc(hidden, func(rows map[string]bool) bool { return len(rows) > 0 }) {
@@ -81,7 +81,10 @@ func (r *redactor) repeats(text string) bool {
 	}
 	all, complete := readings(text)
 	return !complete || slices.ContainsFunc(all, func(reading string) bool {
-		return slices.ContainsFunc(charactersOf(reading), func(text string) bool { return r.holds(fold(text), hidden) })
+		return slices.ContainsFunc(charactersOf(reading), func(text string) bool {
+			folded := fold(text)
+			return r.holds(folded, hidden) || r.holds(unmarked(folded), hidden)
+		})
 	})
 }
 
@@ -104,7 +107,7 @@ func (r *redactor) holds(text string, hidden []map[string]bool) bool {
 
 // isInHost reports whether a row is shown with a host. A shorter one is a whole secret, which may stand elsewhere.
 func (r *redactor) isInHost(row string) bool {
-	holds := func(host string) bool { return strings.Contains(host, row) }
+	holds := func(host string) bool { return strings.Contains(host, row) || strings.Contains(unmarked(host), row) }
 	return len(row) == maxRow && slices.ContainsFunc(r.hosts, holds)
 }
 
@@ -119,22 +122,41 @@ func fold(text string) string {
 	}, norm.NFKD.String(text))
 }
 
-// hide adds secrets. A secret of one or two characters is in nearly every text, so that hardly any is shown.
+// unmarked returns the letters and digits of a text. Those who quote a text double its marks, or put others between them.
+func unmarked(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsLetter(r) || unicode.IsNumber(r) {
+			return r
+		}
+		return -1
+	}, text)
+}
+
+// hide adds secrets, and their letters and digits alone if those are maxRow or more. A secret of one or two characters is in nearly every text, so that hardly any is shown.
 func (r *redactor) hide(secrets ...string) {
 	for _, secret := range secrets {
 		plain := isWords(secret)
 		secret = fold(secret)
-		n := min(len(secret), maxRow)
-		if n == 0 {
-			continue
+		r.hideFolded(secret, plain)
+		letters := unmarked(secret)
+		if len(letters) >= maxRow && letters != secret {
+			r.hideFolded(letters, plain)
 		}
-		if r.rows[n] == nil {
-			r.rows[n] = make(map[string]bool)
-		}
-		addRows(r.rows[n], secret, n)
-		if !plain {
-			r.known.add(r.sink, secret)
-		}
+	}
+}
+
+// hideFolded adds a folded secret. A plain one is made of words.
+func (r *redactor) hideFolded(secret string, plain bool) {
+	n := min(len(secret), maxRow)
+	if n == 0 {
+		return
+	}
+	if r.rows[n] == nil {
+		r.rows[n] = make(map[string]bool)
+	}
+	addRows(r.rows[n], secret, n)
+	if !plain {
+		r.known.add(r.sink, secret)
 	}
 }
 

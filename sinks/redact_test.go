@@ -177,6 +177,37 @@ func TestASecretBeyondASCIIIsRecognised(t *testing.T) {
 	}
 }
 
+// Those who quote a text double its marks, or put others beside or between them. Its letters and digits stay.
+func TestASecretIsRecognisedWhateverItsMarksBecome(t *testing.T) {
+	r := new(redactor)
+	r.hide(`pa'55"wo$rd`)
+	for name, text := range map[string]string{
+		"SQL":                `'pa''55"wo$rd'`,
+		"CSV":                `"pa'55""wo$rd"`,
+		"a shell":            `'pa'\''55"wo$rd'`,
+		"a shell, otherwise": `'pa'"'"'55"wo$rd'`,
+		"PowerShell":         "\"pa'55`\"wo`$rd\"",
+		"cmd":                `pa'55^"wo$rd`,
+		"a makefile":         `pa'55"wo$$rd`,
+		"a list":             `["p", "a", "'", "5", "5", "\"", "w", "o", "$", "r", "d"]`,
+		"a name":             "pa-55-wo-rd",
+		"mail":               `=?utf-8?q?pa=27_55=22wo=24rd?=`,
+		"two texts":          `"pa'55" + "\"wo$rd"`,
+		"groups":             "pa5 5wo rd",
+	} {
+		if !r.repeats("no: " + text + ".") {
+			t.Errorf("%s: %q is not recognised", name, text)
+		}
+	}
+	r = new(redactor)
+	r.hide("!*&^-_!", "a+b", "c-d-e-f")
+	for _, text := range []string{"abcdef", "a b c d e f", "!*&^"} {
+		if r.repeats(text) {
+			t.Errorf("%q is taken for a secret", text)
+		}
+	}
+}
+
 // Of a secret that is cut in two, where a text is cut or by its sender, seven characters in a row are left at most.
 func TestAPartOfASecretIsASecret(t *testing.T) {
 	systemtest.Alone(t)
