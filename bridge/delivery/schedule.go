@@ -310,6 +310,18 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 	s.end(a, gone, now)
 }
 
+// postpone ends an attempt that the sink put off until a time. The state of the route stays as it is, but while it isn't up,
+// nothing else is tried before either: there is one attempt at a time.
+func (s *schedule) postpone(a attempt, until, now time.Time) {
+	for _, l := range a.lanes {
+		l.next = until
+	}
+	if s.health != up {
+		s.probe = later(s.probe, until)
+	}
+	s.end(a, nil, now)
+}
+
 // takeApart ends the attempt of a batch that can't be delivered because of one of its members. They are attempted one by
 // one.
 func (s *schedule) takeApart(a attempt, now time.Time) {

@@ -23,6 +23,7 @@ import (
 //   - nil: accepted.
 //   - wraps ErrRejected: the destination will never accept this CloudEvent. It becomes a dead letter.
 //   - wraps ErrBlocked: the destination will accept nothing until somebody acts. The deliveries stay pending.
+//   - wraps a *NotYet: the sink put it off, and has asked its destination nothing. That is no failure.
 //   - anything else: try again. A *RetryAfter in the chain carries the destination's wish.
 //
 // The Answer counts beside an error too: its receipt and progress are stored and returned with the next attempt.
@@ -101,6 +102,11 @@ type RetryAfter struct {
 
 func (e *RetryAfter) Error() string { return fmt.Sprintf("%v (asks for %s)", e.Err, Readable(e.After)) }
 func (e *RetryAfter) Unwrap() error { return e.Err }
+
+// A NotYet is the error of a sink that puts a batch off until a time. It counts as no attempt, and delays no other group.
+type NotYet struct{ Until time.Time }
+
+func (e *NotYet) Error() string { return "not before " + e.Until.UTC().Format(time.RFC3339) }
 
 // A Renderer is a Sink that can show what a delivery would send. Render does no I/O with the destination, and replaces
 // secrets by [secret].

@@ -310,6 +310,11 @@ func addMissed(batch []Delivery, a attempt) {
 
 // settle handles the result of an attempt.
 func (w *Worker) settle(r result, now time.Time) {
+	notYet, ok := errors.AsType[*NotYet](r.err)
+	if ok {
+		w.postpone(r.attempt, notYet.Until, now)
+		return
+	}
 	w.measure(r)
 	switch {
 	case r.err == nil:
