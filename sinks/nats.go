@@ -96,6 +96,12 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
+	if !n.core {
+		err = giveWay(batch[0].Event)
+	}
+	if err != nil {
+		return delivery.Answer{}, err
+	}
 	var answer delivery.Answer
 	err = n.withSession(ctx, func(ctx context.Context, s *natsSession) (err error) {
 		switch {
@@ -111,6 +117,31 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 		return err
 	})
 	return answer, err
+}
+
+// headStart is how long a VM leaves the announcement of an event to others that are hit. It is longer than the time
+// between two polls.
+const headStart = 3 * time.Second
+
+// giveWay puts a CloudEvent off that announces an event which hits other VMs than its observer, until those had a head
+// start. A stream keeps one copy of each change, and only a VM that is hit knows whether a rule of its settings will start
+// the event early.
+func giveWay(ce event.Event) error {
+	f := cloudevent.Fields(ce)
+	change, _ := f["change"].(string)
+	resources, _ := f["resources"].([]string)
+	data, _ := f["data"].(map[string]any)
+	_, knows := data["rules"]
+	alone := f["azself"] == true && len(resources) == 1
+	if knows || alone || !oneOf(change, "scheduled", "updated", "reminder") {
+		return nil
+	}
+	end := ce.Time().Add(headStart)
+	left := time.Until(end)
+	if left <= 0 || left > headStart { // the clock was set back
+		return nil
+	}
+	return &delivery.NotYet{Until: end}
 }
 
 // publishHeartbeat publishes a heartbeat. If nobody keeps it, or if it is not allowed, events may still be published,
