@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
+
+	"forewarn/templates"
 )
 
 const (
@@ -41,20 +43,20 @@ type redactor struct {
 // fewer than maxRow characters are left of a secret that the cut divides.
 func (r *redactor) line(text string, n int) string {
 	text = cut(text, n)
-	return r.unlessRepeats(text, printable(text), notShown)
+	return r.unlessRepeats(text, templates.Line(text), notShown)
 }
 
 // id returns an id from outside as line does; none if it repeats a secret.
 func (r *redactor) id(text string) string {
 	text = cut(text, 128)
-	return r.unlessRepeats(text, printable(text), "")
+	return r.unlessRepeats(text, templates.Line(text), "")
 }
 
 // lines is line for a command's output that is cut already. It leaves out empty lines.
 func (r *redactor) lines(text string) string {
 	var all []string
 	for line := range strings.Lines(text) {
-		line = printable(line)
+		line = templates.Line(line)
 		if line != "" {
 			all = append(all, line)
 		}
@@ -284,20 +286,6 @@ func isWords(text string) bool {
 		}
 	}
 	return true
-}
-
-// printable returns a text as one line of printable characters.
-func printable(text string) string {
-	text = strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsSpace(r):
-			return ' '
-		case unicode.IsPrint(r) && r != utf8.RuneError:
-			return r
-		}
-		return -1
-	}, text)
-	return strings.Join(strings.Fields(text), " ")
 }
 
 // cut returns the beginning of a text, at most n bytes with the … that says so.

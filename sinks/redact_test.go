@@ -25,6 +25,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge/systemtest"
+	"forewarn/templates"
 	"github.com/emersion/go-smtp"
 	"golang.org/x/text/unicode/norm"
 	"golang.org/x/text/width"
@@ -489,7 +490,7 @@ func FuzzNoSecretIsShown(f *testing.F) {
 		f.Add(string(secret), "it is ", "", stack, uint16(random.IntN(8<<10)))
 	}
 	f.Fuzz(func(t *testing.T, secret, before, after string, stack []byte, n uint16) {
-		secret = printable(strings.ToValidUTF8(secret, ""))
+		secret = templates.Line(strings.ToValidUTF8(secret, ""))
 		if len(secret) > 100 || len(before)+len(after) > 8<<10 || strings.ContainsRune(secret, utf8.RuneError) {
 			return
 		}

@@ -286,7 +286,7 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 		data, whole = k.structured(all, most, k.limit-len(m)-syslogMinText)
 	}
 	m = append(m, data...)
-	text = cut(printable(text), k.limit-len(m)-len(" \ufeff"))
+	text = cut(templates.Line(text), k.limit-len(m)-len(" \ufeff"))
 	if text != "" {
 		m = append(m, ' ')
 	}
@@ -331,7 +331,7 @@ func (k *syslogSink) structured(all []attribute, most, room int) (_ []byte, whol
 			limit = syslogMaxID
 		}
 		end := len(b)
-		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(cut(printable(a.value), limit)))
+		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(cut(templates.Line(a.value), limit)))
 		if len(b) >= room {
 			return append(b[:end], ']'), false
 		}
