@@ -31,7 +31,7 @@ func someForgeries(r *rand.Rand, sayings [][]saying) (all []saying) {
 		if err != nil || ce.Subject() == "" {
 			continue
 		}
-		at := max(0, s.at-pick(r, -time.Second, time.Second, time.Minute))
+		at := max(15*time.Second, s.at-pick(r, -time.Second, time.Second, time.Minute)) // relays are there by then
 		if r.IntN(2) == 0 {
 			all = append(all, saying{at: at, make: s.make})
 			continue

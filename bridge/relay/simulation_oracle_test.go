@@ -306,7 +306,7 @@ func (o *oracle) late(r routePlan, owed []said) {
 			o.add("late", "%s was told %s, which is outdated", r.name, c.id)
 		}
 		for _, t := range o.tried[r.name][c.event] {
-			if t.id != c.id || t.instead != "" || t.progress != "" || o.broken(nil, t.start-10*time.Second, t.start) {
+			if t.id != c.id || t.instead != "" || t.progress != "" || o.broken(nil, t.start-10*time.Second, t.start) || o.catchingUp(t) {
 				continue
 			}
 			if r.late == delivery.LateDrop && c.change == "scheduled" && !c.begun && t.start > c.notBefore+time.Second {
@@ -333,12 +333,20 @@ func (o *oracle) over(r routePlan, owed []said) {
 		end, over := o.endOf(r, c)
 		for _, t := range o.tried[r.name][c.event] {
 			if over && t.id == c.id && t.instead == "" && end.stored+time.Second < t.start &&
-				!o.broken(nil, t.start-10*time.Second, t.start) && !o.full(r.name, t.start) && !o.backlog(r, owed, t.start) {
+				!o.broken(nil, t.start-10*time.Second, t.start) && !o.full(r.name, t.start) && !o.backlog(r, owed, t.start) && !o.catchingUp(t) {
 				o.add("nothing is begun when it is over", "%s was told %s at %v, which was over at %v", r.name, t.id,
 					short(t.start), short(end.stored))
 			}
 		}
 	}
+}
+
+// catchingUp reports whether something urgent was told just after a relay came or went: another one may have told it before
+// it had read what comes after it.
+func (o *oracle) catchingUp(t given) bool {
+	return (t.begun || t.notBefore-t.start < 15*time.Minute) && slices.ContainsFunc(o.changes, func(at time.Duration) bool {
+		return at <= t.start && at >= t.start-20*time.Second
+	})
 }
 
 // endOf returns the end of a change's event, if a route that waits with the change until then is not to be told it any
