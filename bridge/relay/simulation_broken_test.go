@@ -158,7 +158,9 @@ func cutOffFromOne(p *plan) {
 	p.routes = storyRoutes(routePlan{late: delivery.LateSend})
 	p.add(0, "a relay starts", (*world).startRelay)
 	p.add(20*time.Second, "a relay starts", (*world).startRelay)
-	p.add(50*time.Second, "sink hook is cut off from the first relay", func(w *world) { w.cutOff(0, "hook", 7*time.Minute) })
+	p.add(50*time.Second, "sink hook is cut off from the first relay", func(w *world) {
+		w.cutOff(0, "hook", 7*time.Minute)
+	})
 	p.said(1, time.Minute, 16*time.Minute)
 }
 

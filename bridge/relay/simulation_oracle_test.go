@@ -306,7 +306,8 @@ func (o *oracle) late(r routePlan, owed []said) {
 			o.add("late", "%s was told %s, which is outdated", r.name, c.id)
 		}
 		for _, t := range o.tried[r.name][c.event] {
-			if t.id != c.id || t.instead != "" || t.progress != "" || o.broken(nil, t.start-10*time.Second, t.start) || o.catchingUp(t) {
+			if t.id != c.id || t.instead != "" || t.progress != "" || o.catchingUp(t) ||
+				o.broken(nil, t.start-10*time.Second, t.start) {
 				continue
 			}
 			if r.late == delivery.LateDrop && c.change == "scheduled" && !c.begun && t.start > c.notBefore+time.Second {
@@ -333,7 +334,8 @@ func (o *oracle) over(r routePlan, owed []said) {
 		end, over := o.endOf(r, c)
 		for _, t := range o.tried[r.name][c.event] {
 			if over && t.id == c.id && t.instead == "" && end.stored+time.Second < t.start &&
-				!o.broken(nil, t.start-10*time.Second, t.start) && !o.full(r.name, t.start) && !o.backlog(r, owed, t.start) && !o.catchingUp(t) {
+				!o.broken(nil, t.start-10*time.Second, t.start) && !o.full(r.name, t.start) && !o.backlog(r, owed, t.start) &&
+				!o.catchingUp(t) {
 				o.add("nothing is begun when it is over", "%s was told %s at %v, which was over at %v", r.name, t.id,
 					short(t.start), short(end.stored))
 			}
@@ -669,7 +671,10 @@ func (o *oracle) deadLetters() {
 func (o *oracle) ready() {
 	for _, b := range o.breaks {
 		for _, m := range o.machines {
-			if b.kill || b.machine != nil && b.machine != m {
+			mended := slices.ContainsFunc(o.breaks, func(other breakage) bool { // the end of one fault ends all of a cable
+				return other.machine == m && other != b && !other.kill && other.to > b.from && other.from < b.to
+			})
+			if b.kill || mended || b.machine != nil && b.machine != m {
 				continue
 			}
 			for _, at := range m.ready {
