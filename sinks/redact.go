@@ -18,6 +18,8 @@ const (
 	maxShown = 512 // bytes of a text from outside that are shown at most
 	maxRow   = 8   // characters of a secret in a row from which a text repeats it
 
+	minLetters = 6 // letters and digits from which a secret is recognised by them alone
+
 	maxShortEnd = 3 // characters of the end of a path that may be in any text, such as v2 or api
 )
 
@@ -134,14 +136,15 @@ func unmarked(text string) string {
 	}, text)
 }
 
-// hide adds secrets, and their letters and digits alone if those are maxRow or more. A secret of one or two characters is in nearly every text, so that hardly any is shown.
+// hide adds secrets, and their letters and digits alone if those are minLetters or more. A secret of one or two
+// characters is in nearly every text, so that hardly any is shown.
 func (r *redactor) hide(secrets ...string) {
 	for _, secret := range secrets {
 		plain := isWords(secret)
 		secret = fold(secret)
 		r.hideFolded(secret, plain)
 		letters := unmarked(secret)
-		if len(letters) >= maxRow && letters != secret {
+		if len(letters) >= minLetters && letters != secret {
 			r.hideFolded(letters, plain)
 		}
 	}

@@ -201,6 +201,13 @@ func TestASecretIsRecognisedWhateverItsMarksBecome(t *testing.T) {
 		}
 	}
 	r = new(redactor)
+	r.hide(`it's9me'x`)
+	for _, text := range []string{"'it''s9me''x'", `'it'\''s9me'\''x'`, "it-s9me-x"} {
+		if !r.repeats(text) {
+			t.Errorf("%q is not recognised", text)
+		}
+	}
+	r = new(redactor)
 	r.hide("!*&^-_!", "a+b", "c-d-e-f")
 	for _, text := range []string{"abcdef", "a b c d e f", "!*&^"} {
 		if r.repeats(text) {
