@@ -114,7 +114,7 @@ func (a natsAccess) handshake(ctx context.Context, raw net.Conn, address string)
 //
 // It checks three things, because nats.go 1.55 bounds none of them: lengths (one of 2^63 ends the program, at once, and
 // one of 8 GB is allocated before a byte of it has come), lines (one that never ends is kept whole, at six times its
-// size), and how much a server says unasked (PING, -ERR or INFO over and over keep a processor busy for as long as they
+// size), and how much a server says unasked (messages, -ERR or INFO over and over keep a processor busy as long as they
 // come). Commands that it doesn't know end the connection, because nats.go also takes them in small letters or with
 // tabs. natsHostile in the tests has a server for each. Whatever else a server may do, nats.go stands.
 type natsConn struct {
