@@ -22,11 +22,11 @@ import (
 
 // webhookSettings are the keys of a webhook. Secrets have three keys; see Value.
 type webhookSettings struct {
-	URL            Secret            `yaml:"url" doc:"where to send it, http or https, a template behind its host; redirects are refused"`
+	URL            Secret            `yaml:"url" required:"" doc:"where to send it, http or https, a template behind its host; redirects are refused"`
 	URLFile        Path              `yaml:"url_file"`
 	URLEnv         string            `yaml:"url_env"`
-	Method         string            `yaml:"method" default:"POST" doc:"POST, PUT or PATCH"`
-	Mode           string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
+	Method         string            `yaml:"method" default:"POST" oneof:"POST PUT PATCH" doc:"how it is sent"`
+	Mode           string            `yaml:"mode" default:"structured" oneof:"structured binary" doc:"form of the CloudEvent"`
 	BodyText       string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
 	BodyTextFile   Path              `yaml:"body_text_file"`
 	RunbookURL     string            `yaml:"runbook_url" doc:"link to a runbook, for the body"`
@@ -50,8 +50,8 @@ type webhookSettings struct {
 }
 
 type basicSettings struct {
-	Username     string `yaml:"username" doc:"user name"`
-	Password     Secret `yaml:"password" doc:"password"`
+	Username     string `yaml:"username" required:"" doc:"user name"`
+	Password     Secret `yaml:"password" required:"" doc:"password"`
 	PasswordFile Path   `yaml:"password_file"`
 	PasswordEnv  string `yaml:"password_env"`
 }
@@ -89,7 +89,6 @@ type webhook struct {
 func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	w := &webhook{Host: h, binary: s.Mode == "binary", now: time.Now}
 	var wrong KeyErrors
-	wrong.when(!oneOf(s.Mode, "", "structured", "binary"), "mode", "%q is unknown; expected structured or binary", s.Mode)
 	w.method = cmp.Or(strings.ToUpper(s.Method), http.MethodPost)
 	wrong.when(!oneOf(w.method, http.MethodPost, http.MethodPut, http.MethodPatch), "method",
 		"%q is no way to send; expected POST, PUT or PATCH", s.Method)

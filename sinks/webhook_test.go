@@ -251,7 +251,6 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 		{"url_file: " + empty, "url_file", empty + " is empty"},
 		{"url_file: " + t.TempDir(), "url_file", "is not a regular file"},
 		{"url_env: NOT_SET", "url_env", "variable that is not set"},
-		{"{url: http://a.example, mode: batch}", "mode", "expected structured or binary"},
 		{"{url: http://a.example, bearer: a, basic: {username: a, password: b}}", "basic", "bearer is given too"},
 		{"{url: http://a.example, bearer: a, headers: {authorization: b}}", "headers.authorization",
 			"bearer or basic is given too"},

@@ -70,6 +70,13 @@ func TestSettingsSchemaRefusesTypos(t *testing.T) {
 		{"sinks: [{name: a, nats: {subject: x}}]", false},
 		{"sinks: [{name: a, slack: {token: x, token_file: x, channel: c}}]", false},
 		{"sinks: [{file: {path: x}}]", false},
+		{"sinks: [{name: a, webhook: {url: x, method: get}}]", false},
+		{"sinks: [{name: a, webhook: {url: x, url_file: x}}]", false},
+		{"sinks: [{name: a, webhook: {headers: {A: b}}}]", false},
+		{"sinks: [{name: a, webhook: {url: x, basic: {username: u}}}]", false},
+		{"sinks: [{name: a, pagerduty: {routing_key_file: x}}]", true},
+		{"sinks: [{name: a, pagerduty: {}}]", false},
+		{"sinks: [{name: a, pagerduty: {routing_key: x, routing_key_env: X}}]", false},
 	} {
 		if err := validYAML(t, schema, tt.yaml); (err == nil) != tt.ok {
 			t.Errorf("%s\nis valid: %v, want %v: %v", tt.yaml, err == nil, tt.ok, err)
