@@ -279,7 +279,8 @@ func (f *Fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) 
 	if cloudevent.PlaceOfObserver(o).Set != from.Set {
 		return nil
 	}
-	if o.Name == "" || len(o.Name) > maxVMName || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
+	noVM := o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" // such as a relay
+	if o.Name == "" || len(o.Name) > maxVMName || noVM {
 		return nil
 	}
 	key := vmKey(from, o.Name)

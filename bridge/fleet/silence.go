@@ -322,7 +322,10 @@ func (f *Fleet) lastToRead(ctx context.Context, src Source, audit *jetstream.Str
 		if read == 0 { // as Follow
 			from = streams.StartAt(audit.TimeStamp.Add(-period))
 		}
-		err := streams.ReadToEnd(ctx, src.JS, src.name(), from, func(streams.Raw) error { more = true; return streams.ErrStop })
+		err := streams.ReadToEnd(ctx, src.JS, src.name(), from, func(streams.Raw) error {
+			more = true
+			return streams.ErrStop
+		})
 		if err != nil || !more {
 			return read, err
 		}

@@ -76,7 +76,8 @@ func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, faile
 	}
 	terms := route.Terms
 	switch {
-	case !v.selected, m.FallbackFor != nil && rec.knows(streams.Token(m.CE.ID()), m.Stored): // a fallback doesn't get what it has
+	case !v.selected:
+	case m.FallbackFor != nil && rec.knows(streams.Token(m.CE.ID()), m.Stored): // a fallback doesn't get what it has
 		v.selected = false
 	case rec.isOver(route, m):
 		v.state, v.answer = resultSuperseded, delivery.EventOver

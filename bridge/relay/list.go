@@ -262,7 +262,8 @@ func (r *Relay) removeEach(
 // entry returns the dead letter as it is listed.
 func (l deadLetter) entry() Entry {
 	return Entry{
-		Key: l.key(), Sink: l.Sink, group: streams.GroupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
+		Key: l.key(), Sink: l.Sink, group: streams.GroupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason,
+		Bytes: l.Bytes, DeadSince: l.At,
 		CloudEvent: l.CloudEvent,
 		Item: delivery.Item{
 			Message: &delivery.Message{

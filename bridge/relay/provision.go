@@ -70,8 +70,10 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
 		if c.Name == heartbeatsStream(stream) && errors.Is(err, jetstream.ErrStreamNotFound) {
-			if other, err := js.StreamNameBySubject(ctx, streams.HeartbeatsSubject); err == nil { // whose subjects may not overlap
-				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: []string{"takes " + streams.HeartbeatsSubject}})
+			other, err := js.StreamNameBySubject(ctx, streams.HeartbeatsSubject)
+			if err == nil { // whose subjects may not overlap
+				takes := []string{"takes " + streams.HeartbeatsSubject}
+				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: takes})
 				continue
 			}
 		}

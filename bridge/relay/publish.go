@@ -169,7 +169,8 @@ func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Ev
 // publishForSink puts a CloudEvent into the stream for one sink only.
 func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, header nats.Header,
 	id string) error {
-	err := publish(ctx, js, streams.SinkPrefix+streams.Token(sink)+"."+streams.Token(ce.ID()), ce, streams.Token(id), header)
+	subject := streams.SinkPrefix + streams.Token(sink) + "." + streams.Token(ce.ID())
+	err := publish(ctx, js, subject, ce, streams.Token(id), header)
 	if errors.Is(err, jetstream.ErrNoStreamResponse) {
 		return fmt.Errorf("no stream takes %s>; forewarn relay --provision adds it: %w", streams.SinkPrefix, err)
 	}

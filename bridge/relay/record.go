@@ -137,7 +137,8 @@ type settlement struct {
 	sent  bool   // the sink has accepted it
 }
 
-// recordKey returns the key of a record in the bucket: record.<sink>.<Azure event or CloudEvent>.<subscription>.<group>.<set>.
+// recordKey returns the key of a record in the bucket: record.<sink>.<id>.<subscription>.<group>.<set>, with the id of an
+// Azure event or a CloudEvent.
 func recordKey(sink, group string) string {
 	id, set := streams.CutGroup(group)
 	return "record." + streams.Token(sink) + "." + streams.Token(id) + "." + set

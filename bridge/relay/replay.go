@@ -89,8 +89,8 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 		from = streams.StartAfter(p.After)
 	}
 	x := replayer{
-		request: p, route: route, js: st.js, bucket: streams.Bucket{KV: kv}, last: state.LastSeq, records: map[string]*record{},
-		done: map[string]bool{}, over: r.fleet.IsOver, began: time.Now(), part: part,
+		request: p, route: route, js: st.js, bucket: streams.Bucket{KV: kv}, last: state.LastSeq,
+		records: map[string]*record{}, done: map[string]bool{}, over: r.fleet.IsOver, began: time.Now(), part: part,
 	}
 	err = streams.ReadToEnd(ctx, st.js, r.Stream, from, func(m streams.Raw) error { return x.take(ctx, m) })
 	if len(x.part.Replayed) > 0 {

@@ -202,8 +202,8 @@ func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	q.replace(e, next)
 	e.begun = false
 	e.group.rec.accept(e.id, waiting{
-		Attempts: next.Attempts, Next: next.Next, Error: imds.CutText(next.Error, 200), Progress: next.Progress, Batch: next.Batch,
-		FellBack: next.FellBack,
+		Attempts: next.Attempts, Next: next.Next, Error: imds.CutText(next.Error, 200), Progress: next.Progress,
+		Batch: next.Batch, FellBack: next.FellBack,
 	}, next.PendingSince)
 }
 

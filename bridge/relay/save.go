@@ -196,7 +196,8 @@ func (q *queue) flush() {
 	for g := range q.records.dirty {
 		unsaved = append(unsaved, g)
 	}
-	due := q.records.state.Blocked != q.notices.published || time.Since(q.records.stateSaved) >= stateEvery || q.ctx.Err() != nil
+	stale := q.records.state.Blocked != q.notices.published || time.Since(q.records.stateSaved) >= stateEvery
+	due := stale || q.ctx.Err() != nil
 	q.mu.Unlock()
 	_ = q.save(unsaved) // records.err holds the error
 	if due {

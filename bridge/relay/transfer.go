@@ -94,8 +94,8 @@ func (q *queue) setTransferErr(publish bool, err error) {
 	}
 }
 
-// keepTransferring calls publishNotice and retryTransfers regularly until the lease ends, and then publishes the notices
-// that are left.
+// keepTransferring calls publishNotice and retryTransfers regularly until the lease ends, and then publishes the rest of
+// the notices.
 func (q *queue) keepTransferring() {
 	for streams.Sleep(q.ctx, readRetry) == nil {
 		q.publishNotice()

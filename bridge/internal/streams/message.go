@@ -269,7 +269,7 @@ func (m Message) Seen() time.Time {
 }
 
 // DeliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
-// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own; see result.Stored. The
+// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own; see Numbered. The
 // id is in it as a token, so that a record of many stays small.
 func (m Message) DeliveryID() string {
 	return DeliveryID(m.CE.ID(), m.Seq, m.OnlySink != "", m.FallbackFor != nil)
