@@ -127,6 +127,9 @@ func (c credentials) checkNames() error {
 		wrong.when(err != nil, h.key, "%w", err)
 		wrong.when(seen[name], h.key, "stands twice; the case of a header's name does not count")
 		seen[name] = true
+		if h.open {
+			continue // a service's own, which is empty without its own key
+		}
 		other := "bearer or basic"
 		if !c.bearer.given() && !c.password.given() {
 			other = "azure_identity"

@@ -31,6 +31,7 @@ type Kind struct {
 	About   string   // what it does, in a few words
 	Example string   // an entry of sinks that works, in three lines or so
 	Also    []string // what it is called elsewhere
+	Service bool     // it is a preset of webhook
 	// Fields are the fields that only the templates of this kind have, by name.
 	Fields map[string]Field
 }

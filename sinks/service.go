@@ -129,7 +129,7 @@ func ServiceName(file string) string { return strings.TrimSuffix(path.Base(file)
 func (s *Service) Kind() Kind {
 	k := Kind{
 		Open: s.open, Title: cmp.Or(s.Title, s.Name), Terms: webhookTerms,
-		Purpose: cmp.Or(s.For, "own"), About: s.About, Example: s.Example, Also: s.Also,
+		Purpose: cmp.Or(s.For, "own"), About: s.About, Example: s.Example, Also: s.Also, Service: true,
 	}
 	switch s.For {
 	case "people":

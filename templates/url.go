@@ -40,5 +40,9 @@ func encodeValues(list *parse.ListNode) error {
 	return errors.Join(wrong...)
 }
 
-// percentEncode encodes a value for any part of a URL: only letters, digits and -._~ stay as they are.
-func percentEncode(v any) string { return strings.ReplaceAll(url.QueryEscape(text(v)), "+", "%20") }
+// percentEncode encodes a value for any part of a URL: only letters, digits and -._~: stay as they are.
+func percentEncode(v any) string { return asInPath.Replace(url.QueryEscape(text(v))) }
+
+// asInPath makes of a text that is encoded for a query one that is right in a path too. A colon means nothing there, and
+// the token of a bot has one.
+var asInPath = strings.NewReplacer("+", "%20", "%3A", ":")

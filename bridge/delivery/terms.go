@@ -9,7 +9,7 @@ type Terms struct {
 	Timeout time.Duration `yaml:"timeout" min:"1ms" doc:"time limit of one attempt"`
 	// MaxAge: an older delivery that was tried becomes a dead letter, reason expired; 0 for never.
 	MaxAge time.Duration `yaml:"max_age" doc:"age at which a pending delivery becomes a dead letter; 0 is never"`
-	Late   Late          `yaml:"late" oneof:"send latest drop" doc:"what happens to a change when a newer one is pending"`
+	Late   Late          `yaml:"late" oneof:"send latest drop" doc:"what happens to a change if a newer one waits"`
 	Batch  int           // largest batch for Deliver; 0 counts as 1
 	// Parallel is the number of concurrent calls of Deliver, each with other groups; 0 counts as 1.
 	Parallel int

@@ -130,14 +130,23 @@ func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) st
 	having := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
 		value := of(termsOf(kinds[name]))
-		having[value] = append(having[value], name)
+		if kinds[name].Service {
+			name = "services for " + kinds[name].Purpose
+		}
+		if !slices.Contains(having[value], name) {
+			having[value] = append(having[value], name)
+		}
+	}
+	for _, names := range having {
+		slices.Sort(names)
 	}
 	values := slices.SortedFunc(maps.Keys(having), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(having[a]), len(having[b])), cmp.Compare(having[a][0], having[b][0]))
 	})
 	var said []string
 	for _, v := range values[:len(values)-1] {
-		said = append(said, strings.Join(having[v], ", ")+" "+v)
+		names := strings.Join(having[v], ", ")
+		said = append(said, strings.ReplaceAll(names, "incidents, services for people", "incidents and people")+" "+v)
 	}
 	most := values[len(values)-1]
 	if len(said) == 0 {
