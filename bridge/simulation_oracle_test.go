@@ -332,7 +332,7 @@ func (o *oracle) neverDue(b belief, i int, route string) bool {
 // comes reports whether a time by the clocks came while a program ran, some seconds before the end of a time.
 func (o *oracle) comes(due, from, to time.Duration) bool {
 	for i, b := range o.boots {
-		if max(due-o.skews[i], from, b.began.at)+5*time.Second < min(to, b.ended.at) {
+		if max(due-o.skews[i], from, b.began.at+10*time.Second)+5*time.Second < min(to, b.ended.at) {
 			return true
 		}
 	}
@@ -353,7 +353,7 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	for _, later := range b.changes[i+1:] {
 		due := as.notBeforeTime().Add(-r.lead)
 		if began := o.boots[later.boot].began.clock; later.boot > c.boot && began.After(due) {
-			due = began // its time came while there was no program
+			due = began.Add(10 * time.Second) // its time came while there was no program, which now asks for its name first
 		}
 		due = o.whenBack(r.name, due)
 		_, owed := later.routes[r.name]
