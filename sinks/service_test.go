@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"forewarn/bridge/cloudevent"
@@ -81,8 +82,18 @@ func bodyOf(t *testing.T, w *webhook, fields map[string]any) string {
 const splunkToken = "\ntoken: s3cr3t-t0ken"
 
 func serviceAccepts(t *testing.T) (settings string, got func() []string) {
-	settings, got = webhookAccepts(t)
-	return settings + splunkToken, got
+	var r recorder
+	srv := serve(t, &r)
+	return "url: " + srv.URL + splunkToken, func() (ids []string) {
+		for _, req := range r.all() {
+			var body struct{ Event event.Event }
+			if err := json.Unmarshal([]byte(req.body), &body); err != nil {
+				t.Errorf("%q holds no CloudEvent: %v", req.body, err)
+			}
+			ids = append(ids, body.Event.ID())
+		}
+		return ids
+	}
 }
 
 func serviceHangs(t *testing.T) map[string]hung {
