@@ -3,6 +3,7 @@ package sinks
 import (
 	"cmp"
 	"embed"
+	"errors"
 	"fmt"
 	"path"
 	"reflect"
@@ -301,6 +302,10 @@ func (s *Service) Check() error {
 		}
 	}
 	_, err := openWebhook(s.webhook(in), Host{})
+	e, ok := errors.AsType[*KeyError](err)
+	if ok && e.Key == "url" && s.Path != "" { // which is added to it
+		e.Key = "path"
+	}
 	return err
 }
 

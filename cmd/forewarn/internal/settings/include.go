@@ -49,6 +49,15 @@ func (l Loader) include(main *document, patterns []sinks.Path) (docs []*document
 
 // included reads an included file. If it can't be read, its document has nothing but problems.
 func (l Loader) included(path string) *document {
+	doc := l.readDocument(path)
+	if len(doc.problems) == 0 {
+		doc.report(doc.decode(doc.root, &struct{}{}, "", "sinks", "approve"))
+	}
+	return doc
+}
+
+// readDocument reads a file. If it can't be read, its document has nothing but problems.
+func (l Loader) readDocument(path string) *document {
 	nothing := &document{path: path, root: new(node)}
 	_, data, err := l.read(path)
 	if err != nil {
@@ -61,7 +70,6 @@ func (l Loader) included(path string) *document {
 		return nothing
 	}
 	doc.dir = directoryOf(path)
-	doc.report(doc.decode(doc.root, &struct{}{}, "", "sinks", "approve"))
 	return doc
 }
 

@@ -43,14 +43,15 @@ type Settings struct {
 		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" restart:"" relay:"a relay polls nothing; expected either imds or nats" doc:"the endpoint that is polled"`
-	Relay   *RelaySettings `yaml:"nats" restart:"" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
-	State   sinks.Path     `yaml:"state" restart:"" form:"directory" doc:"directory of the outbox (default: /var/lib/forewarn)"`
-	Control sinks.Path     `yaml:"control" restart:"" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
-	Listen  string         `yaml:"listen" restart:"" default:"127.0.0.1:8169" form:"address" doc:"address of the page and metrics; \"\" is off"`
-	Metrics string         `yaml:"metrics" restart:"" form:"address" doc:"second address, with metrics and health only (default: none)"`
-	Zone    string         `yaml:"timezone" default:"UTC" form:"zone" doc:"time zone in texts for people, beside UTC"`
-	Source  string         `yaml:"cloudevents_source" restart:"" form:"uri" relay:"a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges" doc:"source of CloudEvents about Azure (default: the VM's)"`
-	Include []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
+	Relay    *RelaySettings `yaml:"nats" restart:"" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
+	State    sinks.Path     `yaml:"state" restart:"" form:"directory" doc:"directory of the outbox (default: /var/lib/forewarn)"`
+	Control  sinks.Path     `yaml:"control" restart:"" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
+	Listen   string         `yaml:"listen" restart:"" default:"127.0.0.1:8169" form:"address" doc:"address of the page and metrics; \"\" is off"`
+	Metrics  string         `yaml:"metrics" restart:"" form:"address" doc:"second address, with metrics and health only (default: none)"`
+	Zone     string         `yaml:"timezone" default:"UTC" form:"zone" doc:"time zone in texts for people, beside UTC"`
+	Source   string         `yaml:"cloudevents_source" restart:"" form:"uri" relay:"a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges" doc:"source of CloudEvents about Azure (default: the VM's)"`
+	Include  []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
+	Services []sinks.Path   `yaml:"services" doc:"files with presets of your own for sinks, such as services/ours.yaml"`
 
 	Timezone *time.Location // Zone, loaded
 	Rules    []bridge.Rule  // of approve
@@ -155,8 +156,11 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	if l.Kinds == nil {
 		return s, errorsOf(docs)
 	}
+	kinds, presets := l.services(doc, s.Services)
+	l.Kinds = kinds
 	s.Routes = l.routes(docs, s)
 	s.Rules = l.rules(docs, s)
+	docs = append(docs, presets...)
 	if err := errorsOf(docs); err != nil {
 		return s, err
 	}
