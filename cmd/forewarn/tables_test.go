@@ -149,6 +149,7 @@ func serviceSections(sink *schemaKey) string {
 	for _, s := range sinks.Services() {
 		fmt.Fprintf(&b, "\n### %s\n\n%s: %s. By [its rules](%s).\n\n%s", s.Name, s.Title, s.About, s.Rules, yamlBlock(s.Example))
 		b.WriteString(keyTable(sink.below(s.Name), sinks.CommonKeys...))
+		b.WriteString("As in [webhook](#webhook): `" + strings.Join(sinks.CommonKeys, "`, `") + "`.\n\n")
 		b.WriteString(s.Notes)
 	}
 	return b.String() + "\n"
