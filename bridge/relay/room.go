@@ -131,7 +131,7 @@ func (q *queue) makeRoom(g *group) error {
 		if now.Sub(since) >= roomPatience {
 			q.mu.Lock()
 			crowded := q.room.crowded()
-			e := mostExpendable(q.pendingOf(crowded), now)
+			e := q.mostExpendable(q.pendingOf(crowded), now)
 			q.mu.Unlock()
 			if e != nil {
 				err := q.giveUp(e)
@@ -189,7 +189,7 @@ func (q *queue) expendableOf(g *group, now time.Time) *pendingItem {
 	if len(g.pending) < maxWaiting {
 		return nil
 	}
-	return mostExpendable(func(yield func(*pendingItem) bool) {
+	return q.mostExpendable(func(yield func(*pendingItem) bool) {
 		for _, seq := range g.pending {
 			if !yield(q.pending[seq]) {
 				return
@@ -210,8 +210,9 @@ func (q *queue) pendingOf(set string) iter.Seq[*pendingItem] {
 }
 
 // mostExpendable returns which of some pending deliveries to give up: what the fallback has, then the oldest that isn't
-// urgent, then the oldest; nil if all are being attempted.
-func mostExpendable(pending iter.Seq[*pendingItem], now time.Time) (least *pendingItem) {
+// urgent, then the oldest; nil if all are being attempted. An older change of the same event goes first, as urgent as it
+// is: it is out of date. mu is held.
+func (q *queue) mostExpendable(pending iter.Seq[*pendingItem], now time.Time) (least *pendingItem) {
 	rank := func(e *pendingItem) int {
 		switch {
 		case e.item.FellBack:
@@ -227,6 +228,15 @@ func mostExpendable(pending iter.Seq[*pendingItem], now time.Time) (least *pendi
 		}
 		if least == nil || cmp.Or(rank(e)-rank(least), cmp.Compare(e.item.Seq, least.item.Seq)) < 0 {
 			least = e
+		}
+	}
+	if least == nil || least.item.FellBack {
+		return least
+	}
+	for _, seq := range least.group.pending {
+		older := q.pending[seq]
+		if seq < least.item.Seq && !older.begun {
+			least = older
 		}
 	}
 	return least

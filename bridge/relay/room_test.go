@@ -116,6 +116,28 @@ func TestASetTakesNoRoomFromAnother(t *testing.T) {
 	})
 }
 
+// At the bound the older change of an event goes before the newer one, although the older one said that it is urgent:
+// what is told once the sink is back is how things are.
+func TestTheNewestChangeOfAnEventStaysAtTheBound(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(errRefused)
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, MaxUnsettled: 10})
+		pause(2 * time.Second)
+		older := eventNo(0).in(10*time.Minute).say(t, imds.Scheduled, "vm-1")
+		s.publish(older, eventNo(0).in(24*time.Hour).say(t, imds.Updated, "vm-1"))
+		for n := range 9 {
+			s.publish(eventNo(1+n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		pause(time.Minute)
+		letters, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 100)
+		if err != nil || len(letters) != 1 || letters[0].ID != older.ID() {
+			t.Errorf("the dead letters are %+v, %v; want %s", letters, err, older.ID())
+		}
+		stop()
+	})
+}
+
 // Nothing urgent waits behind a bound: not while a sink is dead whose fallback works, and not under a mute of all else.
 func TestNothingUrgentWaitsBehindABound(t *testing.T) {
 	for name, muted := range map[string]bool{"dead, with a fallback": false, "muted": true} {
