@@ -80,7 +80,7 @@ func TestEveryWayToLeaveAChildIsFound(t *testing.T) {
 func TestNoDaemonEscapes(t *testing.T) {
 	systemtest.Alone(t)
 	t.Parallel()
-	const daemon = `setsid bash -c '(sleep 4; :) & disown' >/dev/null 2>&1 </dev/null &`
+	const daemon = `setsid bash -c '(sleep 60; :) & disown' >/dev/null 2>&1 </dev/null &`
 	s := hastily(t, asScript(t, "bash", daemon))
 	var all sync.WaitGroup
 	for range 40 {

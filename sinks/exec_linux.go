@@ -36,7 +36,8 @@ func (g *processGroup) awaitEnd() bool {
 	}
 }
 
-// marking lets one program be started at a time, because a mark is set for all that this process starts.
+// marking lets one program be started at a time, because a mark is set for all that this process starts. What it starts
+// in another way meanwhile is taken for something that the program has left, and ended.
 var marking struct {
 	sync.Mutex
 	running int // programs with a mark

@@ -37,7 +37,7 @@ type destination struct {
 func (f *faults) destinations() []destination {
 	all := []destination{
 		f.webhook("structured", ""), f.webhook("binary", "mode: binary"),
-		f.webhook("discord", "body_text: '{\"content\":{{json .id}}}'"),
+		f.webhook("own-body", "body_text: '{\"content\":{{json .id}}}'"),
 		f.slack("channel", false), f.slack("latest", true), f.slackWebhook(),
 		f.mail("mail", false), f.mail("latest mail", true),
 		f.syslog("tcp"), f.syslog("tls"), f.nats(), f.file(),
