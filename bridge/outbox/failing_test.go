@@ -53,6 +53,7 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 		}
 		ids, _ := changes(q)
 		want(t, "delivered from memory", ids, "A-scheduled")
+		synctest.Wait() // the writer may say so after add has heard of it
 		if n := strings.Count(log.String(), "level=ERROR"); n != 1 {
 			t.Errorf("%d errors are logged, want the one that says so:\n%s", n, log)
 		}
