@@ -25,6 +25,7 @@ type syslogSettings struct {
 	URL      string      `yaml:"url" required:"" doc:"tls://, tcp:// or udp://, host and port (default port: 6514, without TLS 514)"`
 	Facility string      `yaml:"facility" default:"daemon" oneof:"facilities" doc:"syslog facility, kern to local7"`
 	AppName  string      `yaml:"app_name" default:"forewarn" doc:"APP-NAME of each message"`
+	Framing  string      `yaml:"framing" default:"octet" oneof:"octet newline" doc:"how messages are told apart over TLS and TCP: octet (each after its length) or newline (one a line)"`
 	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`
 	Text     string      `yaml:"text" doc:"the message for people (default: the headline)"`
 	TextFile Path        `yaml:"text_file"`
@@ -52,7 +53,7 @@ type syslogTransport struct {
 
 var syslogTransports = map[string]syslogTransport{
 	"tls": {"tcp", "6514", 8192}, // RFC 5425
-	"tcp": {"tcp", "514", 8192},  // RFC 6587, counting octets
+	"tcp": {"tcp", "514", 8192},  // RFC 6587
 	"udp": {"udp", "514", 2048},  // RFC 5426
 }
 
@@ -73,6 +74,7 @@ type syslogSink struct {
 	facility int
 	app      string
 	id       string // of the structured data
+	lines    bool   // over a stream each message is a line; otherwise each comes after its length
 	text     *templates.Template
 	tls      TLSSettings
 	now      func() time.Time
@@ -81,7 +83,7 @@ type syslogSink struct {
 func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	k := &syslogSink{
 		facility: slices.Index(SyslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
-		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, Host: h, now: time.Now,
+		id: cmp.Or(s.SDID, "cloudevent@32473"), lines: s.Framing == "newline", tls: s.TLS, Host: h, now: time.Now,
 	}
 	name, number, _ := strings.Cut(k.id, "@")
 	var wrong KeyErrors
@@ -96,6 +98,8 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	wrong.when(err != nil, "url", "%w", err)
 	wrong.when(err == nil && k.to.Scheme != "tls" && s.TLS != TLSSettings{}, "tls",
 		"is for tls://; expected that url, or no tls")
+	wrong.when(err == nil && k.to.Scheme == "udp" && s.Framing != "", "framing",
+		"is for tls:// and tcp://; expected that url, or no framing")
 	_, err = k.tls.load()
 	wrong.add(err)
 	text := templateKey{"text", s.Text, s.TextFile, templates.EmailSubject, templates.Parse, nil, &k.text}
@@ -208,16 +212,12 @@ func (k *syslogSink) withConn(ctx context.Context, do func(conn net.Conn, rtt ti
 	return do(secured, rtt)
 }
 
-// stream sends the messages, each behind its length, and waits until the receiver has closed the connection.
+// stream sends the messages, and waits until the receiver has closed the connection.
 func (k *syslogSink) stream(ctx context.Context, conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
 	if err := checkOpen(conn, rtt); err != nil {
 		return "", err
 	}
-	var frames bytes.Buffer
-	for _, m := range messages {
-		fmt.Fprintf(&frames, "%d %s", len(m), m)
-	}
-	if _, err := conn.Write(frames.Bytes()); err != nil {
+	if _, err := conn.Write(k.frames(messages)); err != nil {
 		return "", err
 	}
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
@@ -240,6 +240,20 @@ func (k *syslogSink) stream(ctx context.Context, conn net.Conn, messages [][]byt
 		return "sent to " + k.to.String() + ", which did not say that it has it", nil
 	}
 	return "", err
+}
+
+// frames returns the messages as RFC 6587 has them in a stream: each after its length, or each with a newline behind it,
+// which no message holds.
+func (k *syslogSink) frames(messages [][]byte) []byte {
+	var frames bytes.Buffer
+	for _, m := range messages {
+		if k.lines {
+			fmt.Fprintf(&frames, "%s\n", m)
+		} else {
+			fmt.Fprintf(&frames, "%d %s", len(m), m)
+		}
+	}
+	return frames.Bytes()
 }
 
 // checkOpen waits as long as a receiver needs to refuse a connection, and returns an error if it has closed it.

@@ -219,6 +219,27 @@ func TestSyslogCarriesEveryAttribute(t *testing.T) {
 	golden(t, "syslog.golden", strings.Join(messages, "\n")+"\n")
 }
 
+// With framing: newline each message is a line, also if an event's own text has several.
+func TestSyslogSendsLinesOnRequest(t *testing.T) {
+	var b logbook
+	address := listen(t, func(c net.Conn) {
+		for lines := bufio.NewScanner(c); lines.Scan(); {
+			b.keep(lines.Text())
+		}
+	})
+	k := syslogOf(t, "url: tcp://"+address+"\nframing: newline\ntext: \"{{.change}}\\n<13>1 and more\"")
+	if answer, err := k.Deliver(t.Context(), deliveries(t)); err != nil || answer.Status != "taken by tcp://"+address {
+		t.Fatalf("Deliver = %+v, %v", answer, err)
+	}
+	var want []string
+	for _, d := range deliveries(t) {
+		want = append(want, d.Event.ID())
+	}
+	if got := b.ids(t); !slices.Equal(got, want) {
+		t.Errorf("the lines have the ids %q, want %q", got, want)
+	}
+}
+
 // What the settings do not say.
 func TestSyslogByDefault(t *testing.T) {
 	for settings, want := range map[string]string{
@@ -387,6 +408,7 @@ func TestWrongSyslogIsRefused(t *testing.T) {
 		{"url: tcp://a.example\nsd_id: cloudevent", "sd_id", "your enterprise number"},
 		{"url: tcp://a.example\nsd_id: 'a=b@1'", "sd_id", "your enterprise number"},
 		{"url: tcp://a.example\ntls: {server_name: b}", "tls", "is for tls://"},
+		{"url: udp://a.example\nframing: newline", "framing", "is for tls:// and tcp://"},
 		{"url: tls://a.example\ntls: {ca_file: /nowhere}", "tls.ca_file", "/nowhere"},
 		{"url: tcp://a.example\ntext: '{{.nope}}'", "text", "unknown name"},
 	} {

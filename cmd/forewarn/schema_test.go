@@ -58,6 +58,8 @@ func TestSettingsSchemaRefusesTypos(t *testing.T) {
 		{"sinks: [{name: a, file: {path: x}, late: never}]", false},
 		{"sinks: [{name: a, syslog: {url: 'tls://h', facility: LOCAL4}}]", true},
 		{"sinks: [{name: a, syslog: {url: 'tls://h', facility: lokal4}}]", false},
+		{"sinks: [{name: a, syslog: {url: 'tls://h', framing: newline}}]", true},
+		{"sinks: [{name: a, syslog: {url: 'tls://h', framing: lines}}]", false},
 		{"sinks: [{name: a, slack: {webhook_url: x, mention: {text: <!here>, from: warn}}}]", true},
 		{"sinks: [{name: a, slack: {webhook_url: x, mention: {text: <!here>, from: FATAL}}}]", false},
 		{"imds: {interval: 1 second}\nsinks: []", false},
