@@ -41,6 +41,7 @@ func (tx *Tx) enforceBounds(b Bounds, failing bool) {
 	if failing {
 		list := tx.unstored(false)
 		for _, e := range list[:max(0, len(list)-b.InMemory)] {
+			tx.giveUpOutdated(e)
 			tx.giveUp(e, delivery.ReasonOverflow, "", false)
 		}
 	}
@@ -58,6 +59,20 @@ func (tx *Tx) enforceBounds(b Bounds, failing bool) {
 		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
 			tx.remove(d)
 			tx.deadDropped++
+		}
+	}
+}
+
+// giveUpOutdated makes dead letters of what is older of a delivery that is given up because it is only in memory, where
+// only the newest change counts: an older one on disk would be told as if it still held.
+func (tx *Tx) giveUpOutdated(e *entry) {
+	if !e.route.newestCounts() || e.Group == "" {
+		return
+	}
+	at, _ := e.route.pending.index(e.Seq)
+	for _, older := range slices.Clone(e.route.pending[:at]) {
+		if older.Group == e.Group {
+			tx.giveUp(older, delivery.ReasonOverflow, "", false)
 		}
 	}
 }

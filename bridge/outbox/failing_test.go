@@ -385,6 +385,30 @@ func TestFailingDiskStopsNothing(t *testing.T) {
 	})
 }
 
+// A change that is given up because memory is full takes with it what is older of its event, on disk, where only the
+// newest counts: people would be told what no longer holds. Elsewhere the older ones stay, as what they are.
+func TestWhatIsOlderOfAnEventGoesWithTheChangeThatMemoryHasNoRoomFor(t *testing.T) {
+	for late, stays := range map[delivery.Late][]string{
+		delivery.LateSend: {"A-vanished", "B-scheduled"}, delivery.LateLatest: {"B-scheduled"}, delivery.LateDrop: {"B-scheduled"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := diskOf(nil)
+			o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 1}})
+			if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "chat", Late: late}); err != nil {
+				t.Fatal(err)
+			}
+			mustAdd(t, o, "A", "vanished", "chat")
+			mustAdd(t, o, "B", "scheduled", "chat")
+			d.set(func() { d.fail = errFull })
+			_, _ = add(o, "A", "scheduled-r2", "chat")
+			_, _ = add(o, "C", "scheduled", "chat")
+			want(t, "pending of a route with late: "+string(late), pending(o, "chat"), append(stays, "C-scheduled")...)
+			d.set(func() { d.fail = nil })
+			o.Close()
+		})
+	}
+}
+
 // While the disk fails, dead letters and history are bounded too, and pending deliveries keep their CloudEvents.
 func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,8 +3,6 @@ package outbox
 import (
 	"maps"
 	"time"
-
-	"forewarn/bridge/delivery"
 )
 
 // Stored is the owner's state in a returned file.
@@ -83,8 +81,7 @@ func (tx *Tx) hideBacklog(returned *memory, newer records) {
 			return
 		}
 		_, overtaken := newer[address{bucketGroups, e.Group}]
-		latest := e.route.late == delivery.LateLatest || e.route.late == delivery.LateDrop
-		if overtaken && !e.Replayed && (latest || e.Reminds()) {
+		if overtaken && !e.Replayed && (e.route.newestCounts() || e.Reminds()) {
 			tx.supersede(e, "")
 			return
 		}

@@ -69,6 +69,11 @@ type route struct {
 	cutShort   map[uint64]Result // by sequence number: of what was superseded while an attempt was under way
 }
 
+// newestCounts reports whether the route delivers only the newest of several changes of a group.
+func (r *route) newestCounts() bool {
+	return r.late == delivery.LateLatest || r.late == delivery.LateDrop
+}
+
 // A group is the state of one group.
 type group struct {
 	state      []byte
