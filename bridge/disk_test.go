@@ -1064,6 +1064,29 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 	})
 }
 
+// That holds for a sink that comes with a reload in the first seconds too, while it isn't known yet whose the outbox is.
+func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.end()
+		s.vm = "vm-1"
+		s.azure.End(idA)
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 5 * time.Second})
+		b = s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		comes := &ear{}
+		b.Reload([]bridge.Route{comes.all("comes")}, nil, bridge.SettingsInfo{})
+		pause(time.Minute)
+		b.end()
+		if got := comes.types(); len(got) > 0 {
+			t.Errorf("heard %v of the other VM's event", got)
+		}
+	})
+}
+
 // Whose the outbox is may be known only when the first events are open already. They are the new VM's and go on, though
 // the rest of the outbox is forgotten.
 func TestTheEventsOfACloneOutliveItsOutbox(t *testing.T) {

@@ -142,8 +142,7 @@ func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 // nameLimit returns how long a start waits for the identity of this VM: longer if there is a backlog that may be another
 // VM's.
 func (b *Bridge) nameLimit() time.Duration {
-	all := b.outbox.Totals()
-	if b.outbox.Owner() != "" && len(b.outbox.Groups())+all.Pending+all.Unreported > 0 {
+	if b.outbox.Owner() != "" && b.hasBacklog() {
 		return nameForBacklog
 	}
 	return nameForFirst

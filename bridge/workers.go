@@ -23,21 +23,21 @@ type routeWorker struct {
 	done       chan struct{}
 }
 
-// startWorkers starts the workers. If the outbox has a backlog, dead letters to report, or events that wait for a lead, it
-// waits first until it is known whether the outbox belongs to this VM, and which of its events are over: nothing must be
-// begun about those.
+// startWorkers starts the workers. With a backlog it waits first until it is known whether the outbox belongs to this VM,
+// and which of its events are over: nothing must be begun about those.
 func (b *Bridge) startWorkers(ctx context.Context) {
-	all := b.outbox.Totals()
-	if all.Pending+all.Unreported > 0 || b.leadsWait() {
+	if b.hasBacklog() {
 		b.awaitName(ctx, b.nameLimit())
 		b.awaitPoll(ctx)
 	}
 	b.deliver(ctx)
 }
 
-// leadsWait reports whether a route waits for its lead with an open event.
-func (b *Bridge) leadsWait() bool {
-	return slices.ContainsFunc(b.events.all(), func(op *openEvent) bool { return len(op.Waiting) > 0 })
+// hasBacklog reports whether the outbox holds what there may be to tell: open events, which a lead or a reload may offer
+// to a route, deliveries, or dead letters to report.
+func (b *Bridge) hasBacklog() bool {
+	all := b.outbox.Totals()
+	return len(b.outbox.Groups())+all.Pending+all.Unreported > 0
 }
 
 // deliver starts the workers.
