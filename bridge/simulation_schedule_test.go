@@ -425,10 +425,15 @@ func (o *oracle) secondChances() {
 				continue
 			}
 			waiting := map[string]handed{} // by event, what failed since the acceptance before this one
+			inPart := map[string]bool{}    // events of which something is delivered in part, which keep their own times
 			for k := i - 1; k >= 0 && !mine[k].settled && mine[k].in == a.in; k-- {
 				for _, h := range mine[k].batch {
-					// What is delivered in part keeps its own times.
-					if _, known := waiting[h.event]; !known && mine[k].how != "rejects" && mine[k].newProgress == "" {
+					_, known := waiting[h.event]
+					switch {
+					case known, inPart[h.event], mine[k].how == "rejects":
+					case mine[k].newProgress != "":
+						inPart[h.event] = true
+					default:
 						waiting[h.event] = h
 					}
 				}

@@ -21,7 +21,7 @@ import (
 //
 //	FOREWARN_SEEDS=1000 go test ./bridge -run TestSimulation    tries so many
 //	FOREWARN_FROM=5000  go test ./bridge -run TestSimulation    begins with that seed, beside the other
-//	FOREWARN_SEED=17    go test ./bridge -run TestSimulation    tries one again, and says what happened
+//	FOREWARN_SEED=17    go test ./bridge -run TestSimulation    tries one again, and prints the log of what is left of it
 func TestSimulation(t *testing.T) {
 	few := uint64(10)
 	if systemtest.Whole() {
@@ -46,9 +46,6 @@ func TestSimulation(t *testing.T) {
 		})
 	}
 	players.Wait()
-	if again != 0 && failed.Load() > 0 {
-		play(t, planOf(again), variant{}, loud(os.Stderr))
-	}
 }
 
 // keeps reports whether a seed's simulation keeps every promise. If not, it logs a story shrunk to what is needed.
@@ -61,6 +58,9 @@ func keeps(t *testing.T, seed uint64) bool {
 	p, found = shrink(t, p, variant{}, found)
 	t.Errorf("seed %d:%s\nrepeat it with\n  %s=%d go test ./bridge -run TestSimulation\nwhat is left of it:\n%v",
 		seed, describe(found), "FOREWARN_SEED", seed, p)
+	if os.Getenv("FOREWARN_SEED") != "" {
+		play(t, p, variant{}, loud(os.Stderr))
+	}
 	return false
 }
 
