@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
 
 // pollForBacklog is how long a backlog waits for the first poll after a start.
@@ -97,6 +98,7 @@ func (b *Bridge) startWorker(r Route) {
 			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.outbox.Queue(r.Name), Before: before,
 			Secrets: r.Secrets, Log: b.log, Meter: b.meter, Random: b.options.Random,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
+			Told:    func() []delivery.Told { return b.told(r.Name) },
 		}),
 		kind: r.Kind, generation: b.generation, done: make(chan struct{}),
 		stop: sync.OnceFunc(func() { close(stop) }),
@@ -119,6 +121,23 @@ func (b *Bridge) startWorker(r Route) {
 		}
 		b.forget(r.Name)
 	}()
+}
+
+// told returns the latest change of each open event that the route has accepted. Nothing is certainly open before the
+// first valid answer.
+func (b *Bridge) told(route string) (told []delivery.Told) {
+	b.mu.Lock()
+	current := b.current
+	b.mu.Unlock()
+	if !current {
+		return nil
+	}
+	for _, op := range b.events.all() {
+		if b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted {
+			told = append(told, delivery.Told{Group: op.event.ID, Event: op.latest(), NotBefore: op.event.NotBefore})
+		}
+	}
+	return told
 }
 
 // forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.

@@ -65,6 +65,7 @@ type Opened struct {
 	Sink     delivery.Sink // if it is an io.Closer, the program closes it after the last delivery
 	Secrets  []string      // paths of files that hold credentials or certificates; a change means new ones
 	Parallel int           // replaces that of the kind's terms, unless 0
+	Repeat   time.Duration // of the terms
 	Incident bool          // the destination keeps an incident open until it is told the end of an event
 	Notes    []string      // consequences of the settings that an operator may not expect; check prints them
 }

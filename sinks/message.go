@@ -22,7 +22,7 @@ var MessageDocs = map[string]string{
 	"now":         "when the message is made, RFC 3339; it differs from time when the message is late",
 	"zone":        "the setting timezone, such as Europe/Berlin",
 	"left":        "seconds from now to aznotbefore, 0 when begun or unknown",
-	"age":         "how late the message is, in seconds: since time or, with a lead, since it was due",
+	"age":         "how late the message is, in seconds: since time or, with a lead, since it was due; 0 if it is repeated",
 	"attempt":     "1 for the first attempt to send it",
 	"muted":       "who muted the sink, if the message waited for the end of a mute; else empty",
 	"missed":      "older changes of Azure's that this message stands for, oldest first, each with change and time",
@@ -53,6 +53,9 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 		group[i] = messageFields(d, h.Zone, now)
 		if change := group[i]["change"]; h.Lead > 0 && (change == string(imds.Scheduled) || change == string(imds.Updated)) {
 			group[i]["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.NotBefore.Add(-h.Lead))).Seconds())
+		}
+		if d.Repeated {
+			group[i]["age"] = 0.0
 		}
 		group[i]["forAll"] = h.ForAll
 		group[i]["endFollows"] = !h.NoEnd

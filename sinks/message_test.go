@@ -66,6 +66,10 @@ func TestAMessageWithALeadSaysThePresentTime(t *testing.T) {
 			t.Errorf("lead %v, without a time: %v s late, not before %v", h.Lead, f["age"], f["aznotbefore"])
 		}
 	}
+	d.Repeated = true
+	if f := (&Host{}).fields([]delivery.Delivery{d}, seen.Add(time.Hour)); f["age"] != 0.0 {
+		t.Errorf("what is repeated is %v s late, want that it came in time", f["age"])
+	}
 }
 
 // The texts for people can say every sample; the blocks are JSON.

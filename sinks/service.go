@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -43,6 +44,8 @@ type Service struct {
 	Body        string            `yaml:"body" doc:"what is sent, a template"`
 	Success     string            `yaml:"success" doc:"an expression over an answer of 2xx that must hold too"`
 	BlockedOn   []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials"`
+
+	Repeat time.Duration `yaml:"repeat" min:"10s" doc:"say what is open once more this often, as the service forgets it"`
 }
 
 // A ServiceKey is a key that only one service has. Its templates see it as .setting.NAME. A secret has the usual
@@ -215,7 +218,7 @@ func (s *Service) open(decode func(any) error, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened.Incident = s.For == "incidents"
+	opened.Incident, opened.Repeat = s.For == "incidents", s.Repeat
 	return opened, nil
 }
 

@@ -51,6 +51,8 @@ type Delivery struct {
 	FallbackFor *FallbackFor
 	// Mute is the one that it waited for; nil for none.
 	Mute *Mute
+	// Repeated means that the destination has accepted it before: see Terms.Repeat. Then it has no receipt.
+	Repeated bool
 }
 
 // A Missed is a change that was never delivered, because a newer one replaces it.

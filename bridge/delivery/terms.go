@@ -20,6 +20,9 @@ type Terms struct {
 	// DigestAbove keeps a wave of events from filling a channel: when more deliveries of one Azure type and change than
 	// this may be made, they become one batch. It needs LateLatest; 0 combines nothing.
 	DigestAbove int
+	// Repeat says the latest change of each open event once more this often, for a destination that forgets when it
+	// restarts: see Config.Told; 0 for never.
+	Repeat time.Duration
 }
 
 // A Late decides about a late delivery: a change while a newer one of the same group is pending too, or a scheduled

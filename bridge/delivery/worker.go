@@ -33,6 +33,8 @@ type Config struct {
 	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
 	// something be pending that makes this worth telling. It is called with nil whenever the route accepts.
 	Trouble func(why error)
+	// Told returns what the route repeats every Terms.Repeat; nil if nobody knows. It must be safe for concurrent use.
+	Told func() []Told
 }
 
 // A Worker delivers what is pending for one route. All methods but State and deliver belong to the goroutine of
@@ -45,6 +47,7 @@ type Worker struct {
 	lastErr  string // of the deliveries that failed and are pending
 	deadErr  string // of the last dead letter since an acceptance
 	secrets  secrets
+	repeats  repeats
 
 	mu    sync.Mutex
 	state State
@@ -78,6 +81,7 @@ func NewWorker(c Config) *Worker {
 	}
 	c.Log = c.Log.With("sink", c.Route)
 	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
+	w.repeats = repeats{every: c.Terms.Repeat, told: c.Told}
 	w.standby = c.Before != nil
 	if c.Random != nil {
 		w.random = c.Random
@@ -118,7 +122,7 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 			w.update(now)
 			wake = w.attempts(ctx, now, done)
 		}
-		if (w.stopping || leaving) && len(w.underWay) == 0 && before == nil {
+		if (w.stopping || leaving) && !w.working() && before == nil {
 			return
 		}
 		if !wake.IsZero() {
@@ -146,6 +150,9 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	}
 }
 
+// working reports whether the sink is at work.
+func (w *Worker) working() bool { return len(w.underWay) > 0 || w.repeats.active }
+
 func closed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -164,6 +171,7 @@ func (w *Worker) update(now time.Time) {
 	}
 	for _, i := range changes.Pending {
 		w.put(i, now)
+		w.repeats.drop(i.Group)
 	}
 	late, fallback := w.takeOverdue(now)
 	if len(fallback) > 0 {
@@ -191,10 +199,17 @@ func (w *Worker) update(now time.Time) {
 // something other than time.
 func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result) time.Time {
 	for {
-		a := w.attempt(now)
+		var a attempt
+		if !w.repeats.active {
+			a = w.attempt(now)
+		}
 		if len(a.batch) == 0 {
+			w.repeat(ctx, now, done)
 			next, why, deadline := w.wake(now)
-			wake := earlier(next, deadline)
+			if w.repeats.active {
+				next = time.Time{}
+			}
+			wake := earlier(earlier(next, deadline), w.repeats.next)
 			if len(w.underWay) > 0 {
 				next = time.Time{}
 			}
@@ -221,7 +236,7 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 // sink may ignore its context.
 func (w *Worker) cutOff(done <-chan result) {
 	patience := time.After(cutPatience)
-	for len(w.underWay) > 0 {
+	for w.working() {
 		select {
 		case r := <-done:
 			w.settle(r, time.Now())
@@ -235,11 +250,12 @@ func (w *Worker) cutOff(done <-chan result) {
 // A result is a finished attempt.
 type result struct {
 	attempt
-	unsent bool    // a CloudEvent could not be read, so nothing was sent
-	lost   []*Item // items of the batch whose CloudEvents are gone
-	answer Answer
-	err    error
-	took   time.Duration
+	repeated bool    // it is a repeat, and all else is without meaning but err
+	unsent   bool    // a CloudEvent could not be read, so nothing was sent
+	lost     []*Item // items of the batch whose CloudEvents are gone
+	answer   Answer
+	err      error
+	took     time.Duration
 }
 
 // errNoAnswer is the cause of an attempt that timed out.
@@ -248,19 +264,6 @@ var errNoAnswer = errors.New("no answer")
 // deliver makes the attempt. It runs in its own goroutine, and uses only immutable fields of the worker.
 func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	r = result{attempt: a}
-	if w.Terms.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, w.Terms.Timeout,
-			fmt.Errorf("%w within %s", errNoAnswer, Readable(w.Terms.Timeout)))
-		defer cancel()
-	}
-	defer func() {
-		r.took = time.Since(a.began)
-		if p := recover(); p != nil {
-			r.err = fmt.Errorf("the sink panicked: %v", p)
-			w.Log.Error("sink panicked; this is a bug in forewarn", "panic", p, "stack", string(debug.Stack()))
-		}
-	}()
 	batch := make([]Delivery, len(a.batch))
 	for n, i := range a.batch {
 		ce, receipt, err := w.Queue.Read(i)
@@ -284,13 +287,31 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 		return r
 	}
 	addMissed(batch, a)
+	w.call(ctx, &r, batch)
+	return r
+}
+
+// call has the sink deliver a batch, within the time for one attempt.
+func (w *Worker) call(ctx context.Context, r *result, batch []Delivery) {
+	if w.Terms.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, w.Terms.Timeout,
+			fmt.Errorf("%w within %s", errNoAnswer, Readable(w.Terms.Timeout)))
+		defer cancel()
+	}
+	defer func() {
+		r.took = time.Since(r.began)
+		if p := recover(); p != nil {
+			r.err = fmt.Errorf("the sink panicked: %v", p)
+			w.Log.Error("sink panicked; this is a bug in forewarn", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
 	r.answer, r.err = w.Sink.Deliver(ctx, batch)
 	cause := context.Cause(ctx)
 	definite := errors.Is(r.err, ErrRejected) || errors.Is(r.err, ErrBlocked) || errors.Is(r.err, cause)
 	if r.err != nil && cause != nil && !definite {
 		r.err = fmt.Errorf("%w (%w)", cause, r.err)
 	}
-	return r
 }
 
 // addMissed adds to each delivery the older changes that it replaces.
@@ -310,6 +331,11 @@ func addMissed(batch []Delivery, a attempt) {
 
 // settle handles the result of an attempt.
 func (w *Worker) settle(r result, now time.Time) {
+	if r.repeated {
+		w.repeats.active = false
+		w.Log.Debug("repeated", "status", r.answer.Status, "err", r.err)
+		return
+	}
 	notYet, ok := errors.AsType[*NotYet](r.err)
 	if ok {
 		w.postpone(r.attempt, notYet.Until, now)

@@ -163,6 +163,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	r.Terms.People = kind.For == sinks.People ||
 		kind.For == sinks.Either && r.Terms.Bridge == bridge.LevelTrouble
+	r.Terms.Repeat = opened.Repeat
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
 	}

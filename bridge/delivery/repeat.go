@@ -1,0 +1,69 @@
+package delivery
+
+import (
+	"context"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+)
+
+// Told is a change that a route was told of, and that is the latest of an event that is open.
+type Told struct {
+	Group     string
+	Event     event.Event
+	NotBefore time.Time // of the Azure event
+}
+
+// repeats says what is open once more, for a destination that forgets when it restarts. A repeat is no delivery: it is
+// made once whatever comes of it, and nothing but the log at level debug knows of it. It goes when nothing else can, and
+// while it is under way nothing else does: the end of an event must not come before a repeat of its beginning.
+type repeats struct {
+	every  time.Duration // 0 for never
+	told   func() []Told
+	next   time.Time // when to repeat what is open then
+	left   []Told    // what is to be repeated now
+	active bool      // a repeat is under way
+}
+
+// drop drops what is left about a group, because there is something newer.
+func (r *repeats) drop(group string) {
+	for n, t := range r.left {
+		if t.Group == group {
+			r.left = append(r.left[:n], r.left[n+1:]...)
+			return
+		}
+	}
+}
+
+// fill takes what is to be repeated, whenever that is due. Nothing of it is left while the destination fails.
+func (r *repeats) fill(now time.Time, works bool) {
+	if r.every <= 0 || r.told == nil {
+		return
+	}
+	due := !r.next.IsZero() && !r.next.After(now)
+	if due || r.next.IsZero() {
+		r.next = now.Add(r.every)
+	}
+	switch {
+	case !works:
+		r.left = nil
+	case due:
+		r.left = r.told()
+	}
+}
+
+// repeat begins the next repeat, if the destination works and nothing waits for it.
+func (w *Worker) repeat(ctx context.Context, now time.Time, done chan<- result) {
+	r := &w.repeats
+	r.fill(now, w.health == up && w.failing == 0 && !w.stopping && !w.standby && !w.retryAfterEnd.After(now))
+	if len(r.left) == 0 || w.working() || w.ready.top() != nil {
+		return
+	}
+	t := r.left[0]
+	r.left, r.active = r.left[1:], true
+	go func() {
+		r := result{repeated: true, attempt: attempt{began: now}}
+		w.call(ctx, &r, []Delivery{{Event: t.Event, NotBefore: t.NotBefore, Attempt: 1, Repeated: true}})
+		done <- r
+	}()
+}
