@@ -19,9 +19,9 @@ type Terms struct {
 	// People means that people get what it delivers: a mute of no sink by name holds it back.
 	People bool
 	// Remind sends reminders this long before NotBefore.
-	Remind []time.Duration `yaml:"remind" min:"1m" max:"30d" relay:"a relay makes no reminders; expected remind at the nats sink of the bridges, which publish them" doc:"reminders, this long before an event, but not before lead"`
+	Remind []time.Duration `yaml:"remind" min:"1m" max:"30d" relay:"a relay makes no reminders; expected remind at the nats sink of the bridges, which publish them" doc:"remind this long before an event, but never before lead"`
 	// Lead sends scheduled and updated only this long before NotBefore; 0 for at once.
-	Lead time.Duration `yaml:"lead" min:"1s" max:"30d" doc:"hold back scheduled and updated until this long before (default: at once)"`
+	Lead time.Duration `yaml:"lead" min:"1s" max:"30d" doc:"hold scheduled and updated back until this long before the event (default: at once)"`
 	// Heartbeat is the interval of heartbeats; 0 for none.
 	Heartbeat time.Duration `yaml:"heartbeat" min:"10s" zero:"none" relay:"a relay sends none; expected it at a sink of the bridges" doc:"send a heartbeat this often while all is well (default: never)"`
 }

@@ -92,7 +92,9 @@ func explain(name string) (found []entry) {
 			explained[text] = true
 			e.blocks = append(e.blocks, b)
 			if strings.HasSuffix(text, ":") && i+1 < len(blocks) {
-				e.blocks = append(e.blocks, blocks[i+1])
+				next := blocks[i+1]
+				explained[strings.Join(next.lines, "\n")] = true
+				e.blocks = append(e.blocks, next)
 			}
 		}
 		if len(e.blocks) > 0 {

@@ -146,13 +146,13 @@ func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) st
 	var said []string
 	for _, v := range values[:len(values)-1] {
 		names := strings.Join(having[v], ", ")
-		said = append(said, strings.ReplaceAll(names, "incidents, services for people", "incidents and people")+" "+v)
+		said = append(said, strings.ReplaceAll(names, "incidents, services for people", "incidents and people")+": "+v)
 	}
 	most := values[len(values)-1]
 	if len(said) == 0 {
 		return most
 	}
-	return strings.Join(said, "; ") + "; others " + most
+	return strings.Join(said, "; ") + "; others: " + most
 }
 
 // properties are the keys of an object, in the order of the fields of its struct.

@@ -37,17 +37,17 @@ type Settings struct {
 	Hash   string // of everything but secrets; see hash
 
 	IMDS struct {
-		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" form:"endpoint" doc:"metadata service, or discover"`
+		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" form:"endpoint" doc:"address of the metadata service, or discover to search for it"`
 		APIVersion string        `yaml:"api_version" default:"2020-07-01" form:"date" doc:"API version to ask for first"`
 		Interval   time.Duration `yaml:"interval" default:"1s" min:"100ms" max:"5s" doc:"time between polls, 100ms to 5s"`
 		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" restart:"" relay:"a relay polls nothing; expected either imds or nats" doc:"the endpoint that is polled"`
 	Relay    *RelaySettings `yaml:"nats" restart:"" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
-	State    sinks.Path     `yaml:"state" restart:"" form:"directory" doc:"directory of the outbox (default: /var/lib/forewarn)"`
+	State    sinks.Path     `yaml:"state" restart:"" form:"directory" doc:"directory of the outbox, which holds what is pending (default: /var/lib/forewarn)"`
 	Control  sinks.Path     `yaml:"control" restart:"" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
 	Listen   string         `yaml:"listen" restart:"" default:"127.0.0.1:8169" form:"address" doc:"address of the page and metrics; \"\" is off"`
-	Metrics  string         `yaml:"metrics" restart:"" form:"address" doc:"second address, with metrics and health only (default: none)"`
+	Metrics  string         `yaml:"metrics" restart:"" form:"address" doc:"second address, for metrics and health checks only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" form:"zone" doc:"time zone in texts for people, beside UTC"`
 	Source   string         `yaml:"cloudevents_source" restart:"" form:"uri" relay:"a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges" doc:"source of CloudEvents about Azure (default: the VM's)"`
 	Include  []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
