@@ -79,7 +79,12 @@ func newCluster(t *testing.T) *cluster {
 func (c *cluster) config(i int) string { return filepath.Join(c.dir, fmt.Sprintf("nats-%d.conf", i+1)) }
 
 func (c *cluster) start(i int) {
-	s := exec.Command("nats-server", "-c", c.config(i)) // testscript.Main put it on the path
+	program := "nats-server" // testscript.Main put it on the path
+	if others := os.Getenv("FOREWARN_NATS_SERVERS"); others != "" {
+		list := strings.Split(others, ",")
+		program = list[i%len(list)]
+	}
+	s := exec.Command(program, "-c", c.config(i))
 	if err := s.Start(); err != nil {
 		c.Error(err)
 		return
@@ -157,7 +162,7 @@ func (c *cluster) relay(n int, sinks string) *relayProcess {
 	c.Helper()
 	r := &relayProcess{c: c, name: fmt.Sprintf("relay-%d", n), config: c.settings(n, sinks)}
 	r.Cmd = forewarn(c, "relay", "--config", r.config)
-	log, err := os.Create(filepath.Join(c.dir, r.name+".log"))
+	log, err := os.OpenFile(filepath.Join(c.dir, r.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		c.Fatal(err)
 	}
