@@ -48,7 +48,7 @@ type emailSettings struct {
 }
 
 type emailTLS struct {
-	Mode       string `yaml:"mode" default:"starttls" oneof:"starttls implicit none" doc:"starttls (required, never just tried), implicit or none"`
+	Mode       string `yaml:"mode" default:"starttls" oneof:"starttls implicit none" doc:"how the connection is encrypted: starttls (required, never skipped), implicit (TLS from the start) or none"`
 	CAFile     Path   `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }

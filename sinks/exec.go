@@ -26,10 +26,10 @@ type execSettings struct {
 	Command   Program          `yaml:"command" required:"" doc:"program and arguments; no shell reads them"`
 	Dir       Path             `yaml:"dir" default:"/" doc:"working directory"`
 	User      string           `yaml:"user" doc:"run as this user; only root may (default: forewarn's own user)"`
-	Env       map[string]Value `yaml:"env" doc:"variables to add; the environment is otherwise clean"`
-	Attempts  int              `yaml:"attempts" default:"3" min:"1" doc:"runs that may fail, exits 75 and 78 not counted"`
-	Parallel  int              `yaml:"parallel" default:"4" min:"1" doc:"runs at once; one Azure event's runs never overlap"`
-	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"from SIGTERM to SIGKILL for a run that is out of time"`
+	Env       map[string]Value `yaml:"env" doc:"environment variables to add; others are not passed on"`
+	Attempts  int              `yaml:"attempts" default:"3" min:"1" doc:"failed runs until it gives up; exits 75 and 78 do not count"`
+	Parallel  int              `yaml:"parallel" default:"4" min:"1" doc:"runs at the same time; those about one Azure event never overlap"`
+	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"time from SIGTERM to SIGKILL for a run that has used up its time"`
 }
 
 var execDefaults = execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopGrace: 5 * time.Second}

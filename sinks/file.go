@@ -24,7 +24,7 @@ type fileSettings struct {
 	MaxSize     Size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`
 	RotateEvery time.Duration `yaml:"rotate_every" doc:"start a new file each period, such as 1d (default: never)"`
 	Keep        int           `yaml:"keep" default:"0" doc:"how many old files to keep; 0 keeps all"`
-	Chain       bool          `yaml:"chain" doc:"chain the lines by hashes, so that changes to the file can be shown"`
+	Chain       bool          `yaml:"chain" doc:"chain the lines by hashes, so that changes to the file show"`
 }
 
 // fileTerms: a record holds every change, however late.

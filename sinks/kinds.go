@@ -114,7 +114,7 @@ var ownKinds = map[string]Kind{
 	},
 	"exec": {
 		Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors,
-		Purpose: "automation", About: "runs a command on this VM",
+		Purpose: "automation", About: "a run of a command on this VM",
 		Example: "- name: drain\n  only: {types: [Reboot, Redeploy]}\n  exec: {command: /usr/local/sbin/drain}\n",
 		Also:    []string{"command", "script"},
 	},
@@ -126,7 +126,7 @@ var ownKinds = map[string]Kind{
 	},
 	"nats": {
 		Open: opens(natsSettings{}, openNATS), Title: "NATS", Terms: natsTerms, Fields: natsFields,
-		Purpose: "logs", About: "a stream of NATS JetStream, which keeps each change once; a relay reads it",
+		Purpose: "logs", About: "a message to a stream of NATS JetStream, which keeps each change once",
 		Example: "- name: central\n  only: {vms: all}\n  nats: {url: tls://nats.example.com, creds_file: /etc/forewarn/forewarn-creds}\n",
 		Also:    []string{"jetstream"},
 	},
@@ -137,7 +137,7 @@ var ownKinds = map[string]Kind{
 	},
 	"syslog": {
 		Open: opens(syslogSettings{}, openSyslog), Terms: syslogTerms,
-		Purpose: "logs", About: "a syslog server",
+		Purpose: "logs", About: "a message to a syslog server",
 		Example: "- name: siem\n  only: {vms: all}\n  syslog: {url: tls://siem.example.com}\n",
 		Also:    []string{"rsyslog"},
 	},

@@ -2,7 +2,12 @@ package sinks
 
 import _ "embed"
 
-// Manual is the text of this package's README.md, which forewarn help prints.
-//
+// Manual is the text of the documents about sinks, which forewarn help prints: this package's README.md, and that of
+// the services.
+var Manual = ownManual + "\n" + servicesManual
+
 //go:embed README.md
-var Manual string
+var ownManual string
+
+//go:embed services/README.md
+var servicesManual string

@@ -27,7 +27,7 @@ var MessageDocs = map[string]string{
 	"muted":       "who muted the sink, if the message waited for the end of a mute; else empty",
 	"missed":      "older changes of Azure's that this message stands for, oldest first, each with change and time",
 	"test":        "whether it is a message of forewarn send; change is then that of the sample",
-	"announced":   "when the observer first saw the event, RFC 3339; empty about the bridge",
+	"announced":   "when the observer first saw the event, RFC 3339; empty about forewarn itself",
 	"begun":       "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"fallbackFor": "when another sink could not deliver it: that sink's name in sink, its kind, and what went wrong in error; else nil",
 	"forAll":      "whether the message speaks for all VMs of the event, as on a relay or with vms: leader or all",

@@ -23,9 +23,9 @@ type natsSettings struct {
 	NATSSettings `yaml:",inline"`
 	Subject      string         `yaml:"subject" doc:"subject of a message; ends in the id (default: see help sinks nats)"`
 	SubjectFile  Path           `yaml:"subject_file"`
-	Once         *bool          `yaml:"once" default:"true" doc:"refuse copies, however old the first is"`
-	Copies       bool           `yaml:"copies" doc:"keep what every VM says, instead of one copy of each change"`
-	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`
+	Once         *bool          `yaml:"once" default:"true" doc:"the stream takes each message once, however late a copy comes"`
+	Copies       bool           `yaml:"copies" doc:"keep a message from every VM, not one copy of each change"`
+	Core         bool           `yaml:"core" doc:"publish without JetStream: nothing is stored, only connected subscribers get it"`
 	Domain       string         `yaml:"domain" doc:"JetStream domain (default: the account's)"`
 	Mode         string         `yaml:"mode" default:"binary" oneof:"binary structured" doc:"form of the CloudEvent"`
 	Provision    *natsProvision `yaml:"provision" doc:"create or update the stream; without this key it must exist"`

@@ -69,7 +69,7 @@ type natsAccess struct {
 
 type natsTLS struct {
 	TLSSettings    `yaml:",inline"`
-	HandshakeFirst bool `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
+	HandshakeFirst bool `yaml:"handshake_first" doc:"start with the TLS handshake, for a server that has handshake_first set too"`
 }
 
 // NewNATS checks the settings, and reads all values once so that their errors are found too. It does not connect. Its

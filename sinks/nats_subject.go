@@ -154,8 +154,8 @@ var natsFields = map[string]Field{
 	"subscription":  {"id of the subscription, one token in lower case", ""},
 	"resourcegroup": {"name of the resource group, one token in lower case", ""},
 	"set": {"name of the scale set, or of the set that cloudevents_source names, or else of the first VM in resources; " +
-		"about the bridge the VM's scale set, or else the VM; one token in lower case", ""},
-	"vm": {"about the bridge the name of its VM, else _; one token in lower case", ""},
+		"about forewarn itself the VM's scale set, or else the VM; one token in lower case", ""},
+	"vm": {"about forewarn itself the name of its VM, else _; one token in lower case", ""},
 }
 
 // subjectFields returns the fields for the template of a subject: cloudevent.Fields and natsFields. Every text is one

@@ -29,6 +29,7 @@ type Service struct {
 	About   string   `yaml:"about" doc:"what it does, in a few words"`
 	Rules   string   `yaml:"rules" doc:"where the service documents what it takes"`
 	Example string   `yaml:"example" doc:"an entry of sinks that works"`
+	Answers string   `yaml:"answers" doc:"which of its answers are accepted or blocked, if that isn't just any 2xx"`
 	Notes   string   `yaml:"notes" doc:"what else to know, in Markdown"`
 
 	Keys   []ServiceKey `yaml:"keys" doc:"its own keys"`

@@ -139,6 +139,9 @@ func TestServicesAreDeclaredWhole(t *testing.T) {
 		if s.Title == "" || s.About == "" || s.For == "" || !strings.HasPrefix(s.Rules, "https://") || s.Example == "" {
 			t.Errorf("%s lacks a title, what it is for, a word about it, its rules or an example: %+v", s.Name, s)
 		}
+		if s.Answers == "" && (s.Success != "" || s.BlockedOn != nil) {
+			t.Errorf("%s doesn't say in words which of its answers are accepted or blocked", s.Name)
+		}
 		if got := Kinds()[s.Name]; got.Title != s.Title || !reflect.DeepEqual(got.Terms, s.Kind().Terms) || got.For != s.Kind().For {
 			t.Errorf("%s: what is read of its first lines differs", s.Name)
 		}

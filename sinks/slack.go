@@ -33,7 +33,7 @@ type slackSettings struct {
 	WebhookURLEnv  string         `yaml:"webhook_url_env"`
 	APIURL         string         `yaml:"api_url" default:"https://slack.com/api/" doc:"address of the Slack API"`
 	Mention        *mentionOption `yaml:"mention" doc:"who is mentioned (default: nobody)"`
-	Broadcast      []string       `yaml:"broadcast" doc:"changes whose reply goes to the channel too; [] for none"`
+	Broadcast      []string       `yaml:"broadcast" doc:"changes whose reply also goes to the channel; [] for none (default: see help sinks slack)"`
 	RunbookURL     string         `yaml:"runbook_url" doc:"link to a runbook"`
 	RunbookURLFile Path           `yaml:"runbook_url_file"`
 	Text           string         `yaml:"text" doc:"text of notifications and of replies in the thread"`

@@ -23,7 +23,7 @@ import (
 
 type syslogSettings struct {
 	URL      string      `yaml:"url" required:"" doc:"tls://, tcp:// or udp://, host and port (default port: 6514, without TLS 514)"`
-	Facility string      `yaml:"facility" default:"daemon" oneof:"facilities" doc:"syslog facility, kern to local7"`
+	Facility string      `yaml:"facility" default:"daemon" oneof:"facilities" doc:"syslog facility: kern to local7, such as local4"`
 	AppName  string      `yaml:"app_name" default:"forewarn" doc:"APP-NAME of each message"`
 	Framing  string      `yaml:"framing" default:"octet" oneof:"octet newline" doc:"how messages are told apart over TLS and TCP: octet (each after its length) or newline (one a line)"`
 	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`

@@ -22,25 +22,25 @@ import (
 
 // webhookSettings are the keys of a webhook. Secrets have three keys; see Value.
 type webhookSettings struct {
-	URL            Secret            `yaml:"url" required:"" doc:"where to send it, http or https, a template behind its host; redirects are refused"`
+	URL            Secret            `yaml:"url" required:"" doc:"address, http or https; the part after the host is a template; redirects are refused"`
 	URLFile        Path              `yaml:"url_file"`
 	URLEnv         string            `yaml:"url_env"`
-	Method         string            `yaml:"method" default:"POST" oneof:"POST PUT PATCH" doc:"how it is sent"`
+	Method         string            `yaml:"method" default:"POST" oneof:"POST PUT PATCH" doc:"HTTP method"`
 	Mode           string            `yaml:"mode" default:"structured" oneof:"structured binary" doc:"form of the CloudEvent"`
-	BodyText       string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
+	BodyText       string            `yaml:"body_text" doc:"body to send instead of the CloudEvent"`
 	BodyTextFile   Path              `yaml:"body_text_file"`
 	RunbookURL     string            `yaml:"runbook_url" doc:"link to a runbook, for the body"`
 	RunbookURLFile Path              `yaml:"runbook_url_file"`
-	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json, of a CloudEvent application/cloudevents+json)"`
-	Success        string            `yaml:"success" doc:"an expression over an answer of 2xx that must hold too, such as json.errors == false; it sees status, headers, json and text"`
-	BlockedOn      []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
+	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json; for a CloudEvent application/cloudevents+json)"`
+	Success        string            `yaml:"success" doc:"expression that must also be true of a 2xx answer, such as json.errors == false; it sees status, headers, json and text"`
+	BlockedOn      []int             `yaml:"blocked_on" doc:"more statuses that count as blocked, such as [400]"`
 	Headers        map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}; a text is a template"`
 	Bearer         Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
 	BearerFile     Path              `yaml:"bearer_file"`
 	BearerEnv      string            `yaml:"bearer_env"`
 	Basic          *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
 	Identity       *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
-	Signing        []Value           `yaml:"signing_secrets" doc:"whsec_ secrets of Standard Webhooks; one signature each"`
+	Signing        []Value           `yaml:"signing_secrets" doc:"whsec_ secrets for signatures of Standard Webhooks, one signature each"`
 	TLS            TLSSettings       `yaml:"tls" doc:"certificates"`
 	Proxy          Secret            `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
 	Insecure       bool              `yaml:"insecure" doc:"send credentials over http to another machine"`

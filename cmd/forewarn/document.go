@@ -123,13 +123,14 @@ func anchor(heading string) string {
 }
 
 // plain returns text without the marks of Markdown. Behind the text of a link stands where it leads, if that is of use
-// in a terminal: an address, a topic of help, or a file among the examples.
+// in a terminal: an address, a topic of help, or a file among the examples. It doesn't stand behind the name of a topic
+// that is written as code, as in the list of kinds.
 func plain(text string) string {
 	text = link.ReplaceAllStringFunc(text, func(l string) string {
 		m := link.FindStringSubmatch(l)
 		where := readOn(m[2])
 		switch {
-		case where == "" || where == m[1]:
+		case where == "" || where == m[1], strings.HasPrefix(m[1], "`") && strings.HasSuffix(where, " "+strings.Trim(m[1], "`")):
 			return strings.TrimSuffix(l[:1], "[") + m[1]
 		case strings.HasPrefix(l, "("):
 			return "(" + m[1] + ": " + where

@@ -18,8 +18,8 @@ import (
 
 // manuals are all documents that operators read, from the top of the repository.
 var manuals = []string{
-	"README.md", "cmd/forewarn/README.md", "sinks/README.md", "templates/README.md", "bridge/README.md",
-	"examples/README.md",
+	"README.md", "cmd/forewarn/README.md", "sinks/README.md", "sinks/services/README.md", "templates/README.md",
+	"bridge/README.md", "examples/README.md",
 }
 
 // manualText is the text of one of them.
@@ -39,7 +39,7 @@ func TestEveryKindHasItsSection(t *testing.T) {
 	for kind := range sinks.Kinds() {
 		section := sectionOf(sinks.Manual, kind)
 		if !strings.Contains(section, "| key | default |") && !strings.Contains(section, "<!-- table: keys of "+kind+" -->") {
-			t.Errorf("sinks/README.md has no section %s with the table of its keys", kind)
+			t.Errorf("the documents about sinks have no section %s with the table of its keys", kind)
 		}
 	}
 }
@@ -86,6 +86,7 @@ func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
 	for doc, want := range map[string]string{
 		"See [the keys](../cmd/forewarn/README.md#settings).": "See the keys (forewarn help settings).",
 		"One sink ([more](../sinks/README.md#nats)).":         "One sink (more: forewarn help sinks nats).",
+		"[`ntfy`](../sinks/services/README.md#ntfy)":          "ntfy",
 		"A unit, [examples/systemd](../examples/systemd).":    "A unit, examples/systemd.",
 		"See [the code](doc.go) ([it](doc.go)).":              "See the code (it).",
 		"**Bold**, `code`, [a](https://example.com/).":        "Bold, code, a (https://example.com/).",

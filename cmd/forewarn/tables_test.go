@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,6 +97,7 @@ func codeTables(t *testing.T) map[string]string {
 			continue // whose table is in its section
 		}
 		all["keys of "+kind] = keyTable(sink.below(kind))
+		all["start of "+kind] = "\n" + yamlBlock(sinks.Kinds()[kind].Example) + "\n"
 		if own := sinks.Kinds()[kind].Fields; len(own) > 0 {
 			fields, docs := map[string]any{}, map[string]string{}
 			for name, f := range own {
@@ -110,28 +113,33 @@ func isService(kind string) bool {
 	return slices.ContainsFunc(sinks.Services(), func(s *sinks.Service) bool { return s.Name == kind })
 }
 
-// kindList has all kinds of sink by their purpose, each with an entry of the settings.
+// kindList has all kinds of sink by their purpose.
 func kindList() string {
 	var b strings.Builder
+	for _, purpose := range sinks.Purposes {
+		var rows [][]string
+		for _, name := range slices.Sorted(maps.Keys(allKinds())) {
+			k, link := allKinds()[name], "#"+name
+			if k.Service {
+				link = "services/README.md#" + name
+			}
+			if k.Purpose == purpose.Name {
+				rows = append(rows, []string{"[`" + name + "`](" + link + ")", k.About})
+			}
+		}
+		b.WriteString("\n**" + purpose.Title + "**\n" + strings.TrimSuffix(markdownTable([]string{"kind", "what it does"}, rows), "\n"))
+	}
+	return b.String() + "\n"
+}
+
+// allKinds returns the kinds of sink, with what is said about each.
+var allKinds = sync.OnceValue(func() map[string]sinks.Kind {
 	kinds := maps.Clone(sinks.Kinds())
 	for _, s := range sinks.Services() {
 		kinds[s.Name] = s.Kind()
 	}
-	for _, purpose := range sinks.Purposes {
-		var rows [][]string
-		entries := ""
-		for _, name := range slices.Sorted(maps.Keys(kinds)) {
-			if kinds[name].Purpose == purpose.Name {
-				rows = append(rows, []string{"[`" + name + "`](#" + name + ")", kinds[name].About})
-				entries += kinds[name].Example
-			}
-		}
-		b.WriteString("\n**" + purpose.Title + "**\n")
-		b.WriteString(markdownTable([]string{"kind", "what it does"}, rows))
-		b.WriteString(yamlBlock(entries))
-	}
-	return b.String() + "\n"
-}
+	return kinds
+})
 
 // yamlBlock shows entries of sinks.
 func yamlBlock(entries string) string {
@@ -143,16 +151,36 @@ func yamlBlock(entries string) string {
 	return b.String() + "```\n"
 }
 
-// serviceSections has a section for each service.
+// serviceSections has a section for each service, by purpose.
 func serviceSections(sink *schemaKey) string {
 	var b strings.Builder
-	for _, s := range sinks.Services() {
-		fmt.Fprintf(&b, "\n### %s\n\n%s: %s. By [its rules](%s).\n\n%s", s.Name, s.Title, s.About, s.Rules, yamlBlock(s.Example))
-		b.WriteString(keyTable(sink.below(s.Name), sinks.CommonKeys...))
-		b.WriteString("As in [webhook](#webhook): `" + strings.Join(sinks.CommonKeys, "`, `") + "`.\n\n")
-		b.WriteString(s.Notes)
+	for _, purpose := range sinks.Purposes {
+		sections := ""
+		for _, s := range sinks.Services() {
+			if s.Kind().Purpose == purpose.Name {
+				sections += serviceSection(s, sink.below(s.Name))
+			}
+		}
+		if sections != "" {
+			b.WriteString("\n## " + purpose.Title + "\n" + sections)
+		}
 	}
 	return b.String() + "\n"
+}
+
+func serviceSection(s *sinks.Service, keys *schemaKey) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n### %s\n\n%s ([documentation of %s](%s)).\n\n", s.Name, strings.ToUpper(s.About[:1])+s.About[1:],
+		s.Title, s.Rules)
+	b.WriteString(yamlBlock(s.Example))
+	if s.Notes != "" {
+		b.WriteString("\n" + s.Notes)
+	}
+	more := slices.Concat(s.Offers, sinks.CommonKeys)
+	fmt.Fprintf(&b, "\n%s\nMore keys, as in [webhook](../README.md#webhook): `%s`.\n",
+		cmp.Or(s.Answers, "Any 2xx is accepted."), strings.Join(more, "`, `"))
+	b.WriteString(keyTable(keys, more...))
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // messageFields are the fields of a message about nothing, for their kinds.
