@@ -59,7 +59,8 @@ func (s *schedule) lateAt(i *Item) time.Time {
 	return i.NotBefore
 }
 
-// takeOverdue removes the late items from their lanes. It returns them and the items that fall back now, which stay.
+// takeOverdue removes the late items from their lanes. It returns them and the items that fall back now, which stay: those
+// whose time has come, with what is newer about their event, so that the fallback tells it as it is now.
 func (s *schedule) takeOverdue(now time.Time) (late, fallback []*Item) {
 	s.advance(now)
 	for l := s.deadlines.top(); l != nil && !l.deadline.After(now); l = s.deadlines.top() {
@@ -69,15 +70,27 @@ func (s *schedule) takeOverdue(now time.Time) (late, fallback []*Item) {
 				s.removeItem(l, i.Seq)
 			}
 		}
-		for n, i := range l.items {
-			if s.terms.Fallback.Sink != "" && s.fallsBack(i) && !s.since(i).Add(s.terms.Fallback.After).After(now) {
-				fallback = append(fallback, i)
-				next := *i
-				next.FellBack = true
-				l.items[n] = &next
-			}
+		if s.terms.Fallback.Sink != "" {
+			fallback = append(fallback, s.takeFallback(l, now)...)
 		}
 		s.reschedule(l, now)
 	}
 	return late, fallback
+}
+
+// takeFallback marks the items of the lane that fall back now, and returns them as they were.
+func (s *schedule) takeFallback(l *lane, now time.Time) (fallback []*Item) {
+	older := false // one of the same event falls back
+	for n, i := range l.items {
+		overdue := older && l.group != "" || !s.since(i).Add(s.terms.Fallback.After).After(now)
+		if !overdue || !s.fallsBack(i) {
+			continue
+		}
+		older = true
+		fallback = append(fallback, i)
+		next := *i
+		next.FellBack = true
+		l.items[n] = &next
+	}
+	return fallback
 }

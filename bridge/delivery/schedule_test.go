@@ -600,12 +600,35 @@ func TestItemsThatAreNeverLateFallBack(t *testing.T) {
 	}
 }
 
-// Each change of an event falls back at its own time, even if an older change did earlier.
-func TestEachChangeFallsBackAtItsTime(t *testing.T) {
+// When a change falls back, the newer changes of its event do too: the fallback must not tell what is known to be out of
+// date. What comes later falls back at its own time, and other events keep theirs.
+func TestChangesFallBackWithAnOlderOneOfTheirEvent(t *testing.T) {
 	p := newPlan(Terms{Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
 	first := p.owe("A", scheduled, far)
 	p.later(time.Minute)
 	second := p.owe("A", updated, far)
+	other := p.owe("B", scheduled, far)
+	p.later(time.Minute)
+	wantFallback := func(want ...*Item) {
+		t.Helper()
+		if _, fallback := p.takeOverdue(p.now); !slices.Equal(fallback, want) {
+			t.Errorf("%d fall back, want %d", len(fallback), len(want))
+		}
+	}
+	wantFallback(first, second)
+	third := p.owe("A", updated, far)
+	p.later(time.Minute)
+	wantFallback(other)
+	p.later(time.Minute)
+	wantFallback(third)
+}
+
+// Messages about forewarn itself each fall back at their own time: they are about different things.
+func TestMessagesAboutForewarnFallBackEachAtItsTime(t *testing.T) {
+	p := newPlan(Terms{Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
+	first := p.owe("", "sink.blocked", 0)
+	p.later(time.Minute)
+	second := p.owe("", "sink.blocked", 0)
 	for _, want := range []*Item{first, second} {
 		p.later(time.Minute)
 		if _, fallback := p.takeOverdue(p.now); !slices.Equal(fallback, []*Item{want}) {

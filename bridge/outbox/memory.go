@@ -412,6 +412,26 @@ func (m *memory) delivery(route string, seq uint64) Delivery {
 	return d
 }
 
+// toldNewer reports whether a route has accepted a message about the entry's group that is newer than the entry, as far as
+// messages that are still pending somewhere, or the latest change, tell.
+func (m *memory) toldNewer(route string, e *entry) bool {
+	g := m.groups[e.Group]
+	if g == nil {
+		return false
+	}
+	newer := func(msg *message) bool {
+		return msg.Seq > e.Seq && slices.ContainsFunc(msg.settled, func(r Result) bool {
+			return r.Route == route && r.State == StateAccepted
+		})
+	}
+	for other := range g.pending {
+		if newer(other.message) {
+			return true
+		}
+	}
+	return g.latest != nil && newer(g.latest)
+}
+
 // setResult records the result of a settled delivery.
 func (m *message) setResult(r Result) {
 	for n, s := range m.settled {

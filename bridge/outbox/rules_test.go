@@ -502,6 +502,36 @@ func TestATransientMessageReplacesTheOneBefore(t *testing.T) {
 	})
 }
 
+// A fallback that delivers only the latest doesn't get a change once it has told something newer about that event: that
+// would be out of date. One that delivers every change does, and so does one that still has the newer one to tell.
+func TestFallbackTellsNothingOlderThanItHasTold(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		late  delivery.Late
+		told  bool
+		want  []string
+	}{
+		{"it has told the newer one", delivery.LateLatest, true, nil},
+		{"it is still to tell the newer one", delivery.LateLatest, false, []string{"E-scheduled", "E-started"}},
+		{"it delivers every change", delivery.LateSend, true, []string{"E-scheduled"}},
+	} {
+		inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+			routes := []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b", Late: tt.late}}
+			if _, _, err := setRoutes(o, time.Now(), routes...); err != nil {
+				t.Fatal(err)
+			}
+			mustAdd(t, o, "E", "scheduled", "a")
+			mustAdd(t, o, "E", "started", "a", "b")
+			qa, qb := o.Queue("a"), o.Queue("b")
+			if tt.told {
+				qb.Report(delivery.Report{Now: time.Now(), Accepted: qb.Changes().Pending})
+			}
+			qa.Report(delivery.Report{Now: time.Now(), FellBack: qa.Changes().Pending, Error: "down"})
+			want(t, tt.claim+": pending for the fallback", pending(o, "b"), tt.want...)
+		})
+	}
+}
+
 // A fallback gets what its route couldn't deliver, once. A delivery that is itself a fallback doesn't fall back again.
 func TestFallbackGetsADeliveryOnce(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
