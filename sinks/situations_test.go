@@ -274,6 +274,14 @@ func situations() map[string]situation {
 		circumstances{Approval: &gone, Rules: []cloudevent.Rule{{Name: `rule "anyway"`, Wait: 600}}}, true, nil)
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
+	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)
+	all["group-by-rule"] = situation{batch: byRule, now: messageTime}
+	for _, name := range []string{"approved", "approved-withheld", "updated-time"} { // the first that its readers hear
+		first := all[name]
+		first.batch = slices.Clone(first.batch)
+		first.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}}
+		all[name+"-first"] = first
+	}
 	tell("reminder", "03:10:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true,
 		nil)
 	instead := all["scheduled"]
