@@ -19,7 +19,7 @@ import (
 // manuals are all documents that operators read, from the top of the repository.
 var manuals = []string{
 	"README.md", "cmd/forewarn/README.md", "sinks/README.md", "sinks/services/README.md", "templates/README.md",
-	"bridge/README.md", "examples/README.md",
+	"bridge/README.md", "examples/README.md", "examples/untried/README.md",
 }
 
 // manualText is the text of one of them.
@@ -254,4 +254,35 @@ func TestDocumentedSigningSecretIsAccepted(t *testing.T) {
 		t.Fatal(err)
 	}
 	loadSample(t, "a signing webhook", "sinks: [{name: a, webhook: {url: 'https://h', signing_secrets: ['"+strings.TrimSpace(string(out))+"']}}]", "")
+}
+
+// The page that says where new things go names files and words of the code that are there.
+func TestHowToChangeItNamesWhatIsThere(t *testing.T) {
+	var files []string
+	eachFile(t, "", func(name string) { files = append(files, name) })
+	_, source := goFiles(t)
+	text := manualText(t, "bridge/changing.md")
+	n := 0
+	for _, m := range codeSpan.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		name := strings.TrimPrefix(m[1], "-")
+		switch {
+		case strings.ContainsAny(name, " …:<") || strings.Contains(name, "NAME"):
+			continue // a command, a subject, or for the reader to fill in
+		case strings.Contains(name, "/") || regexp.MustCompile(`\.[a-z]+$`).MatchString(name) && !strings.HasSuffix(name, ".head"):
+			n++
+			if !slices.ContainsFunc(files, func(f string) bool {
+				return strings.HasSuffix("/"+f, "/"+name) || strings.Contains("/"+f, "/"+strings.TrimSuffix(name, "/")+"/")
+			}) {
+				t.Errorf("there is no file %s", name)
+			}
+		default:
+			n++
+			if word := name[strings.LastIndexByte(name, '.')+1:]; !strings.Contains(source, word) {
+				t.Errorf("the code has no %s", name)
+			}
+		}
+	}
+	if n < 40 {
+		t.Errorf("only %d names were found", n)
+	}
 }
