@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -44,8 +45,8 @@ type access struct {
 func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	c := credentials{
 		insecure: s.Insecure,
-		url:      keyedSource("url", s.URL, s.URLFile, s.URLEnv),
-		bearer:   keyedSource("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
+		url:      keyedSource("url", s.URL, s.URLFile, s.URLEnv, s.URLVault),
+		bearer:   keyedSource("bearer", s.Bearer, s.BearerFile, s.BearerEnv, s.BearerVault),
 		identity: s.Identity != nil,
 		secure:   s.TLS != TLSSettings{},
 		headers:  mapSources("headers", s.Headers),
@@ -58,21 +59,22 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	}
 	var wrong KeyErrors
 	if b := s.Basic; b != nil {
-		c.username, c.password = b.Username, keyedSource("basic.password", b.Password, b.PasswordFile, b.PasswordEnv)
+		c.username = b.Username
+		c.password = keyedSource("basic.password", b.Password, b.PasswordFile, b.PasswordEnv, b.PasswordVault)
 		wrong.when(b.Username == "" || strings.Contains(b.Username, ":") || !validHeaderValue(b.Username), "basic.username",
 			"expected a name without a colon")
-		wrong.when(!c.password.given(), "basic.password", "missing; expected password, password_file or password_env")
+		wrong.when(!c.password.given(), "basic.password", "missing; expected password, password_file, password_env or password_vault")
 		wrong.when(c.bearer.given(), "basic", "bearer is given too; expected only one of them")
 	}
 	wrong.when(c.identity && (c.bearer.given() || c.password.given()), "azure_identity",
 		"bearer or basic is given too; expected only one of them")
-	wrong.when(!c.url.given(), "url", "missing; expected url, url_file or url_env")
+	wrong.when(!c.url.given(), "url", "missing; expected url, url_file, url_env or url_vault")
 	wrong.add(c.checkNames(), c.sources().check())
 	if len(wrong) == 0 {
 		_, err := c.read()
-		wrong.add(err)
+		wrong.add(exceptUnread(err))
 	} else if c.url.given() && c.url.check() == nil {
-		wrong.add(c.readURL(&access{redact: c.host.redactor()}))
+		wrong.add(exceptUnread(c.readURL(&access{redact: c.host.redactor()})))
 	}
 	return c, wrong.err()
 }
@@ -140,7 +142,8 @@ func (c credentials) checkNames() error {
 	return wrong.err()
 }
 
-// read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
+// read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret. If all of them are
+// errUnread, the other values are there.
 func (c credentials) read() (access, error) {
 	a := access{
 		header: make(http.Header), setting: make(map[string]string), from: c.url, redact: c.host.redactor(),
@@ -148,7 +151,7 @@ func (c credentials) read() (access, error) {
 	var wrong KeyErrors
 	wrong.add(c.readURL(&a))
 	for _, h := range c.headers {
-		value, err := h.read(c.host.Getenv)
+		value, err := h.read(c.host)
 		if err == nil && !validHeaderValue(value) {
 			err = h.wrong(errControl)
 		}
@@ -171,7 +174,7 @@ func (c credentials) read() (access, error) {
 		if !s.given() {
 			continue
 		}
-		value, err := s.read(c.host.Getenv)
+		value, err := s.read(c.host)
 		wrong.add(err)
 		if !s.open {
 			a.redact.hide(value)
@@ -184,7 +187,7 @@ func (c credentials) read() (access, error) {
 		a.header.Set("Authorization", authorization)
 	}
 	for _, s := range c.signing {
-		secret, err := s.read(c.host.Getenv)
+		secret, err := s.read(c.host)
 		a.redact.hide(secret, strings.TrimPrefix(secret, signingPrefix))
 		key, bad := signingKey(secret)
 		if err == nil && bad != nil {
@@ -193,7 +196,7 @@ func (c credentials) read() (access, error) {
 		wrong.add(err)
 		a.keys = append(a.keys, key)
 	}
-	if len(wrong) > 0 {
+	if err := exceptUnread(wrong.err()); err != nil {
 		return a, wrong.err()
 	}
 	keys := c.sentKeys()
@@ -211,13 +214,14 @@ func (c credentials) read() (access, error) {
 	if a.inClear != "" && !c.insecure {
 		return a, errInClear(a.inClear, c.url.from(), "https://")
 	}
-	return a, nil
+	return a, wrong.err()
 }
 
 // readURL reads the URL into a.
 func (c credentials) readURL(a *access) error {
-	raw, err := c.url.read(c.host.Getenv)
+	raw, err := c.url.read(c.host)
 	if err != nil {
+		a.url = target{URL: &url.URL{Scheme: "https", Host: hidden}}
 		return err
 	}
 	own, err := parseTarget(raw, c.secure)
@@ -253,14 +257,14 @@ func (c credentials) readHeaderTemplate(h source, text string, a *access) error 
 func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	switch {
 	case c.bearer.given():
-		token, err := c.bearer.read(c.host.Getenv)
+		token, err := c.bearer.read(c.host)
 		redact.hide(token)
 		if err == nil && !validHeaderValue(token) {
 			err = c.bearer.wrong(errControl)
 		}
 		return "Bearer " + token, err
 	case c.password.given():
-		password, err := c.password.read(c.host.Getenv)
+		password, err := c.password.read(c.host)
 		redact.hideBasic(c.username, password)
 		return basic(c.username, password), err
 	}

@@ -23,7 +23,7 @@ import (
 	"forewarn/templates"
 )
 
-// emailSettings are the keys of email. Secrets have three keys; see Value.
+// emailSettings are the keys of email. Secrets have four keys; see Value.
 type emailSettings struct {
 	Host           string   `yaml:"host" required:"" doc:"mail server"`
 	Port           int      `yaml:"port" min:"1" max:"65535" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
@@ -35,6 +35,7 @@ type emailSettings struct {
 	Password       Secret   `yaml:"password" doc:"password; with xoauth2 the token"`
 	PasswordFile   Path     `yaml:"password_file"`
 	PasswordEnv    string   `yaml:"password_env"`
+	PasswordVault  string   `yaml:"password_vault"`
 	TokenCommand   Program  `yaml:"token_command" doc:"program and arguments that print a token, for xoauth2"`
 	Helo           string   `yaml:"helo" doc:"name that this host gives itself (default: its full name, else its address)"`
 	Subject        string   `yaml:"subject" doc:"subject line"`
@@ -89,7 +90,8 @@ func openEmail(s emailSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: m, Secrets: append(m.server.tls.files(), sources{m.server.password}.files()...)}
+	secrets := sources{m.server.password}
+	opened := Opened{Sink: m, Secrets: append(m.server.tls.files(), secrets.files()...), Keep: secrets.keep(h)}
 	opened.note(m.server.mode == "none", "tls.mode is none: mail can be read and changed on its way")
 	return opened, nil
 }
@@ -168,7 +170,7 @@ func address(text string) (mail.Address, error) {
 func (m *email) openLogin(s emailSettings) error {
 	to := &m.server
 	to.auth, to.username, to.command = cmp.Or(s.Auth, "auto"), s.Username, s.TokenCommand
-	to.password = keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	to.password = keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv, s.PasswordVault)
 	if len(to.command) > 0 && to.auth == "auto" {
 		to.auth = "xoauth2"
 	}
@@ -187,12 +189,12 @@ func (m *email) openLogin(s emailSettings) error {
 	wrong.when(strings.ContainsFunc(to.username, func(r rune) bool { return r < ' ' || r == 0x7F }), "username",
 		"holds a control character")
 	wrong.when(!password && !command, "password",
-		"missing; expected password, password_file or password_env, or with xoauth2 token_command")
+		"missing; expected password, password_file, password_env or password_vault, or with xoauth2 token_command")
 	wrong.when(to.mode == "none", "tls.mode",
 		"none would send the password in clear; expected starttls or implicit, or no username")
 	if password && err == nil {
-		secret, err := to.password.read(to.Getenv)
-		wrong.add(err)
+		secret, err := to.password.read(to.Host)
+		wrong.add(exceptUnread(err))
 		to.redactor().hide(secret)
 	}
 	return wrong.err()

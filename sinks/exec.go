@@ -92,9 +92,9 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	wrong.add(c.env.check())
 	if len(wrong) == 0 {
 		_, _, err := c.settingsVariables()
-		wrong.add(err)
+		wrong.add(exceptUnread(err))
 	}
-	return Opened{Sink: c, Secrets: c.env.files(), Parallel: s.Parallel}, wrong.err()
+	return Opened{Sink: c, Secrets: c.env.files(), Keep: c.env.keep(h), Parallel: s.Parallel}, wrong.err()
 }
 
 // refusedVariable returns why the settings cannot set an environment variable, nil if they can.
@@ -120,13 +120,16 @@ type variable struct{ name, value string }
 func (c *command) settingsVariables() ([]variable, *redactor, error) {
 	redact := c.redactor()
 	var all []variable
+	var unread error
 	for _, s := range c.env {
 		value, secret := s.Text.plain(), s.Text.text == nil
 		var err error
 		if secret { // only a text in the settings may be empty
-			value, err = s.read(c.Getenv)
+			value, err = s.read(c.Host)
 		}
 		switch {
+		case errors.Is(err, errUnread):
+			unread = err
 		case err != nil:
 			return nil, nil, err
 		case strings.Contains(value, "\x00"):
@@ -141,7 +144,7 @@ func (c *command) settingsVariables() ([]variable, *redactor, error) {
 		}
 		all = append(all, variable{s.name, value})
 	}
-	return all, redact, nil
+	return all, redact, unread
 }
 
 // eventVariables returns the environment variables about a CloudEvent. They are valid UTF-8 without NUL bytes, and cut
@@ -198,6 +201,10 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if err := context.Cause(ctx); err != nil {
 		return uncounted, err
 	}
+	err := c.env.load(ctx, c.Host)
+	if err != nil {
+		return uncounted, err
+	}
 	own, redact, err := c.settingsVariables()
 	if err != nil {
 		return uncounted, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -228,7 +235,9 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
 	last := cut(text[strings.LastIndexByte(text, '\n')+1:], 200)
-	return c.judge(ctx, d, end{state, last, describeLeft(left, redact), took})
+	answer, err := c.judge(ctx, d, end{state, last, describeLeft(left, redact), took})
+	c.env.refuse(c.Host, err)
+	return answer, err
 }
 
 // An end is how a run has ended.
@@ -417,7 +426,7 @@ func classOfStart(err error) error {
 // settings are hidden.
 func (c *command) Render(d delivery.Delivery) (string, error) {
 	own, _, err := c.settingsVariables()
-	if err != nil {
+	if exceptUnread(err) != nil {
 		return "", err
 	}
 	input, env, err := c.message(d, own)
@@ -448,7 +457,10 @@ func quoted(s string) string {
 }
 
 // Connect checks that the program and its working directory exist, and that the account may use both. It runs nothing.
-func (c *command) Connect(context.Context) (string, error) {
+func (c *command) Connect(ctx context.Context) (string, error) {
+	if err := c.env.load(ctx, c.Host); err != nil {
+		return "", err
+	}
 	own, _, err := c.settingsVariables()
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)

@@ -62,8 +62,11 @@ func addFields(all map[string]any, own map[string]Field) {
 
 // Opened is the result of Kind.Open: a sink, and what the program needs to know about its settings.
 type Opened struct {
-	Sink     delivery.Sink // if it is an io.Closer, the program closes it after the last delivery
-	Secrets  []string      // paths of files that hold credentials or certificates; a change means new ones
+	Sink    delivery.Sink // if it is an io.Closer, the program closes it after the last delivery
+	Secrets []string      // paths of files that hold credentials or certificates; a change means new ones
+	// Keep reads the secrets in Key Vault that are not in memory, older than an hour or expired, and returns why some
+	// that are not in memory can't be read. It is nil if the settings name none.
+	Keep     func(context.Context) error
 	Parallel int           // replaces that of the kind's terms, unless 0
 	Repeat   time.Duration // of the terms
 	Incident bool          // the destination keeps an incident open until it is told the end of an event
@@ -177,12 +180,14 @@ type Host struct {
 	ForAll   bool           // the sink is told of an event for all its VMs, whichever of them saw it
 	Lead     time.Duration  // how long before an event begins the sink is told of it; 0 for at once
 	Endpoint string         // URL of the metadata service, without a final slash
+	ClientID string         // of the managed identity that reads secrets from Key Vault; "" if the VM has only one
 
 	KindOf     map[string]string // the kinds of all sinks in the settings, for people, by their names
 	Console    Console           // shows CloudEvents to a person, in place of lines on Stdout; nil for lines
 	Dial       Dialer            // nil means the network
 	SlackTurns *SlackTurns       // shared by all sinks that may post to the same channel; nil means one of the sink's own
 	Known      *KnownSecrets     // shared by all sinks; nil means that a sink hides only its own secrets
+	Vault      *Vault            // shared by all sinks; nil means that no secret is read from Key Vault
 }
 
 // A Console returns a sink that shows CloudEvents to a person, with times in a zone; nil means UTC.

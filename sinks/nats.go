@@ -18,7 +18,7 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// natsSettings are the keys of nats. Secrets have three keys; see Value.
+// natsSettings are the keys of nats. Secrets have four keys; see Value.
 type natsSettings struct {
 	NATSSettings `yaml:",inline"`
 	Subject      string         `yaml:"subject" doc:"subject of a message; ends in the id (default: see help sinks nats)"`
@@ -80,7 +80,7 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: n, Secrets: n.servers.Secrets()}
+	opened := Opened{Sink: n, Secrets: n.servers.Secrets(), Keep: n.servers.Keep()}
 	opened.note(n.core, "plain NATS keeps nothing: who is not connected when a CloudEvent is sent never hears of it")
 	opened.note(!n.core && n.subjects.custom != "" && !strings.HasPrefix(n.subjects.custom, "forewarn."),
 		"a relay can't check who publishes under a subject of your own; the default one says who speaks")
@@ -221,6 +221,10 @@ func (n *natsSink) withSession(ctx context.Context, do func(context.Context, *na
 // connected returns the session, or a new one if there is none, nats.go has given it up, no answer can be heard over
 // it, or the credentials have changed.
 func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
+	err := n.servers.sources().load(ctx, n.Host)
+	if err != nil {
+		return nil, err
+	}
 	a, err := n.servers.read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -14,23 +15,28 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// NATSSettings are the settings of a connection to NATS, in a sink and in a relay. Secrets have three keys; see Value.
+// NATSSettings are the settings of a connection to NATS, in a sink and in a relay. Secrets have four keys; see Value.
 type NATSSettings struct {
-	URL          []Value `yaml:"url" required:"" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
-	URLFile      Path    `yaml:"url_file"`
-	URLEnv       string  `yaml:"url_env"`
-	CredsFile    Path    `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
-	NKeyFile     Path    `yaml:"nkey_file" doc:"file with the seed of an NKey"`
-	Username     string  `yaml:"username" doc:"user name"`
-	Password     Secret  `yaml:"password" doc:"password"`
-	PasswordFile Path    `yaml:"password_file"`
-	PasswordEnv  string  `yaml:"password_env"`
-	Token        Secret  `yaml:"token" doc:"authentication token"`
-	TokenFile    Path    `yaml:"token_file"`
-	TokenEnv     string  `yaml:"token_env"`
-	TLS          natsTLS `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
-	Insecure     bool    `yaml:"insecure" doc:"send credentials without TLS to another machine"`
-	InboxPrefix  string  `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
+	URL           []Value `yaml:"url" required:"" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
+	URLFile       Path    `yaml:"url_file"`
+	URLEnv        string  `yaml:"url_env"`
+	URLVault      string  `yaml:"url_vault"`
+	CredsFile     Path    `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
+	CredsVault    string  `yaml:"creds_vault" doc:"secret in Key Vault with the content of creds_file"`
+	NKeyFile      Path    `yaml:"nkey_file" doc:"file with the seed of an NKey"`
+	NKeyVault     string  `yaml:"nkey_vault" doc:"secret in Key Vault with the content of nkey_file"`
+	Username      string  `yaml:"username" doc:"user name"`
+	Password      Secret  `yaml:"password" doc:"password"`
+	PasswordFile  Path    `yaml:"password_file"`
+	PasswordEnv   string  `yaml:"password_env"`
+	PasswordVault string  `yaml:"password_vault"`
+	Token         Secret  `yaml:"token" doc:"authentication token"`
+	TokenFile     Path    `yaml:"token_file"`
+	TokenEnv      string  `yaml:"token_env"`
+	TokenVault    string  `yaml:"token_vault"`
+	TLS           natsTLS `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
+	Insecure      bool    `yaml:"insecure" doc:"send credentials without TLS to another machine"`
+	InboxPrefix   string  `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
 }
 
 // A NATS connects to the servers that NATSSettings name. It reads addresses and credentials anew on each use. It is
@@ -77,9 +83,9 @@ type natsTLS struct {
 func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	n := &NATS{host: h, insecure: s.Insecure, tls: s.TLS, inbox: s.InboxPrefix}
 	var wrong KeyErrors
-	one := keyedSource("url", Secret{}, s.URLFile, s.URLEnv)
+	one := keyedSource("url", Secret{}, s.URLFile, s.URLEnv, s.URLVault)
 	wrong.when(len(s.URL) > 0 && one.given(), one.from(), "url is given too; expected only one of them")
-	wrong.when(len(s.URL) == 0 && !one.given(), "url", "missing; expected url, url_file or url_env")
+	wrong.when(len(s.URL) == 0 && !one.given(), "url", "missing; expected url, url_file, url_env or url_vault")
 	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
 		one.Text, s.URL = s.URL[0].Text, nil
 	}
@@ -87,11 +93,11 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	if len(s.URL) > 0 {
 		n.urls = listSources("url", s.URL)
 	}
-	password := keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv)
-	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv)
+	password := keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv, s.PasswordVault)
+	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv, s.TokenVault)
 	for _, l := range []natsLogin{
-		{source{Value: Value{File: s.CredsFile}, key: "creds", sep: "_"}, "creds_file", false, natsCreds},
-		{source{Value: Value{File: s.NKeyFile}, key: "nkey", sep: "_"}, "nkey_file", true, natsNKey},
+		{keyedSource("creds", Secret{}, s.CredsFile, "", s.CredsVault), "creds_file", false, natsCreds},
+		{keyedSource("nkey", Secret{}, s.NKeyFile, "", s.NKeyVault), "nkey_file", true, natsNKey},
 		{password, "username", false, func(secret string, redact *redactor) (nats.Option, error) {
 			redact.hideBasic(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil
@@ -110,13 +116,13 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	}
 	if len(wrong) == 0 {
 		_, err := n.read()
-		wrong.add(err)
+		wrong.add(exceptUnread(err))
 	}
 	wrong.when(s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix, "inbox_prefix",
 		"%q is not a subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots between them, such as _INBOX_forewarn",
 		s.InboxPrefix)
 	wrong.when(s.Username != "" && !password.given(), "username",
-		"needs password, password_file or password_env beside it")
+		"needs password, password_file, password_env or password_vault beside it")
 	wrong.when(s.Username == "" && password.given(), "password", "needs username beside it")
 	return n, wrong.err()
 }
@@ -132,6 +138,9 @@ func (n *NATS) sources() sources {
 // Secrets returns the paths of the files that hold addresses, credentials and certificates.
 func (n *NATS) Secrets() []string { return append(n.tls.files(), n.sources().files()...) }
 
+// Keep is as Opened.Keep.
+func (n *NATS) Keep() func(context.Context) error { return n.sources().keep(n.host) }
+
 // Shown returns an error of the servers, such as one of a connection by Dial, in the form that may be shown, or why the
 // credentials that it may repeat can't be read.
 func (n *NATS) Shown(err error) error {
@@ -144,7 +153,7 @@ func (n *NATS) Shown(err error) error {
 
 // Notes returns consequences of the settings that an operator may not expect, as Opened.Notes.
 func (n *NATS) Notes() []string {
-	if a, err := n.read(); err == nil && a.inClear != "" {
+	if a, err := n.read(); exceptUnread(err) == nil && a.inClear != "" {
 		return []string{noteInClear(a.inClear)}
 	}
 	return nil
@@ -169,15 +178,17 @@ func (n *NATS) read() (natsAccess, error) {
 			wrong.when(true, l.key, "%s holds credentials too; expected only one of them", given)
 			continue
 		}
-		secret, err := l.read(n.host.Getenv)
-		if err != nil {
-			wrong.add(err)
+		secret, err := l.read(n.host)
+		wrong.add(err)
+		if exceptUnread(err) != nil {
 			continue
 		}
-		a.login, err = l.use(secret, a.redact)
-		if err != nil {
-			wrong.add(l.wrong(err))
-			continue
+		if err == nil {
+			a.login, err = l.use(secret, a.redact)
+			if err != nil {
+				wrong.add(l.wrong(err))
+				continue
+			}
 		}
 		a.stamp += secret
 		given, a.signsNonce = l.key, l.signsNonce
@@ -187,8 +198,8 @@ func (n *NATS) read() (natsAccess, error) {
 	}
 	a.tls, err = n.tls.load()
 	wrong.add(err)
-	if err := wrong.err(); err != nil {
-		return a, err
+	if err := exceptUnread(wrong.err()); err != nil {
+		return a, wrong.err()
 	}
 	files, err := n.tls.stamp()
 	a.stamp += files
@@ -201,14 +212,14 @@ func (n *NATS) read() (natsAccess, error) {
 	if a.inClear != "" && !n.insecure {
 		return a, errInClear(a.inClear, a.remote, "tls://")
 	}
-	return a, nil
+	return a, wrong.err()
 }
 
 // readURLs reads the addresses into a. user reports whether one of them holds credentials.
 func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 	var wrong KeyErrors
 	for _, s := range n.urls {
-		text, err := s.read(n.host.Getenv)
+		text, err := s.read(n.host)
 		wrong.add(err)
 		if err != nil {
 			continue

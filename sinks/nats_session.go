@@ -66,6 +66,10 @@ type natsSession struct {
 
 // dial is Dial with a bound on what a server may send unasked; 0 for none.
 func (n *NATS) dial(ctx context.Context, quota int64) (*natsSession, error) {
+	err := n.sources().load(ctx, n.host)
+	if err != nil {
+		return nil, err
+	}
 	a, err := n.read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -116,7 +120,9 @@ func (n *NATS) dial(ctx context.Context, quota int64) (*natsSession, error) {
 	if ended(ctx) {
 		return nil, noAnswer(ctx, s.server)
 	}
-	return nil, s.connectError(err)
+	err = s.connectError(err)
+	n.sources().refuse(n.host, err)
+	return nil, err
 }
 
 type natsDialer func(network, address string) (net.Conn, error)

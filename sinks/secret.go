@@ -52,39 +52,43 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 // LogValue returns [secret].
 func (s Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
 
-// A Value is a setting that may be a secret: the text itself, or the file or the environment variable that holds it.
-// Inside lists and maps it is written as a text, {file: PATH} or {env: NAME}. Elsewhere each of the three has a key of
-// its own, such as url, url_file and url_env.
+// A Value is a setting that may be a secret: the text itself, or the file, the environment variable or the secret in
+// Azure Key Vault that holds it. Inside lists and maps it is written as a text, {file: PATH}, {env: NAME} or {vault: URL}.
+// Elsewhere each of the four has a key of its own, such as url, url_file, url_env and url_vault.
 type Value struct {
-	Text Secret
-	File Path
-	Env  string
+	Text  Secret
+	File  Path
+	Env   string
+	Vault string
 }
 
-// UnmarshalYAML reads a Value inside a list or map. It fails if the value has none of the three forms.
+// UnmarshalYAML reads a Value inside a list or map. It fails if the value has none of the four forms.
 func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 	if unmarshal(&v.Text) == nil && v.Text.text != nil {
 		return nil
 	}
 	var from struct {
-		File Path   `yaml:"file"`
-		Env  string `yaml:"env"`
+		File  Path   `yaml:"file"`
+		Env   string `yaml:"env"`
+		Vault string `yaml:"vault"`
 	}
 	if err := unmarshal(&from); err != nil {
 		return err
 	}
-	v.File, v.Env = from.File, from.Env
+	v.File, v.Env, v.Vault = from.File, from.Env, from.Vault
 	if !v.given() {
-		return errors.New("expected a text, {file: PATH} or {env: NAME}")
+		return errors.New("expected a text, {file: PATH}, {env: NAME} or {vault: URL}")
 	}
 	return nil
 }
 
 // given reports whether the settings have the value, in any of its forms.
-func (v Value) given() bool { return v.Text.text != nil || v.File != "" || v.Env != "" }
+func (v Value) given() bool {
+	return v.Text.text != nil || v.File != "" || v.Env != "" || v.Vault != ""
+}
 
 // A source is a Value and its place in the settings, for errors about it. The value is read each time it is used. The
-// key of the text is key; those of the file and the variable are key and sep with file or env after it.
+// key of the text is key; those of the others are key and sep with file, env or vault after it.
 type source struct {
 	Value
 	key, sep string
@@ -93,8 +97,8 @@ type source struct {
 }
 
 // keyedSource returns the source of a value that has a key for each of its forms.
-func keyedSource(key string, text Secret, file Path, env string) source {
-	return source{Value: Value{text, file, env}, key: key, sep: "_"}
+func keyedSource(key string, text Secret, file Path, env, vault string) source {
+	return source{Value: Value{text, file, env, vault}, key: key, sep: "_"}
 }
 
 // keys returns the keys under which the settings have the value: none, one, or wrongly several.
@@ -108,18 +112,26 @@ func (s source) keys() (all []string) {
 	if s.Env != "" {
 		all = append(all, s.key+s.sep+"env")
 	}
+	if s.Vault != "" {
+		all = append(all, s.key+s.sep+"vault")
+	}
 	return all
 }
 
 // from returns the key under which the settings have the value, and that of its text if they have none.
 func (s source) from() string { return append(s.keys(), s.key)[0] }
 
-// check returns a *KeyError if the settings have the value in two forms, or what can't be a variable's name in place of
-// one. That may be the secret itself, so it is not shown.
+// check returns a *KeyError if the settings have the value in two forms, or what can't be a variable's name or the URL of
+// a secret in place of one. That may be the secret itself, so it is not shown.
 func (s source) check() error {
 	keys := s.keys()
 	if len(keys) > 1 {
 		return &KeyError{keys[1], fmt.Errorf("%s is given too; expected only one of them", keys[0])}
+	}
+	if s.Vault != "" {
+		if err := checkVaultURL(s.Vault); err != nil {
+			return &KeyError{s.from(), err}
+		}
 	}
 	if s.Env == "" || isVariable(s.Env) {
 		return nil
@@ -132,17 +144,24 @@ func (s source) check() error {
 		"underscores; a value itself belongs into a file: " + remedy)}
 }
 
-// read returns the current value, without a newline at its end if it comes from a file or variable. An empty value is
+// read returns the current value, without a newline at its end unless it stands in the settings. An empty value is
 // an error. Errors are *KeyError, and never show the value. They name its file, but no variable that isn't set: its
-// name may be a secret in the wrong place.
-func (s source) read(getenv func(string) string) (text string, err error) {
+// name may be a secret in the wrong place. What is in Key Vault is taken from memory; until load has read it, the error
+// is errUnread.
+func (s source) read(h Host) (text string, err error) {
 	switch {
+	case s.Vault != "":
+		text, known := h.Vault.value(h, s.Vault)
+		if !known {
+			return "", &KeyError{s.from(), errUnread}
+		}
+		return text, nil
 	case s.File != "":
 		var raw []byte
 		raw, err = readText(s.File)
 		text, err = trimNewline(string(raw)), cmp.Or(err, fmt.Errorf("%s is empty", s.File))
 	case s.Env != "":
-		text, err = trimNewline(getenv(s.Env)), errUnset
+		text, err = trimNewline(h.Getenv(s.Env)), errUnset
 	default:
 		text, err = s.Text.plain(), errors.New("is empty")
 	}
@@ -154,22 +173,24 @@ func (s source) read(getenv func(string) string) (text string, err error) {
 
 var errUnset = errors.New("names an environment variable that is not set, or empty; set it where forewarn is started")
 
-// wrong returns err as a *KeyError at the key of the value. It names the file or variable that holds it.
+// wrong returns err as a *KeyError at the key of the value. It names the file, variable or secret that holds it.
 func (s source) wrong(err error) error {
-	if s.File != "" || s.Env != "" {
-		err = fmt.Errorf("%s: %w", string(s.File)+s.Env, err)
+	if s.File != "" || s.Env != "" || s.Vault != "" {
+		err = fmt.Errorf("%s: %w", string(s.File)+s.Env+s.Vault, err)
 	}
 	return &KeyError{s.from(), err}
 }
 
-// place returns for people where the value comes from: the file, the variable, or the key of the settings file. kind is
-// that of the sink, whose settings have the key.
+// place returns for people where the value comes from: the file, the variable, the secret in Key Vault, or the key of the
+// settings file. kind is that of the sink, whose settings have the key.
 func (s source) place(kind string) string {
 	switch {
 	case s.File != "":
 		return string(s.File)
 	case s.Env != "":
 		return "the environment variable " + s.Env
+	case s.Vault != "":
+		return "the secret " + s.Vault
 	}
 	return fmt.Sprintf("the settings file (%s.%s)", kind, s.key)
 }

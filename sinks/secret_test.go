@@ -170,7 +170,7 @@ func TestSecretFilesOfWindowsAreReadOrRefused(t *testing.T) {
 		"\ufeff":                   "",
 	} {
 		path := writeFile(t, "token", text)
-		got, err := keyedSource("token", Secret{}, Path(path), "").read(nil)
+		got, err := keyedSource("token", Secret{}, Path(path), "", "").read(Host{})
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("the secret in %q is %q, %v; want %q", text, got, err, want)
 		}

@@ -163,6 +163,7 @@ func (s *Service) settingsType() reflect.Type {
 		add(key, reflect.TypeFor[Secret](), tags)
 		add(key+"_file", reflect.TypeFor[Path](), "")
 		add(key+"_env", reflect.TypeFor[string](), "")
+		add(key+"_vault", reflect.TypeFor[string](), "")
 	}
 	secret("url", tagsOf(cmp.Or(s.URLDoc, "address of the service"), s.URL, s.URL == ""))
 	for _, k := range s.Keys {
@@ -179,7 +180,7 @@ func (s *Service) settingsType() reflect.Type {
 	for _, key := range slices.Concat(s.Offers, CommonKeys) {
 		for f := range webhook.Fields() {
 			name := f.Tag.Get("yaml")
-			if name == key || name == key+"_file" || name == key+"_env" {
+			if name == key || oneOf(name, key+"_file", key+"_env", key+"_vault") {
 				_, tags, _ := strings.Cut(string(f.Tag), strconv.Quote(name))
 				add(name, f.Type, tags)
 			}
@@ -237,12 +238,13 @@ func (s *Service) webhook(in reflect.Value) webhookSettings {
 			v.Set(own)
 		}
 	}
-	credentials := w.Basic != nil || keyedSource("bearer", w.Bearer, w.BearerFile, w.BearerEnv).given()
+	credentials := w.Basic != nil || keyedSource("bearer", w.Bearer, w.BearerFile, w.BearerEnv, w.BearerVault).given()
 	for _, k := range s.Keys {
 		from := source{key: k.Name, sep: "_", name: k.Name, open: !k.Secret}
 		if k.Secret {
 			from.Text = given[k.Name].Interface().(Secret)
 			from.File, from.Env = given[k.Name+"_file"].Interface().(Path), given[k.Name+"_env"].String()
+			from.Vault = given[k.Name+"_vault"].String()
 			credentials = credentials || from.given()
 		} else if text := cmp.Or(given[k.Name].String(), k.Default); text != "" {
 			from.Text = NewSecret(text)
@@ -260,13 +262,13 @@ func (s *Service) checkOwn(own []source, h Host) (wrong KeyErrors) {
 	for i, k := range s.Keys {
 		expected := k.Name
 		if k.Secret {
-			expected += ", " + k.Name + "_file or " + k.Name + "_env"
+			expected += ", " + k.Name + "_file, " + k.Name + "_env or " + k.Name + "_vault"
 		}
 		wrong.when(k.Required && !own[i].given(), k.Name, "missing; expected %s", expected)
 		if k.Pattern == "" || !own[i].given() || own[i].check() != nil {
 			continue
 		}
-		text, err := own[i].read(h.Getenv)
+		text, err := own[i].read(h)
 		if err == nil && !regexp.MustCompile("^(?:"+k.Pattern+")$").MatchString(text) {
 			wrong.add(own[i].wrong(fmt.Errorf("is not valid; expected %s", k.Expected)))
 		}
@@ -315,7 +317,7 @@ func (s *Service) Check() error {
 
 // checkKeys returns the errors about the declarations of the service's own keys.
 func (s *Service) checkKeys() (wrong KeyErrors) {
-	taken := slices.Concat(CommonKeys, offerable, []string{"azure_identity", "url", "url_file", "url_env"})
+	taken := slices.Concat(CommonKeys, offerable, []string{"azure_identity", "url", "url_file", "url_env", "url_vault"})
 	for i, k := range s.Keys {
 		at := fmt.Sprintf("keys.%d.", i)
 		wrong.when(!keyName.MatchString(k.Name), at+"name", "%q is no name of a key; expected lower case letters, digits and _",
@@ -324,7 +326,7 @@ func (s *Service) checkKeys() (wrong KeyErrors) {
 		_, err := regexp.Compile(k.Pattern)
 		wrong.when(err != nil, at+"pattern", "%v", err)
 		wrong.when(k.Secret && k.Default != "", at+"default", "a secret has none; expected one or the other")
-		taken = append(taken, k.Name, k.Name+"_file", k.Name+"_env")
+		taken = append(taken, k.Name, k.Name+"_file", k.Name+"_env", k.Name+"_vault")
 	}
 	return wrong
 }

@@ -508,10 +508,10 @@ func TestKeysOfServicesAreSentAndNeverShown(t *testing.T) {
 // Wrong settings of a service are refused by their keys, with what was expected.
 func TestWrongSettingsOfServicesAreRefused(t *testing.T) {
 	for _, tt := range []struct{ kind, settings, key, words string }{
-		{"pagerduty", "{}", "routing_key", "missing; expected routing_key, routing_key_file or routing_key_env"},
+		{"pagerduty", "{}", "routing_key", "missing; expected routing_key, routing_key_file, routing_key_env or routing_key_vault"},
 		{"pagerduty", "{routing_key: a, routing_key_env: B}", "routing_key_env", "routing_key is given too"},
 		{"pagerduty", "routing_key_file: /nowhere", "routing_key_file", "/nowhere"},
-		{"teams", "{}", "url", "missing; expected url, url_file or url_env"},
+		{"teams", "{}", "url", "missing; expected url, url_file, url_env or url_vault"},
 		{"ntfy", "topic: my topic", "topic", "is not valid; expected letters, digits, - and _, at most 64"},
 		{"ntfy", "{topic: x, url: 'http://a.example'}", "url", "topic would be sent unencrypted"},
 		{"azure_monitor", "{url: 'https://a.example', azure_identity: {client_id: x}}", "azure_identity.client_id",

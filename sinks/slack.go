@@ -22,27 +22,29 @@ import (
 )
 
 // slackSettings are the keys of Slack: a bot token with a channel or, with fewer features, an incoming webhook. Secrets
-// have three keys; see Value.
+// have four keys; see Value.
 type slackSettings struct {
-	Token          Secret         `yaml:"token" doc:"bot token with the scope chat:write; needs channel"`
-	TokenFile      Path           `yaml:"token_file"`
-	TokenEnv       string         `yaml:"token_env"`
-	Channel        string         `yaml:"channel" doc:"name or id of the channel; invite the app into it"`
-	WebhookURL     Secret         `yaml:"webhook_url" doc:"incoming webhook, instead of token and channel"`
-	WebhookURLFile Path           `yaml:"webhook_url_file"`
-	WebhookURLEnv  string         `yaml:"webhook_url_env"`
-	APIURL         string         `yaml:"api_url" default:"https://slack.com/api/" doc:"address of the Slack API"`
-	Mention        *mentionOption `yaml:"mention" doc:"who is mentioned (default: nobody)"`
-	Broadcast      []string       `yaml:"broadcast" doc:"changes whose reply also goes to the channel; [] for none (default: see help sinks slack)"`
-	RunbookURL     string         `yaml:"runbook_url" doc:"link to a runbook"`
-	RunbookURLFile Path           `yaml:"runbook_url_file"`
-	Text           string         `yaml:"text" doc:"text of notifications and of replies in the thread"`
-	TextFile       Path           `yaml:"text_file"`
-	Blocks         string         `yaml:"blocks" doc:"the message, a JSON array of blocks"`
-	BlocksFile     Path           `yaml:"blocks_file"`
-	TLS            TLSSettings    `yaml:"tls" doc:"certificates"`
-	Proxy          Secret         `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
-	Insecure       bool           `yaml:"insecure" doc:"send the token or the URL over http to another machine"`
+	Token           Secret         `yaml:"token" doc:"bot token with the scope chat:write; needs channel"`
+	TokenFile       Path           `yaml:"token_file"`
+	TokenEnv        string         `yaml:"token_env"`
+	TokenVault      string         `yaml:"token_vault"`
+	Channel         string         `yaml:"channel" doc:"name or id of the channel; invite the app into it"`
+	WebhookURL      Secret         `yaml:"webhook_url" doc:"incoming webhook, instead of token and channel"`
+	WebhookURLFile  Path           `yaml:"webhook_url_file"`
+	WebhookURLEnv   string         `yaml:"webhook_url_env"`
+	WebhookURLVault string         `yaml:"webhook_url_vault"`
+	APIURL          string         `yaml:"api_url" default:"https://slack.com/api/" doc:"address of the Slack API"`
+	Mention         *mentionOption `yaml:"mention" doc:"who is mentioned (default: nobody)"`
+	Broadcast       []string       `yaml:"broadcast" doc:"changes whose reply also goes to the channel; [] for none (default: see help sinks slack)"`
+	RunbookURL      string         `yaml:"runbook_url" doc:"link to a runbook"`
+	RunbookURLFile  Path           `yaml:"runbook_url_file"`
+	Text            string         `yaml:"text" doc:"text of notifications and of replies in the thread"`
+	TextFile        Path           `yaml:"text_file"`
+	Blocks          string         `yaml:"blocks" doc:"the message, a JSON array of blocks"`
+	BlocksFile      Path           `yaml:"blocks_file"`
+	TLS             TLSSettings    `yaml:"tls" doc:"certificates"`
+	Proxy           Secret         `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
+	Insecure        bool           `yaml:"insecure" doc:"send the token or the URL over http to another machine"`
 }
 
 // slackTerms: people want the state as it is now.
@@ -83,7 +85,7 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	var err error
 	if len(wrong) == 0 {
 		a, err = k.open(nil)
-		wrong.add(err)
+		wrong.add(exceptUnread(err))
 	}
 	wrong.add(k.openChoices(s), k.openTexts(s))
 	k.caller, err = newCaller(s.TLS, s.Proxy, h)
@@ -91,7 +93,8 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), sources{k.secret}.files()...)}
+	secrets := sources{k.secret}
+	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), secrets.files()...), Keep: secrets.keep(h)}
 	opened.note(a.inClear, noteInClear(k.secret.from()))
 	opened.note(true, k.caller.noteProxy(a.to, a.redact))
 	opened.note(true, noteMentions("text", s.Text, s.TextFile))
@@ -103,8 +106,8 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 
 // openAddress stores the token or the webhook, and returns errors about keys that belong to the other.
 func (k *slackSink) openAddress(s slackSettings) error {
-	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv)
-	hook := keyedSource("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
+	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv, s.TokenVault)
+	hook := keyedSource("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv, s.WebhookURLVault)
 	tls := s.TLS != TLSSettings{}
 	var wrong KeyErrors
 	wrong.add(token.check(), hook.check())
@@ -117,7 +120,7 @@ func (k *slackSink) openAddress(s slackSettings) error {
 		k.secret, k.secure = hook, tls
 		return wrong.err()
 	}
-	wrong.when(!token.given(), "token", "missing; expected a bot token in token, token_file or token_env, or webhook_url")
+	wrong.when(!token.given(), "token", "missing; expected a bot token in token, token_file, token_env or token_vault, or webhook_url")
 	wrong.when(token.given() && strings.TrimSpace(s.Channel) == "", "channel",
 		`missing; expected a name such as "#ops", in quotes, or an id such as C024BE91L`)
 	k.secret, k.api = token, slack.APIURL
@@ -162,12 +165,16 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 }
 
 // open returns a slackAPI with the current secret. fetch replaces the network; nil means the network. Its errors are
-// *KeyError and hold no secret.
+// *KeyError and hold no secret. With errUnread there is a slackAPI too, that Slack would not accept.
 func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
-	secret, err := k.secret.read(k.Getenv)
-	if err != nil {
-		return nil, err
+	secret, unread := k.secret.read(k.Host)
+	if exceptUnread(unread) != nil {
+		return nil, unread
 	}
+	if unread != nil && k.api == "" {
+		secret = "https://" + hidden[1:len(hidden)-1]
+	}
+	var err error
 	if fetch == nil && k.caller != nil {
 		fetch = k.caller.fetch
 	}
@@ -202,7 +209,7 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		}
 		return nil, errInClear(k.secret.from(), address, "https://")
 	}
-	return a, nil
+	return a, unread
 }
 
 // Close closes idle connections.
@@ -210,11 +217,18 @@ func (k *slackSink) Close() error { return k.caller.Close() }
 
 // Deliver posts the batch: one change, or a group of events in one message.
 func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	secrets := sources{k.secret}
+	err := secrets.load(ctx, k.Host)
+	if err != nil {
+		return delivery.Answer{}, err
+	}
 	a, err := k.open(nil)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	return k.deliver(ctx, a, batch)
+	answer, err := k.deliver(ctx, a, batch)
+	secrets.refuse(k.Host, err)
+	return answer, err
 }
 
 // deliver posts the root, or updates it and replies to it if there is one. Progress, whatever it holds, means that the
@@ -445,6 +459,9 @@ func isAzure(batch []delivery.Delivery) bool {
 // Connect asks Slack whom the token belongs to. With an incoming webhook it only connects to the host, because nothing
 // but a message shows whether Slack accepts the rest of the URL.
 func (k *slackSink) Connect(ctx context.Context) (string, error) {
+	if err := (sources{k.secret}).load(ctx, k.Host); err != nil {
+		return "", err
+	}
 	a, err := k.open(nil)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -472,7 +489,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	var b strings.Builder
 	a, err := k.open(func(req *http.Request, redact *redactor) (response, error) { return k.show(&b, req, redact) })
-	if err != nil {
+	if exceptUnread(err) != nil {
 		return "", err
 	}
 	shown := *k

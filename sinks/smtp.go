@@ -56,6 +56,7 @@ func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSessi
 			return nil, err
 		}
 		s, err := m.login(ctx, redact, secret)
+		sources{m.password}.refuse(m.Host, err)
 		if len(m.command) == 0 || !errors.Is(err, delivery.ErrBlocked) {
 			return s, err
 		}
@@ -111,7 +112,11 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 		}
 		m.token.Store(&secret)
 	default:
-		secret, err = m.password.read(m.Getenv)
+		err = sources{m.password}.load(ctx, m.Host)
+		if err != nil {
+			return "", false, err
+		}
+		secret, err = m.password.read(m.Host)
 		if err != nil {
 			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}

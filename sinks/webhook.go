@@ -20,11 +20,12 @@ import (
 	"forewarn/templates"
 )
 
-// webhookSettings are the keys of a webhook. Secrets have three keys; see Value.
+// webhookSettings are the keys of a webhook. Secrets have four keys; see Value.
 type webhookSettings struct {
 	URL            Secret            `yaml:"url" required:"" doc:"address, http or https; the part after the host is a template; redirects are refused"`
 	URLFile        Path              `yaml:"url_file"`
 	URLEnv         string            `yaml:"url_env"`
+	URLVault       string            `yaml:"url_vault"`
 	Method         string            `yaml:"method" default:"POST" oneof:"POST PUT PATCH" doc:"HTTP method"`
 	Mode           string            `yaml:"mode" default:"structured" oneof:"structured binary" doc:"form of the CloudEvent"`
 	BodyText       string            `yaml:"body_text" doc:"body to send instead of the CloudEvent"`
@@ -38,6 +39,7 @@ type webhookSettings struct {
 	Bearer         Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
 	BearerFile     Path              `yaml:"bearer_file"`
 	BearerEnv      string            `yaml:"bearer_env"`
+	BearerVault    string            `yaml:"bearer_vault"`
 	Basic          *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
 	Identity       *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
 	Signing        []Value           `yaml:"signing_secrets" doc:"whsec_ secrets for signatures of Standard Webhooks, one signature each"`
@@ -50,10 +52,11 @@ type webhookSettings struct {
 }
 
 type basicSettings struct {
-	Username     string `yaml:"username" required:"" doc:"user name"`
-	Password     Secret `yaml:"password" required:"" doc:"password"`
-	PasswordFile Path   `yaml:"password_file"`
-	PasswordEnv  string `yaml:"password_env"`
+	Username      string `yaml:"username" required:"" doc:"user name"`
+	Password      Secret `yaml:"password" required:"" doc:"password"`
+	PasswordFile  Path   `yaml:"password_file"`
+	PasswordEnv   string `yaml:"password_env"`
+	PasswordVault string `yaml:"password_vault"`
 }
 
 // webhookTerms: machines want every change.
@@ -116,8 +119,9 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: w, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
-	if a, err := w.secrets.read(); err == nil {
+	values := w.secrets.sources()
+	opened := Opened{Sink: w, Secrets: append(values.files(), s.TLS.files()...), Keep: values.keep(h)}
+	if a, err := w.secrets.read(); exceptUnread(err) == nil {
 		opened.note(a.inClear != "", noteInClear(a.inClear))
 		opened.note(true, w.caller.noteProxy(a.url.URL, a.redact))
 	}
@@ -177,13 +181,13 @@ func (w *webhook) openBody(s webhookSettings) error {
 // tryRequest tries the templates of the URL and of headers on samples.
 func (w *webhook) tryRequest(s webhookSettings) error {
 	a, err := w.secrets.read()
-	if err != nil || !a.hasTemplates() {
+	if exceptUnread(err) != nil || !a.hasTemplates() {
 		return nil // newCredentials has said what is wrong
 	}
 	shape := s.shape()
 	var wrong KeyErrors
 	for _, from := range append(slices.Clone(w.secrets.headers), w.secrets.url) {
-		text, err := from.read(w.Getenv)
+		text, err := from.read(w.Host)
 		if from.key == "url" {
 			text = joinPath(text, w.secrets.path)
 		}
@@ -245,6 +249,11 @@ func isJSON(content string) bool {
 // part of some tokens. The bridge retries soon until it has met several such answers, so that a token that has only
 // expired alarms nobody.
 func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	values := w.secrets.sources()
+	err := values.load(ctx, w.Host)
+	if err != nil {
+		return delivery.Answer{}, err
+	}
 	a, err := w.secrets.read()
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -262,6 +271,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.redact.line(err.Error(), maxShown))
 	}
 	answer, err := w.caller.do(req, a.redact)
+	values.refuse(w.Host, err)
 	if w.identity != nil && errors.Is(err, delivery.ErrBlocked) {
 		w.identity.forget()
 	}
@@ -271,7 +281,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 // Render returns the request that Deliver would make. The path of the URL and the headers of the settings are hidden.
 func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	a, err := w.secrets.read()
-	if err != nil {
+	if exceptUnread(err) != nil {
 		return "", err
 	}
 	if w.identity != nil {
@@ -286,8 +296,8 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, origin(a.url.URL))
 	for _, name := range slices.Sorted(maps.Keys(req.Header)) {
 		value := req.Header.Get(name)
-		if a.header.Get(name) != "" || a.makes(name) {
-			value = "[secret]"
+		if len(a.header.Values(name)) > 0 || a.makes(name) {
+			value = hidden
 		}
 		fmt.Fprintf(&b, "%s: %s\n", name, value)
 	}
@@ -298,6 +308,9 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 
 // Connect connects to the URL's host, or to the proxy, and makes no request.
 func (w *webhook) Connect(ctx context.Context) (string, error) {
+	if err := w.secrets.sources().load(ctx, w.Host); err != nil {
+		return "", err
+	}
 	a, err := w.secrets.read()
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)

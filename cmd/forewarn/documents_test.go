@@ -136,7 +136,7 @@ func TestHelpHasEveryKey(t *testing.T) {
 	}
 	eachKey(schemaJSON(t), "", func(path string, _ map[string]any) {
 		name := path[strings.LastIndexByte(path, '.')+1:]
-		plain := strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env")
+		plain := plainKey(name)
 		if !strings.Contains(text, name) && !strings.Contains(text, plain) {
 			t.Errorf("help names no key %s", path)
 		}

@@ -66,6 +66,11 @@ func orderedSchema(t *testing.T, text []byte) *schemaKey {
 	return k
 }
 
+// plainKey returns the key whose other spelling a key may be.
+func plainKey(name string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env"), "_vault")
+}
+
 // keyTable has a row for each key below one, but those that are left out. The other spellings of a secret or a template
 // have none of their own.
 func keyTable(of *schemaKey, without ...string) string {
@@ -76,7 +81,7 @@ func keyTable(of *schemaKey, without ...string) string {
 			return slices.ContainsFunc(keys, func(k *schemaKey) bool { return k.name == name })
 		}
 		for _, k := range keys {
-			base := strings.TrimSuffix(strings.TrimSuffix(k.name, "_file"), "_env")
+			base := plainKey(k.name)
 			if path == "" && slices.Contains(without, k.name) || base != k.name && has(base) {
 				continue
 			}

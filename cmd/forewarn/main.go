@@ -155,8 +155,10 @@ type program struct {
 	logLevel  string
 	turns     sinks.SlackTurns   // shared across reloads
 	known     sinks.KnownSecrets // shared across reloads, so that an old secret stays hidden
-	sinkOut   io.Writer          // where a sink that writes to standard output writes; nil for there
-	asText    bool               // such a sink writes text for a person in place of CloudEvents
+	vault     sinks.Vault        // shared across reloads, so that a secret stays in memory
+	secrets   secretKeeper
+	sinkOut   io.Writer // where a sink that writes to standard output writes; nil for there
+	asText    bool      // such a sink writes text for a person in place of CloudEvents
 
 	ownerChecked bool   // dropRoot has run
 	actsAs       *owner // the user that root switched to; nil for none
@@ -269,7 +271,7 @@ func (p *program) loader(log *slog.Logger) settings.Loader {
 		Host: sinks.Host{
 			Hostname: host, Getenv: p.getenv, Stdout: cmp.Or(p.sinkOut, p.out), Proxy: http.ProxyFromEnvironment, Log: log,
 			Agent: "forewarn/" + programVersion(), Console: show, Dial: p.dial, SlackTurns: &p.turns,
-			Known: &p.known,
+			Known: &p.known, Vault: &p.vault,
 		},
 	}
 }

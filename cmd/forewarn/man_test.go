@@ -65,7 +65,7 @@ func TestManPageTellsEveryKey(t *testing.T) {
 	writeManPage(t, "forewarn.yaml.5", page)
 	eachKey(schemaJSON(t), "", func(path string, _ map[string]any) {
 		name := path[strings.LastIndexByte(path, '.')+1:]
-		plain := strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env")
+		plain := plainKey(name)
 		if !strings.Contains(page, roff(name)) && !strings.Contains(page, roff(plain)) {
 			t.Errorf("the man page has no key %s", path)
 		}

@@ -123,7 +123,7 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 		Connect: s.Relay.Servers.Dial, Shown: s.Relay.Servers.Shown,
 		Domain: s.Relay.Domain, Stream: s.Relay.Stream, Routes: s.Routes, Name: s.Relay.Name,
 		From: from, Version: programVersion(), Settings: settingsInfo(s), Log: log, Meter: counters, Turned: manager.Turned,
-		Warnings: func() []string { return warnings([]*listener{pages, probed}) },
+		Warnings: func() []string { return append(warnings([]*listener{pages, probed}), p.secrets.warnings()...) },
 	})
 	manager.Bridge = r
 	metrics := counters.Handler(r.Status)

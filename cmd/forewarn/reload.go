@@ -75,8 +75,10 @@ func (r *reloader) ask(ctx context.Context, by string) (control.Reloaded, error)
 	}
 }
 
-// serve reloads on signals and for commands until ctx is done. manager is told, and sockets follow the settings.
+// serve reloads on signals and for commands until ctx is done. manager is told, and the sockets and the secrets in Key
+// Vault follow the settings.
 func (r *reloader) serve(ctx context.Context, signals <-chan os.Signal, manager *service.Notifier, sockets *controlSockets) {
+	r.program.secrets.keep(ctx, r.started.Keep)
 	for {
 		request := reloadRequest{by: "a signal", done: make(chan control.Reloaded, 1)}
 		select {
@@ -90,6 +92,8 @@ func (r *reloader) serve(ctx context.Context, signals <-chan os.Signal, manager 
 		now, done := r.reload(ctx, request.by)
 		if now != nil {
 			sockets.follow(now)
+			r.program.vault.Expire()
+			r.program.secrets.keep(ctx, now.Keep)
 		}
 		manager.Ready()
 		request.done <- done

@@ -112,7 +112,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	o.Meter, o.Turned = counters, manager.Turned
 	pages := &listener{key: "listen", address: s.Listen, log: log}
 	probed := &listener{key: "metrics", address: s.Metrics, log: log}
-	o.Warnings = func() []string { return warnings([]*listener{pages, probed}) }
+	o.Warnings = func() []string { return append(warnings([]*listener{pages, probed}), p.secrets.warnings()...) }
 	b, err := bridge.New(o)
 	if err != nil {
 		return err

@@ -44,6 +44,7 @@ import (
 //	polls                                two more polls were answered from now on
 //	settings FILE                        expand $AZURE, $HOOK, $PORT (a free one) and $WORK in a file
 //	nats [FILE]                          start a server with JetStream, with that configuration; $NATS is its address
+//	vault SECRET|CODE [INNER]            a Key Vault answers so from now on; asked N waits until it was asked so often
 //	exits CODE COMMAND ARGS …            the command ends with this exit code
 //	pause DURATION                       let some time pass
 //	hold FILE alone|read                 have a file open as other programs on Windows do: for nobody else, or for readers
@@ -67,7 +68,7 @@ func TestScripts(t *testing.T) {
 			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
 			"approvals": approvalsVerb, "polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
 			"start": startVerb, "signal": signalVerb, "pause": pauseVerb,
-			"hold": holdVerb, "release": releaseVerb, "nats": natsVerb,
+			"hold": holdVerb, "release": releaseVerb, "nats": natsVerb, "vault": vaultVerb,
 		},
 	})
 }
@@ -81,6 +82,7 @@ type setting struct {
 	hook    *receiver
 	running map[string]*exec.Cmd
 	held    io.Closer
+	vault   *vault   // nil without one
 	ends    []func() // of what a verb started
 }
 
@@ -287,7 +289,12 @@ func startVerb(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	defer log.Close()
 	fw.Dir, fw.Stdout, fw.Stderr = ts.MkAbs("."), out, log
-	fw.Env = append(os.Environ(), "HOME="+ts.Getenv("HOME"), "RUNTIME_DIRECTORY="+ts.Getenv("RUNTIME_DIRECTORY"))
+	fw.Env = os.Environ()
+	for _, name := range []string{"HOME", "RUNTIME_DIRECTORY", "SSL_CERT_FILE", "HTTPS_PROXY"} {
+		if value := ts.Getenv(name); value != "" || name == "RUNTIME_DIRECTORY" {
+			fw.Env = append(fw.Env, name+"="+value)
+		}
+	}
 	withConsole(fw)
 	ts.Check(fw.Start())
 	in(ts).running[args[0]] = fw

@@ -56,13 +56,14 @@ func (l Loader) relay(doc *document, s *Settings) {
 	}
 	decoded := doc.isClean(section)
 	host := l.Host
-	host.Name = "relay"
+	host.Name, host.Endpoint, host.ClientID = "relay", s.IMDS.Endpoint, s.Identity.ClientID
 	servers, err := sinks.NewNATS(r.NATSSettings, host)
 	if err != nil {
 		doc.report(doc.openErrors(section, err, decoded))
 		return
 	}
 	r.Servers = servers
+	s.keep(servers.Keep())
 	s.Notes = append(s.Notes, placeholderNotes(section)...)
 	for _, note := range servers.Notes() {
 		s.Notes = append(s.Notes, "nats: "+note)

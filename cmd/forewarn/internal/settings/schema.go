@@ -201,7 +201,7 @@ func schemaOf(t reflect.Type) map[string]any {
 		section["type"] = []string{"string", "object"}
 		return section
 	case pointer.Implements(ownForm):
-		// text, {file: PATH} or {env: NAME}
+		// text, {file: PATH}, {env: NAME} or {vault: URL}
 		return map[string]any{"type": []string{"string", "number", "object"}, "writeOnly": true}
 	case t == reflect.TypeFor[time.Duration](): // of numbers only 0 needs no unit
 		return map[string]any{"type": []string{"string", "number"}, "minimum": 0, "maximum": 0, "pattern": durationPattern}
@@ -247,17 +247,17 @@ func schemaOfStruct(t reflect.Type) map[string]any {
 }
 
 // conditionsOf returns which keys of a section must be given, and which not beside each other: the spellings of a key, as
-// text, file and environment variable, and the other keys that a tag names.
+// text, file, environment variable and secret in Key Vault, and the other keys that a tag names.
 func conditionsOf(fields []field) (conditions []any) {
 	known := keysOf(fields)
 	for _, f := range fields {
 		others, needed := f.tag.Lookup("required")
 		var ways []any
-		var spellings []string
+		var given []string
 		for _, key := range append([]string{f.key}, strings.Fields(others)...) {
-			for _, form := range []string{"", "_file", "_env"} {
+			for _, form := range append([]string{""}, spellings...) {
 				if slices.Contains(known, key+form) {
-					ways, spellings = append(ways, required(key+form)), append(spellings, key+form)
+					ways, given = append(ways, required(key+form)), append(given, key+form)
 				}
 			}
 		}
@@ -268,8 +268,8 @@ func conditionsOf(fields []field) (conditions []any) {
 			conditions = append(conditions, map[string]any{"oneOf": ways})
 		case len(ways) > 1:
 			var pairs []any
-			for i, a := range spellings {
-				for _, b := range spellings[i+1:] {
+			for i, a := range given {
+				for _, b := range given[i+1:] {
 					pairs = append(pairs, map[string]any{"required": []string{a, b}})
 				}
 			}
@@ -335,9 +335,12 @@ func sayRestart(schema map[string]any) {
 	}
 }
 
-// describeForms adds descriptions to the forms _file and _env of a secret, and to the form _file of a template.
+// spellings are what a key of a secret may end in.
+var spellings = []string{"_file", "_env", "_vault"}
+
+// describeForms adds descriptions to the other spellings of a secret, and to the form _file of a template.
 func describeForms(props properties, p property) {
-	for _, form := range []string{"_file", "_env"} {
+	for _, form := range spellings {
 		i := slices.IndexFunc(props, func(other property) bool { return other.key == p.key+form })
 		switch {
 		case i < 0:
@@ -345,6 +348,8 @@ func describeForms(props properties, p property) {
 			props[i].schema["description"] = "file with " + p.key + ", read when the settings are loaded"
 		case form == "_file":
 			props[i].schema["description"] = "file with " + p.key + ", read again on each use"
+		case form == "_vault":
+			props[i].schema["description"] = "URL of a secret in Azure Key Vault with " + p.key
 		default:
 			props[i].schema["description"] = "environment variable with " + p.key
 		}

@@ -10,6 +10,7 @@ package settings
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -49,9 +50,12 @@ type Settings struct {
 	Listen   string         `yaml:"listen" restart:"" default:"127.0.0.1:8169" form:"address" doc:"address of the page and metrics; \"\" is off"`
 	Metrics  string         `yaml:"metrics" restart:"" form:"address" doc:"second address, for metrics and health checks only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" form:"zone" doc:"time zone in texts for people, beside UTC"`
-	Source   string         `yaml:"cloudevents_source" restart:"" form:"uri" relay:"a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges" doc:"source of CloudEvents about Azure (default: the VM's)"`
-	Include  []sinks.Path   `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
-	Services []sinks.Path   `yaml:"services" doc:"files with presets of your own for sinks, such as services/ours.yaml"`
+	Identity struct {
+		ClientID string `yaml:"client_id" form:"client id" doc:"which managed identity of the VM reads secrets from Key Vault, if it has several"`
+	} `yaml:"azure_identity" doc:"for secrets in Key Vault"`
+	Source   string       `yaml:"cloudevents_source" restart:"" form:"uri" relay:"a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges" doc:"source of CloudEvents about Azure (default: the VM's)"`
+	Include  []sinks.Path `yaml:"include" doc:"more files with sinks and approve: patterns such as conf.d/*.yaml"`
+	Services []sinks.Path `yaml:"services" doc:"files with presets of your own for sinks, such as services/ours.yaml"`
 
 	Timezone *time.Location // Zone, loaded
 	Rules    []bridge.Rule  // of approve
@@ -61,6 +65,8 @@ type Settings struct {
 	Files    []File         // all that were read, the settings file first; none for the built-in settings
 	// Incidents names the sinks whose destination keeps an incident open until it hears the end of the event.
 	Incidents []string
+	// Keep reads the secrets in Key Vault that are not in memory or older than an hour; see sinks.Opened.
+	Keep []func(context.Context) error
 }
 
 // A Loader loads settings. Its fields are all that settings depend on besides the file.
@@ -171,6 +177,13 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		}
 	}
 	return s, nil
+}
+
+// keep adds to Keep what is not nil.
+func (s *Settings) keep(read func(context.Context) error) {
+	if read != nil {
+		s.Keep = append(s.Keep, read)
+	}
 }
 
 // directoryOf returns the absolute path of the directory in which a file stands, or, without a working directory, the

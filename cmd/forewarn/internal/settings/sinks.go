@@ -158,6 +158,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		return r, false
 	}
 	r.Sink, r.Secrets = opened.Sink, opened.Secrets
+	s.keep(opened.Keep)
 	for _, key := range inlineSecrets(section.value) {
 		doc.inline = append(doc.inline, r.Name+"."+key)
 	}
@@ -233,7 +234,7 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings)
 		return opened
 	}
 	host := l.Host
-	host.Zone, host.Endpoint = s.Timezone, s.IMDS.Endpoint
+	host.Zone, host.Endpoint, host.ClientID = s.Timezone, s.IMDS.Endpoint, s.Identity.ClientID
 	decoded := true
 	opened, err := kind.Open(func(to any) error {
 		err := doc.decode(section.value, to, section.key)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/sinks"
@@ -126,6 +128,8 @@ var forms = map[string]form{
 	"pattern": {func(s string) bool { _, err := path.Match(s, ""); return err == nil && s != "" }, "a pattern such as vm-db-*"},
 	"name": {func(s string) bool { return s == "" || sinkName.MatchString(s) },
 		"only letters, digits, dots, dashes and underscores"},
+	"client id": {func(s string) bool { return s == "" || uuid.Validate(s) == nil },
+		"a client id such as 0c0c0c0c-1111-2222-3333-444444444444"},
 	"token": {func(s string) bool { return s == "" || isToken(s, 200) }, "letters, digits, dashes and underscores"},
 }
 
