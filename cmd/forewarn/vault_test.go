@@ -77,12 +77,12 @@ func (v *vault) start(ts *testscript.TestScript) {
 			return
 		}
 		defer to.Close()
-		w.WriteHeader(http.StatusOK)
 		from, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			return
 		}
 		defer from.Close()
+		io.WriteString(from, "HTTP/1.1 200 OK\r\n\r\n")
 		go io.Copy(to, from)
 		io.Copy(from, to)
 	}))
