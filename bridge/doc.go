@@ -1,10 +1,39 @@
 // Package bridge watches a VM's Azure Scheduled Events, turns each change into a CloudEvent, and delivers it to every
 // route. It knows no destination and no disk.
 //
-// One event travels in six hops: imds.Client.Poll → imds.Diff → cloudevent.Wrap and Filter → one outbox.Batch →
-// delivery.Worker → delivery.Sink. The second and third are pure. Only the outbox reaches the disk. What a later hop
-// has to tell an earlier one, such as that a sink is blocked, it tells a function that it was given. README.md names all
-// functions on the way.
+// An event travels in six steps. Steps 2 and 3 are pure, and only step 4 reaches the disk:
+//
+//  1. imds.Client asks for the document.
+//  2. imds.Diff compares it with what is known.
+//  3. cloudevent.Wrap says each change as a CloudEvent, and a Filter says which routes get it.
+//  4. One outbox.Batch makes it pending.
+//  5. A delivery.Worker for each route makes attempts.
+//  6. A delivery.Sink makes one attempt.
+//
+// A later step tells an earlier one something, such as that a sink is blocked, only through a function that it was given.
+// README.md has a picture of it, with all functions on the way.
+//
+// # Use
+//
+// A program that watches a VM opens an outbox, makes a Bridge with its routes, and runs it until it is to stop:
+//
+//	box, err := outbox.Open("/var/lib/forewarn", outbox.Options{Log: log})
+//	b, err := bridge.New(bridge.Options{
+//		Client: imds.NewClient(imds.DefaultEndpoint, imds.DefaultAPIVersion, log, nil),
+//		Outbox: box,
+//		Routes: []bridge.Route{{
+//			Name:   "ops",
+//			Sink:   sink, // Deliver(ctx, batch) makes one attempt
+//			Filter: bridge.Filter{Only: bridge.Only{VMs: "self"}},
+//			Terms:  bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, MaxAge: 24 * time.Hour}},
+//		}},
+//		Log: log,
+//	})
+//	err = b.Run(ctx)
+//
+// Run closes the outbox when ctx is done; what was not delivered is still pending at the next start. While it runs,
+// Reload, Mute, Replay and ApproveNow change what it does, and Status says how it is doing. The examples of this package
+// run without Azure, against package imdstest.
 //
 // # Promises
 //
@@ -31,8 +60,8 @@
 //     TestTheWholeLifeOfAnEventIsDelivered, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
 //  8. A full or broken disk does not silence it: it runs from memory, says so, and is not ready.
 //     TestAFullDiskSilencesNobody, TestDamagedFileIsReadOrSetAside, TestWithoutADiskTheProgramWorksFromMemory
-//  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no. What a
-//     route with LateDrop has not begun when its event ends is not begun.
+//  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no. A route
+//     with LateDrop begins nothing about an event that has ended.
 //     TestTheBridgeNeverActsOnTheMachine, TestEveryDoubtMeansNo, TestAnApprovalSurvivesACrashAtEachStep,
 //     TestNothingIsBegunAboutAnEventThatIsOver
 //  10. No secret is ever printed.
@@ -44,8 +73,9 @@
 // of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one that
 // alone writes its file, and one for each read.
 //
-// Bridge.update makes all changes of the open events: it holds Bridge.deciding while they are decided and handed to the
-// outbox, and releases it before it writes to the log or waits for the disk. Only dead letters are logged before.
+// All changes of the open events are made by Bridge.update. It holds Bridge.deciding while they are decided and handed to
+// the outbox, and releases it before it waits for the disk or writes to the log. (Dead letters alone are logged before.)
+//
 // No lock is held during I/O with a disk, a sink or the endpoint. The order of locks is Bridge.deciding, Bridge.mu,
 // openEvents.mu, and the outbox's own.
 package bridge

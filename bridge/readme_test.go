@@ -1,6 +1,9 @@
 package bridge_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -69,8 +72,24 @@ func manual(t *testing.T) string {
 // allExist fails for each name, which a match has second, of a function, method or interface that the heart lacks.
 func allExist(t *testing.T, names [][]string) {
 	t.Helper()
-	var source []byte
-	for _, dir := range []string{".", "imds", "cloudevent", "delivery", "outbox"} {
+	source := sourceOf(t, ".", "imds", "cloudevent", "delivery", "outbox")
+	for _, name := range names {
+		of, method, isMethod := strings.Cut(name[1], ".")
+		pattern := `(?m)^func ` + of + `\(`
+		if isMethod {
+			pattern = `(?m)^func \(\w+ \*?` + of + `\) ` + method + `\(|^type ` + of + ` interface`
+		}
+		if !regexp.MustCompile(pattern).MatchString(source) {
+			t.Errorf("there is no %s", name[1])
+		}
+	}
+}
+
+// sourceOf is the text of all Go files in directories.
+func sourceOf(t *testing.T, dirs ...string) string {
+	t.Helper()
+	var source strings.Builder
+	for _, dir := range dirs {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)
@@ -80,17 +99,51 @@ func allExist(t *testing.T, names [][]string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			source = append(source, code...)
+			source.Write(code)
 		}
 	}
-	for _, name := range names {
-		of, method, isMethod := strings.Cut(name[1], ".")
-		pattern := `(?m)^func ` + of + `\(`
-		if isMethod {
-			pattern = `(?m)^func \(\w+ \*?` + of + `\) ` + method + `\(|^type ` + of + ` interface`
+	return source.String()
+}
+
+// The programs in the package comments are Go, of names that are there.
+func TestTheProgramsInThePackageCommentsAreOfNamesThatAreThere(t *testing.T) {
+	for file, calls := range map[string]int{"doc.go": 8, "delivery/doc.go": 3, "outbox/outbox.go": 5} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if !regexp.MustCompile(pattern).Match(source) {
-			t.Errorf("there is no %s", name[1])
+		_, use, _ := strings.Cut(string(text), "\n// # Use\n")
+		use, _, _ = strings.Cut(use, "\n// # ")
+		var program strings.Builder
+		for _, m := range regexp.MustCompile(`(?m)^//\t(.*)$`).FindAllStringSubmatch(use, -1) {
+			program.WriteString(m[1] + "\n")
+		}
+		code, err := parser.ParseFile(token.NewFileSet(), file, "package p\nfunc _() {\n"+program.String()+"}", 0)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		n := 0
+		ast.Inspect(code, func(node ast.Node) bool {
+			selector, ok := node.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			of, ok := selector.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			dir, known := map[string]string{"bridge": ".", "imds": "imds", "delivery": "delivery", "outbox": "outbox"}[of.Name]
+			if known {
+				n++
+				if name := selector.Sel.Name; !strings.Contains(sourceOf(t, dir), " "+name) {
+					t.Errorf("%s: there is no %s.%s", file, of.Name, name)
+				}
+			}
+			return true
+		})
+		if n < calls {
+			t.Errorf("%s: %d names in the program, want at least %d", file, n, calls)
 		}
 	}
 }

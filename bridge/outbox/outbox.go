@@ -1,12 +1,35 @@
 // Package outbox is the durable queue on one VM. It stores in one file which CloudEvents are pending for which route,
 // the results of all deliveries, and the state of its owner.
 //
+// It knows routes, keys, groups, times and bytes. It doesn't know Azure.
+//
+// # Use
+//
+// Whoever has something to deliver adds it in an Update, and waits until it is on disk:
+//
+//	box, err := outbox.Open("/var/lib/mine", outbox.Options{Log: log})
+//	onDisk := box.Update(now, func(tx *outbox.Tx) {
+//		tx.Apply(outbox.Batch{
+//			Routes: []outbox.Route{{Name: "ops"}},
+//			Add: []outbox.Addition{{
+//				Message: delivery.Message{ID: "one", Type: "com.example.created"},
+//				Body:    body, // the CloudEvent, in the JSON format
+//				To:      []string{"ops"},
+//			}},
+//		})
+//	})
+//	err = onDisk()
+//
+// A delivery.Worker for each route takes its queue and reports what came of it. Call Maintain about once a second, so that
+// what is old is dropped, and Close at the end. Everything that was added is pending until its route has accepted it or it
+// has become a dead letter, across restarts. Example shows all of it.
+//
+// # How it keeps what it knows
+//
 // Memory is authoritative, and the file is its durable copy. Every change of state is made by one function under one
 // lock: it changes memory and marks the records of the file that now differ. A writer writes all marked records in one
 // transaction, so a crash leaves the state after some whole number of changes. While the disk fails, records stay
 // marked, each once, and are written when it is back.
-//
-// The outbox knows routes, keys, groups, times and bytes. It doesn't know Azure.
 package outbox
 
 import (

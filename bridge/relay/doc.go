@@ -2,11 +2,12 @@
 // stream, and feeds them to sinks, each change once.
 //
 // Each sink has a durable consumer of the stream, and one delivery.Queue that reads from it in order and acknowledges
-// what is settled. So the delivery loop and its promises are those of a bridge. A relay that takes a sink over begins
-// again behind the first message that isn't acknowledged; the records say what of the rest is settled. There is one in a
-// key-value bucket for each Azure event and sink, with the settled ids, those that wait, their attempts, and the sink's
-// receipt. It is written as a whole, before the first delivery that it says waits is sent, and before the next change of
-// its event is.
+// what is settled. So the delivery loop and its promises are those of a bridge.
+//
+// For each Azure event and sink there is a record in a key-value bucket: the ids that are settled, those that wait, their
+// attempts, and the sink's receipt. A record is written as a whole, before the first delivery that waits in it is sent,
+// and again before the next change of its event is. A relay that takes a sink over begins at the first message that isn't
+// acknowledged, and leaves out what the records say is settled.
 //
 // # What a relay promises
 //

@@ -1,7 +1,7 @@
 //go:build !windows
 
-// Package systemtest has what the tests of several packages need to know of where they run: the words in which the
-// system reports errors, and how much they are to take of it.
+// Package systemtest is for tests: the words in which this system reports errors, and how much of its time the tests may
+// take.
 package systemtest
 
 import "syscall"

@@ -1,3 +1,4 @@
-// Package streams reads what the streams and buckets of JetStream hold for a relay and its fleet: messages, in order,
-// decoded, and refused if they aren't on the subject of whoever they say they come from; and values with a revision.
+// Package streams reads what JetStream holds for a relay and its fleet. From streams it reads messages, in order and
+// decoded. A message that isn't on the subject of whoever it says it comes from is refused. In buckets it reads and writes
+// values by their revision.
 package streams
