@@ -167,6 +167,8 @@ func (c credentials) read() (access, error) {
 		a.header.Set(h.name, value)
 		if h.isCredential() {
 			a.redact.hideHeader(value)
+		} else {
+			a.redact.hideKeys(value)
 		}
 	}
 	for _, s := range c.own {
@@ -190,6 +192,7 @@ func (c credentials) read() (access, error) {
 		secret, err := s.read(c.host)
 		a.redact.hide(secret, strings.TrimPrefix(secret, signingPrefix))
 		key, bad := signingKey(secret)
+		a.redact.hideBytes(key)
 		if err == nil && bad != nil {
 			err = s.wrong(bad)
 		}
@@ -231,7 +234,9 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return c.url.wrong(err)
 	}
-	if !c.url.open {
+	if c.url.open {
+		a.redact.hideKeys(raw)
+	} else {
 		a.redact.hideURL(own.URL)
 		a.redact.hideParts(constants(raw)...)
 	}

@@ -119,6 +119,7 @@ type variable struct{ name, value string }
 // knows those that may be secret.
 func (c *command) settingsVariables() ([]variable, *redactor, error) {
 	redact := c.redactor()
+	redact.hideKeys(strings.Join(c.args, " "))
 	var all []variable
 	var unread error
 	for _, s := range c.env {

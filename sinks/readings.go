@@ -87,7 +87,7 @@ func charactersOf(text string) []string {
 	return all
 }
 
-// escapes undo one way of escaping each, or join lines that were wrapped. They leave everything else as it is.
+// escapes undo one way of escaping each, or join what lines, tags or colours divide. They leave everything else as it is.
 var escapes = []func(string) string{
 	func(text string) string { return backslashes.ReplaceAllStringFunc(text, undoBackslash) },
 	func(text string) string { return percents.ReplaceAllStringFunc(text, undoHex) },
@@ -97,7 +97,7 @@ var escapes = []func(string) string{
 	func(text string) string { return quotedPrintable.ReplaceAllStringFunc(text, undoHex) },
 	html.UnescapeString,
 	func(text string) string { return decimals.ReplaceAllStringFunc(text, undoDecimals) },
-	func(text string) string { return strings.Join(strings.Fields(text), "") },
+	func(text string) string { return strings.Join(strings.Fields(tags.ReplaceAllString(text, "")), "") },
 }
 
 var (
@@ -108,6 +108,8 @@ var (
 	percents = regexp.MustCompile(`%[0-9a-fA-F]{2}|%u[0-9a-fA-F]{4}`)
 	// quotedPrintable matches the escapes of mail, with the = that continues a line.
 	quotedPrintable = regexp.MustCompile(`=[0-9a-fA-F]{2}|=\s+`)
+	// tags matches the tags of HTML, and what is left of those that colour a terminal's text.
+	tags = regexp.MustCompile(`<[^<>]*>|\[[0-9;]*[mK]`)
 	// hexPrefix matches a byte as C and Python write it.
 	hexPrefix = regexp.MustCompile(`0[xX]([0-9a-fA-F]{2})`)
 	// decimals matches a list of bytes, as Go, Node and od write them.

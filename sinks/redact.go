@@ -3,6 +3,7 @@ package sinks
 import (
 	"encoding/base64"
 	"net/url"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -234,6 +235,30 @@ func (r *redactor) hideURL(u *url.URL) {
 		}
 	}
 	r.hideValue(u.Fragment)
+}
+
+// hideBytes adds a secret that is no text, of which a destination may show the bytes.
+func (r *redactor) hideBytes(secret []byte) {
+	all := charactersOf(string(secret))
+	r.hide(all[len(all)-1])
+}
+
+// keys matches what may be a key wherever it stands.
+var keys = regexp.MustCompile(`[A-Za-z0-9]{20,}`)
+
+// hideKeys adds what looks like a key in a text that need not be secret, such as a body of the settings: a long row of
+// letters and digits that holds both, and is no part of a path on this machine.
+func (r *redactor) hideKeys(text string) {
+	for _, part := range split(text, " \t\r\n\"'=,") {
+		if filepath.IsAbs(part) {
+			continue
+		}
+		for _, key := range keys.FindAllString(part, -1) {
+			if strings.ContainsAny(key, "0123456789") && strings.ContainsAny(key, letters) {
+				r.hide(key)
+			}
+		}
+	}
 }
 
 // split returns the parts of a text between separators, without empty ones.

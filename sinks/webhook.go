@@ -83,6 +83,7 @@ type webhook struct {
 	identity    *identity // nil without azure_identity
 	binary      bool
 	body        *templates.Template // nil to send the CloudEvent itself
+	bodyText    string              // of body; it may hold a key
 	method      string
 	contentType string  // of body; of a CloudEvent "" for the usual one
 	runbook     runbook // for body
@@ -163,6 +164,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
 	wrong.add(w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
 	w.contentType = cmp.Or(s.ContentType, "application/json")
+	w.bodyText = text
 	w.body, err = templates.Parse(key, text)
 	if err == nil {
 		err = templates.CheckNames(text, s.shape())
@@ -258,6 +260,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
+	a.redact.hideKeys(w.bodyText)
 	if w.identity != nil {
 		token, err := w.identity.get(ctx)
 		if err != nil {

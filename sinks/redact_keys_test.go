@@ -1,0 +1,88 @@
+package sinks
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// answerOf returns what is shown of a sink's first delivery.
+func answerOf(t *testing.T, kind, settings string) string {
+	t.Helper()
+	s := mustOpen(t, kind, settings, testHost(t))
+	answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	return fmt.Sprint(answer.Status, " ", answer.ID, " ", err)
+}
+
+// A receiver of signatures knows the key by its bytes, and may print these instead of the setting's base64.
+func TestTheBytesOfASigningKeyAreNotShown(t *testing.T) {
+	key := []byte("\x8f\x02k9\xc3\xa9#\xf0\x11Zq\xffw\x80L\x19\xaa\x05\xd2=e\x9bv\x1c")
+	secret := base64.StdEncoding.EncodeToString(key)
+	for how, written := range map[string]string{
+		"hex":              hex.EncodeToString(key),
+		"hex with spaces":  fmt.Sprintf("% x", key),
+		"numbers":          fmt.Sprint(key),
+		"Go":               fmt.Sprintf("%q", key),
+		"a URL":            each(key, "%%%02X"),
+		"base64url":        base64.RawURLEncoding.EncodeToString(key),
+		"base64 with more": base64.StdEncoding.EncodeToString(append([]byte("v"), key...)),
+	} {
+		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(w, "bad signature with key "+written)
+		}))
+		got := answerOf(t, "webhook", "url: "+srv.URL+"\nsigning_secrets: [whsec_"+secret+"]")
+		if !strings.Contains(got, notShown) {
+			t.Errorf("as %s it shows %s", how, got)
+		}
+	}
+}
+
+// What looks like a key is one wherever it stands in the settings: some services want it in the body.
+func TestWhatLooksLikeAKeyIsNotShown(t *testing.T) {
+	const key = "R03A9vx7kq2LmZ5tYb81Wc"
+	srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusUnauthorized)
+		w.Write(body)
+	}))
+	for _, tt := range []struct{ kind, settings string }{
+		{"webhook", "url: " + srv.URL + "\nbody_text: '{\"routing_key\": \"" + key + "\", \"type\": {{json .type}}}'"},
+		{"webhook", "url: " + srv.URL + "\ncontent_type: text/plain\nbody_text_file: " +
+			writeFile(t, "body", "key="+key+" {{.type}}")},
+		{"exec", asCommand(t, "exit", "1", "--key="+key)},
+	} {
+		got := answerOf(t, tt.kind, tt.settings)
+		if strings.Contains(got, key[:8]) || !strings.Contains(got, "repeats a secret") {
+			t.Errorf("%s with %s shows %s", tt.kind, tt.settings, got)
+		}
+	}
+	got := answerOf(t, "webhook", "content_type: text/plain\nurl: "+srv.URL+
+		"\nbody_text: 'the maintenanceNotificationType 12345678901234567890 is wrong'")
+	if !strings.Contains(got, "maintenanceNotificationType 12345678901234567890 is wrong") {
+		t.Errorf("of words and numbers it shows %s", got)
+	}
+}
+
+// Tags between its letters, as where lines may break, and the colours of a terminal hide no secret.
+func TestTagsAndColoursHideNoSecret(t *testing.T) {
+	redact := new(redactor)
+	redact.hide("s3cr3t/t0ken")
+	for _, written := range []string{
+		"s3cr<wbr>3t/t<wbr/>0ken", "<b>s3cr</b><b class='x'>3t/t0</b>ken", "\x1b[31ms3cr\x1b[0m3t/\x1b[1;32mt0\x1b[Kken",
+		`s3cr\u003cwbr\u003e3t/t0ken`, "&lt;i&gt;s3cr&lt;/i&gt;3t/t0ken",
+	} {
+		if got := redact.line("no such token: "+written, maxShown); got != notShown {
+			t.Errorf("shown is %q", got)
+		}
+	}
+	const page = "<html><head><title>502 Bad Gateway</title></head><body><center><h1>502 Bad Gateway</h1></center>" +
+		"<hr><center>nginx/1.24.0 (Ubuntu)</center></body></html>"
+	if got := redact.line(page, maxShown); got != page {
+		t.Errorf("of a page it shows %q", got)
+	}
+}
