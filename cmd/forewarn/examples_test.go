@@ -352,19 +352,6 @@ func TestCloudInitSnippetLoads(t *testing.T) {
 	}
 }
 
-// Ansible reads the playbook.
-func TestAnsiblePlaybookIsValid(t *testing.T) {
-	ansible, err := exec.LookPath("ansible-playbook")
-	if err != nil {
-		t.Skip("ansible-playbook is not installed, and judges the playbook")
-	}
-	c := exec.Command(ansible, "--syntax-check", "--inventory", "localhost,", filepath.Join(root, "examples/ansible/forewarn.yml"))
-	c.Env = append(os.Environ(), "ANSIBLE_HOME="+t.TempDir())
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
 func needsSystemd(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
