@@ -112,8 +112,9 @@ var ownKinds = map[string]Kind{
 	"email": {
 		Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People,
 		Purpose: "people", About: "a mail for each change",
-		Example: "- name: ops-mail\n  email: {host: smtp.example.com, from: azure@example.com, to: ops@example.com}\n",
-		Also:    []string{"smtp", "mail"},
+		Example: "- name: ops-mail\n  email:\n    host: smtp.example.com\n    from: azure@example.com\n    to: ops@example.com\n" +
+			"    username: azure\n    password_file: /etc/forewarn/smtp-password\n",
+		Also: []string{"smtp", "mail"},
 	},
 	"exec": {
 		Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors,

@@ -444,7 +444,7 @@ sinks:
 		if find(`"event_action":"(\w+)"`) == "resolve" {
 			pager = "resolves"
 		}
-		rows = append(rows, []string{e.label, find(`SEVERITY=(\w+)`), mentioned, pager, find(`"priority":(\d)`)})
+		rows = append(rows, []string{e.label, mentioned, pager, find(`"priority":(\d)`), find(`SEVERITY=(\w+)`)})
 	}
-	return markdownTable([]string{"event", "severity", "Slack mentions", "PagerDuty", "ntfy priority"}, rows)
+	return markdownTable([]string{"event", "Slack mentions", "PagerDuty", "ntfy priority", "severity"}, rows)
 }
