@@ -44,10 +44,12 @@ func TestEveryKindHasItsSection(t *testing.T) {
 	}
 }
 
-// README is one page.
+// README and CONTRIBUTING are one page each.
 func TestREADMEIsOnePage(t *testing.T) {
-	if n := strings.Count(manualText(t, "README.md"), "\n"); n > 120 {
-		t.Errorf("README.md has %d lines, want at most 120", n)
+	for _, name := range []string{"README.md", "CONTRIBUTING.md"} {
+		if n := strings.Count(manualText(t, name), "\n"); n > 120 {
+			t.Errorf("%s has %d lines, want at most 120", name, n)
+		}
 	}
 }
 
