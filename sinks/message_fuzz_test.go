@@ -42,7 +42,7 @@ func FuzzTextsOfData(f *testing.F) {
 		addFields(fields, slackFields)
 		got := map[string]string{}
 		for name, text := range map[string]*templates.Template{
-			"slack text": templates.SlackText, "slack blocks": templates.SlackBlocks,
+			"slack text": templates.SlackText, "slack whole": templates.SlackWhole, "slack blocks": templates.SlackBlocks,
 			"subject": templates.EmailSubject, "mail": templates.EmailText, "html": templates.EmailHTML,
 		} {
 			var b bytes.Buffer

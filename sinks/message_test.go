@@ -77,7 +77,7 @@ func TestDefaultTextsSayEverySample(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()
 	for name, text := range map[string]*templates.Template{
-		"slack text": templates.SlackText, "slack blocks": templates.SlackBlocks,
+		"slack text": templates.SlackText, "slack whole": templates.SlackWhole, "slack blocks": templates.SlackBlocks,
 		"email subject": templates.EmailSubject, "email text": templates.EmailText, "email html": templates.EmailHTML,
 	} {
 		if err := tryOn(true, func(f map[string]any) error {

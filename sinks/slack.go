@@ -137,8 +137,12 @@ func (k *slackSink) openAddress(s slackSettings) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (k *slackSink) openTexts(s slackSettings) error {
+	text := templates.SlackText
+	if k.api == "" { // other servers take Slack's webhooks too, and show neither blocks nor its times
+		text = templates.SlackWhole
+	}
 	return openTemplates(slackFields,
-		templateKey{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
+		templateKey{"text", s.Text, s.TextFile, text, templates.Parse, k.tryText, &k.text},
 		templateKey{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
 		k.runbook.key(s.RunbookURL, s.RunbookURLFile),
 	)

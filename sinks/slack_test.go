@@ -437,6 +437,27 @@ func TestSlackMentionsFromASeverity(t *testing.T) {
 	}
 }
 
+// The text of an incoming webhook is the whole message, without what only Slack shows: other servers that take it have no
+// blocks.
+func TestTheTextOfAWebhookIsTheWholeMessage(t *testing.T) {
+	w := newWorkspace(t)
+	k := openSlackSink(t, "webhook_url: "+w.url+"/services/T/B/X")
+	k.now = messageTime.clock
+	batch := situations()["scheduled"].batch
+	if _, err := k.Deliver(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	text, _ := w.hook[0]["text"].(string)
+	for _, part := range []string{"vm-db-1 will reboot", "Why: Azure maintenance", "Effect: The VM restarts", "sudo forewarn approve"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("the text lacks %q:\n%s", part, text)
+		}
+	}
+	if strings.ContainsAny(text, "<>") {
+		t.Errorf("the text has what only Slack shows:\n%s", text)
+	}
+}
+
 // An incoming webhook gets each change as a message of its own, and check says so.
 func TestSlackIncomingWebhook(t *testing.T) {
 	w := newWorkspace(t)

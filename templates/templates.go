@@ -15,17 +15,18 @@ import (
 )
 
 // The default texts of the sinks for people. Their fields are those of a message. SlackText is the notification of a
-// root message or, if reply is true, the text of a reply in its thread. SlackBlocks is the root message as a JSON array
-// of blocks.
+// root message or, if reply is true, the text of a reply in its thread. SlackWhole is the whole message as text, for what
+// takes Slack's incoming webhooks and shows no blocks. SlackBlocks is the root message as a JSON array of blocks.
 var (
 	SlackText    = embedded("slack-text.txt")
+	SlackWhole   = embedded("slack-whole.txt")
 	SlackBlocks  = embedded("slack-blocks.json")
 	EmailSubject = embedded("email-subject.txt")
 	EmailText    = embedded("email-text.txt")
 	EmailHTML    = embeddedHTML("email.html")
 )
 
-//go:embed slack-text.txt slack-blocks.json email-subject.txt email-text.txt email.html
+//go:embed slack-text.txt slack-whole.txt slack-blocks.json email-subject.txt email-text.txt email.html
 var files embed.FS
 
 // words is the text of the defines that all texts share, the shared words. A template in the settings may use them too,
