@@ -35,7 +35,7 @@ const (
 
 // fallbacks are the api-versions to try, in this order, when a host refuses the configured one. Some hosts support only
 // the oldest.
-var fallbacks = []string{"2019-08-01", "2017-08-01"}
+var fallbacks = []string{DefaultAPIVersion, "2019-08-01", "2017-08-01"}
 
 // instanceVersions are the api-versions to try for /metadata/instance, which has its own list.
 var instanceVersions = []string{"2021-02-01", "2019-06-04", "2017-08-01"}
@@ -226,7 +226,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 		return p, false
 	}
 	switch code := resp.StatusCode; {
-	case code == http.StatusBadRequest && refusesVersion(body):
+	case code == http.StatusBadRequest && refusesVersion(body), code == http.StatusNotFound && version > DefaultAPIVersion:
 		p, _ = fail(PollSettings, "%s refuses api-version %s: %s", c.Endpoint(), version, excerpt(body))
 		return p, true
 	case isTransient(code):

@@ -504,6 +504,21 @@ func TestRefusedVersionFallsBackToAnOlderOne(t *testing.T) {
 	}
 }
 
+// A host answers 404 to a version that is newer than it. That says nothing of the version that Azure documents: there it is
+// a failure that may pass.
+func TestAVersionNewerThanTheHostIsRefusedWith404(t *testing.T) {
+	h := &azureHost{accepts: []string{"2020-07-01"}, status: map[string]int{"2024-07-09": 404}}
+	c, log := h.client("2024-07-09")
+	wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
+	h.wantAsked(t, "2024-07-09", "2020-07-01")
+	if said := log.String(); !strings.Contains(said, "configured=2024-07-09 used=2020-07-01") {
+		t.Errorf("the log says %s", said)
+	}
+	h.status["2020-07-01"] = 404
+	wantPoll(t, c.Poll(t.Context(), ""), PollRetry, "404")
+	h.wantAsked(t, "2020-07-01")
+}
+
 // An ETag belongs to the document of one api-version and is not sent with another.
 func TestETagIsNotSentWithAnotherVersion(t *testing.T) {
 	h := &azureHost{accepts: []string{"2020-07-01"}}

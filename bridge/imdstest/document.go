@@ -12,7 +12,7 @@ import (
 
 // The api-versions of Scheduled Events; the rest of the service has others. They sort as text.
 var versions = []string{
-	"2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01",
+	"2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01", "2024-07-09",
 }
 
 const (
@@ -21,7 +21,8 @@ const (
 	addedTerminate   = "2019-01-01"
 	addedDescription = "2019-04-01"
 	addedSource      = "2019-08-01"
-	newest           = "2020-07-01" // added DurationInSeconds
+	addedDuration    = "2020-07-01" // the newest that Azure documents
+	newest           = "2024-07-09" // a preview; added SpotRebalanceRecommendation
 )
 
 // knownVersions returns the api-versions of an endpoint, the oldest first.
@@ -33,7 +34,7 @@ func knownVersions(endpoint string) []string {
 }
 
 // shows reports whether a document of that version lists events of that type. Older versions hide types that were added
-// later. Only the newest lists a type that Azure does not document.
+// later. Only the newest that Azure documents, and later ones, list a type that it doesn't document.
 func shows(version, eventType string) bool {
 	switch eventType {
 	case "Freeze", "Reboot", "Redeploy":
@@ -42,8 +43,10 @@ func shows(version, eventType string) bool {
 		return version >= addedPreempt
 	case terminate:
 		return version >= addedTerminate
+	case "SpotRebalanceRecommendation":
+		return version >= newest
 	}
-	return version >= newest
+	return version >= addedDuration
 }
 
 // wireEvent is an event as Azure writes it: these keys in this order. A nil field is left out.
@@ -84,7 +87,7 @@ func (e Event) wire(version, dateLayout string) wireEvent {
 	if version >= addedSource {
 		w.EventSource = &e.Source
 	}
-	if version >= newest {
+	if version >= addedDuration {
 		w.DurationInSeconds = e.Duration
 	}
 	return w

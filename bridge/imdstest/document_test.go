@@ -143,7 +143,8 @@ func TestOlderVersionsHideLaterFieldsAndTypes(t *testing.T) {
 		{"2019-01-01", 3, nil},
 		{"2019-04-01", 3, []string{"Description"}},
 		{"2019-08-01", 3, []string{"Description", "EventSource"}},
-		{"2020-07-01", 4, []string{"Description", "EventSource", "DurationInSeconds"}},
+		{"2020-07-01", 3, []string{"Description", "EventSource", "DurationInSeconds"}},
+		{"2024-07-09", 4, []string{"Description", "EventSource", "DurationInSeconds"}},
 	} {
 		var d struct{ Events []map[string]any }
 		if err := json.Unmarshal([]byte(document(s, tt.version)), &d); err != nil {

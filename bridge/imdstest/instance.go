@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -59,6 +60,13 @@ func badVersion(known []string) answer {
 	slices.Reverse(newest)
 	return badRequest("api-version is invalid or was not specified in the request. "+
 		"For more information refer to aka.ms/azureimds", newest...)
+}
+
+// isLater reports whether an api-version is a date behind all versions of Scheduled Events. OpenShift's handler, which asks
+// for the newest first, takes a 404 for it, and no other failure.
+func isLater(version string) bool {
+	_, err := time.Parse(time.DateOnly, version)
+	return err == nil && version > newest
 }
 
 // compute returns what the service knows about a VM.

@@ -123,6 +123,9 @@ func (s *Server) answer(c *call, f Fault) answer {
 		known = known[:i+1]
 	}
 	if c.endpoint != versionList && !slices.Contains(known, c.version) {
+		if ofEvents := c.endpoint == ScheduledEvents || c.endpoint == Approvals; ofEvents && isLater(c.version) {
+			return notFound(c.Request)
+		}
 		return badVersion(known)
 	}
 	switch c.endpoint {

@@ -11,7 +11,7 @@ import (
 
 const (
 	refusedHeader     = `{"error":"Bad request. Required metadata header not specified"}`
-	refusedEvents     = `{"error":"Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds","newest-versions":["2020-07-01","2019-08-01","2019-04-01"]}`
+	refusedEvents     = `{"error":"Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds","newest-versions":["2024-07-09","2020-07-01","2019-08-01"]}`
 	refusedInstance   = `{"error":"Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds","newest-versions":["2025-04-07","2024-07-17","2024-03-15"]}`
 	none              = `{"DocumentIncarnation":1,"Events":[]}`
 	refusedForwarding = `{"error":"Bad request. Request must not have an X-Forwarded-For header"}`

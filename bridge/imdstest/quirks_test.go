@@ -86,7 +86,8 @@ var quirks = []quirk{
 				status: 200, shows: oneOfEach + `,"Description":"","EventSource":"Platform","DurationInSeconds":-1}\]}$`},
 		}},
 	{says: "a version of the rest of the service is refused",
-		sees: []sight{{asks: of("2021-12-13"), status: 400, shows: `"newest-versions":\["2020-07-01"`}}},
+		sees: []sight{{asks: of("2021-12-13"), status: 400, shows: `"newest-versions":\["2024-07-09"`},
+			{asks: of("2024-07-10"), status: 404}, {asks: of("2099-01-01"), status: 404}, {asks: of("newest"), status: 400}}},
 	{says: "a host refuses a documented version and answers to an older one",
 		control: []string{`PUT /faults {"newestVersion":"2017-08-01"}`},
 		sees: []sight{
@@ -101,9 +102,11 @@ var quirks = []quirk{
 	{says: "a recommendation is neither scheduled nor started, has no date, and approving it does nothing",
 		control: []string{`POST /events {"EventId":"A","EventType":"SpotRebalanceRecommendation","EventStatus":"Advisory"}`},
 		sees: []sight{
-			{status: 200, shows: `"EventStatus":"Advisory","EventType":"SpotRebalanceRecommendation".*"NotBefore":""`},
+			{asks: of("2024-07-09"), status: 200,
+				shows: `"EventStatus":"Advisory","EventType":"SpotRebalanceRecommendation".*"NotBefore":"".*"DurationInSeconds"`},
+			{asks: of("2020-07-01"), status: 200, shows: `"Events":\[\]`},
 			{asks: postEvents, body: approveA, status: 200},
-			{after: time.Hour, status: 200, shows: `{"DocumentIncarnation":2,.*"Advisory"`},
+			{asks: of("2024-07-09"), after: time.Hour, status: 200, shows: `{"DocumentIncarnation":2,.*"Advisory"`},
 		}},
 
 	// headers, paths, verbs
@@ -130,7 +133,7 @@ var quirks = []quirk{
 	{says: "a missing api-version is refused with those there are",
 		sees: []sight{{asks: "GET /metadata/scheduledevents",
 			status: 400, shows: `{"error":"Bad request\. api-version is invalid or was not specified` +
-				` in the request\. For more information refer to aka\.ms/azureimds","newest-versions":\["2020-07-01","2019-08-01","2019-04-01"\]}$`}}},
+				` in the request\. For more information refer to aka\.ms/azureimds","newest-versions":\["2024-07-09","2020-07-01","2019-08-01"\]}$`}}},
 	{says: "older hosts say so in other words",
 		control: []string{`PUT /faults {"status":400,"body":"{\"error\":\"Bad request. api-version was not specified in the request\",\"newest-versions\":[\"2017-08-01\"]}"}`},
 		sees: []sight{{status: 400,
