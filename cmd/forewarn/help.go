@@ -25,7 +25,12 @@ import (
 //go:embed README.md
 var ownManual string
 
-// A document is one of the project's READMEs.
+// relayManual is the document about relays.
+//
+//go:embed relay.md
+var relayManual string
+
+// A document is one of the project's documents.
 type document struct {
 	dir  string // below the top of the repository
 	text string
@@ -33,6 +38,7 @@ type document struct {
 
 var (
 	ownDocument       = document{"cmd/forewarn", ownManual}
+	relayDocument     = document{"cmd/forewarn", relayManual}
 	sinksDocument     = document{"sinks", sinks.Manual}
 	templatesDocument = document{"templates", templates.Manual}
 	examplesDocument  = document{"examples", examples.Manual}
@@ -59,7 +65,7 @@ var topics = []topic{
 		[]string{"Install", "Backup, move, upgrade"}},
 	{"fields", "The fields of templates and when, and the functions", templatesDocument, []string{"Fields", "Functions"}},
 	{"fleets", "Roll out to many VMs: cloud-init, Ansible, an image, Kubernetes", examplesDocument, []string{"Fleets"}},
-	{"relays", "Notify once for many VMs, over NATS JetStream", ownDocument, []string{"Relay"}},
+	{"relays", "Notify once for many VMs, over NATS JetStream", relayDocument, []string{"Relay"}},
 	{"windows", "Run forewarn as a Windows service", examplesDocument, []string{"Windows"}},
 	{"promises", "What forewarn promises, and what it can't", bridgeDocument, []string{"Promises"}},
 }
