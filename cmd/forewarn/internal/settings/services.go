@@ -21,8 +21,9 @@ func (l Loader) services(main *document, files []sinks.Path) (kinds map[string]s
 	for i, file := range files {
 		name := sinks.ServiceName(string(file))
 		e, _ := main.root.find(fmt.Sprintf("services.%d", i))
+		_, taken := kinds[name]
 		switch {
-		case kinds[name].Open != nil, slices.Contains(own, name):
+		case taken, slices.Contains(own, name):
 			main.report(main.errorAt(e.pos, "services: there is %s already; expected a file with another name", name))
 			continue
 		case !kindName.MatchString(name):
@@ -37,7 +38,11 @@ func (l Loader) services(main *document, files []sinks.Path) (kinds map[string]s
 		if len(doc.problems) == 0 {
 			doc.report(doc.openErrors(entry{doc.root.pos, "", doc.root}, service.Check(), true))
 		}
-		kinds[name] = service.Kind()
+		kind := service.Kind()
+		if len(doc.problems) > 0 {
+			kind.Open = nil // what would be wrong with its sinks follows from that
+		}
+		kinds[name] = kind
 		docs = append(docs, doc)
 	}
 	return kinds, docs

@@ -53,7 +53,7 @@ func TestAServiceOfOnesOwn(t *testing.T) {
 	}
 }
 
-// What is wrong with such a file is said with its place, also if no sink uses it.
+// What is wrong with such a file is said with its place, once, whether a sink uses it or not.
 func TestWrongServicesAreRefused(t *testing.T) {
 	const body = "body: '{}'\n"
 	for _, tt := range []struct{ name, service, says string }{
@@ -75,9 +75,14 @@ func TestWrongServicesAreRefused(t *testing.T) {
 		{"name.yaml", body, "forewarn.yaml:1:11: services: there is name already"},
 		{"our tool.yaml", body, "forewarn.yaml:1:11: services: the name of the file is that of the kind"},
 	} {
-		_, err := withService(t, tt.name, tt.service, "")
-		if err == nil || !strings.Contains(err.Error(), tt.says) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s\ngives %v\nwant %s", tt.service, err, tt.says)
+		for _, sink := range []string{"", "{name: a, ours: {url: 'https://a.test'}}"} {
+			if sink != "" && tt.name != "ours.yaml" {
+				continue
+			}
+			_, err := withService(t, tt.name, tt.service, sink)
+			if err == nil || !strings.Contains(err.Error(), tt.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s\ngives %v\nwant %s", tt.service, err, tt.says)
+			}
 		}
 	}
 }
