@@ -226,8 +226,12 @@ func TestTopLevelHoldsTheAllowedNames(t *testing.T) {
 // root is the top of the repository, seen from this package.
 const root = "../.."
 
-// module is the path that our own imports begin with.
-const module = "forewarn"
+// module is the path that our own imports begin with: that of go.mod.
+var module = sync.OnceValue(func() string {
+	text, _ := os.ReadFile(filepath.Join(root, "go.mod")) // without it nothing here was built
+	first, _, _ := strings.Cut(string(text), "\n")
+	return strings.TrimPrefix(first, "module ")
+})
 
 // measure is a program for developers: it starts forewarn, is all that forewarn talks to, and measures it. It may do
 // what tests may.
@@ -349,7 +353,7 @@ func importPath(spec *ast.ImportSpec) string {
 
 // ownPackage is the package of this module that spec imports, named from the top of the repository.
 func ownPackage(spec *ast.ImportSpec) (string, bool) {
-	return strings.CutPrefix(importPath(spec), module+"/")
+	return strings.CutPrefix(importPath(spec), module()+"/")
 }
 
 func setsField(literal *ast.CompositeLit, field string) bool {
@@ -407,7 +411,7 @@ func TestTimesForPeopleAreWrittenInOnePlace(t *testing.T) {
 		}
 		return false
 	}
-	const clock = module + "/bridge/clock"
+	clock := module() + "/bridge/clock"
 	found := 0
 	for _, f := range sources(t) {
 		if f.test || f.in("examples") || f.in(measure) {

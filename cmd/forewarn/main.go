@@ -312,7 +312,8 @@ func (p *program) bareSettingsAsRoot() (*settings.Settings, error) {
 	return s, exit(exitSettings, err)
 }
 
-// programVersion returns the release, or "devel" with the commit of the build.
+// programVersion returns the release, or "devel" with the commit of the build. What go install builds has no commit but
+// the version of the module.
 func programVersion() string {
 	if version != "" {
 		return version
@@ -325,6 +326,9 @@ func programVersion() string {
 		if s.Key == "vcs.revision" {
 			return "devel-" + s.Value[:min(12, len(s.Value))]
 		}
+	}
+	if v := info.Main.Version; strings.HasPrefix(v, "v") {
+		return v
 	}
 	return "devel"
 }
