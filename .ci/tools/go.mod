@@ -14,6 +14,7 @@ tool (
 require (
 	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/hashicorp/terraform-plugin-go v0.31.0
+	golang.org/x/crypto/x509roots/fallback v0.0.0-20261030153154-30a33513ff6d
 	golang.org/x/tools v0.52.0
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2

@@ -6,11 +6,14 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
 // The media types of OCI's image specification.
@@ -98,15 +101,12 @@ func writeFile(t *tar.Writer, name string, mode int64, made time.Time, content [
 	return err
 }
 
-func writeImage(w io.Writer, made time.Time, version, certificates string, binaries []string) error {
+func writeImage(w io.Writer, made time.Time, version string, binaries []string) error {
 	l := &layout{tar.NewWriter(w), made, map[string]bool{}}
 	if err := l.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)); err != nil {
 		return err
 	}
-	roots, err := os.ReadFile(certificates)
-	if err != nil {
-		return err
-	}
+	roots := authorities()
 	images := manifest{SchemaVersion: 2, MediaType: typeIndex}
 	for _, b := range binaries {
 		name, path, ok := strings.Cut(b, "=")
@@ -137,6 +137,18 @@ func writeImage(w io.Writer, made time.Time, version, certificates string, binar
 		return err
 	}
 	return l.tar.Close()
+}
+
+// authorities returns the certificates of the public authorities that Mozilla trusts. Those that it trusts only within
+// limits, which a file of certificates can't express, are left out.
+func authorities() []byte {
+	var all bytes.Buffer
+	for root := range bundle.Roots() {
+		if root.Constraint == nil {
+			_ = pem.Encode(&all, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer takes all
+		}
+	}
+	return all.Bytes()
 }
 
 // image adds the image for one platform.

@@ -1,11 +1,14 @@
 // Bundle makes the archives of a release that the machine has no tool for, with the same bytes everywhere:
 //
 //	go -C .ci/tools run ./bundle zip OUT NAME=FILE...
-//	go -C .ci/tools run ./bundle image OUT VERSION CERTIFICATES linux/amd64=BINARY...
+//	go -C .ci/tools run ./bundle image OUT VERSION linux/amd64=BINARY...
+//	go -C .ci/tools run ./bundle provenance OUT VERSION COMMIT GOVERSION SUMS
 //
 // zip makes a .zip with these files. image makes a container image of static binaries as a .tar in OCI's image layout
 // (https://github.com/opencontainers/image-spec, v1.1), which podman, docker, skopeo and containerd take: the same
-// image as examples/container/Containerfile builds, without an engine and for all platforms at once.
+// image as examples/container/Containerfile builds, without an engine and for all platforms at once. The certificates of
+// public authorities in it are Mozilla's, of the version in go.mod. provenance says of each file in a list of sha256sum
+// from which commit and with which Go it was built.
 //
 // Every time in them is SOURCE_DATE_EPOCH.
 package main
@@ -38,10 +41,13 @@ func run(args []string) error {
 	switch {
 	case len(args) > 2 && args[0] == "zip":
 		write = func(w io.Writer) error { return writeZip(w, made, args[2:]) }
-	case len(args) > 4 && args[0] == "image":
-		write = func(w io.Writer) error { return writeImage(w, made, args[2], args[3], args[4:]) }
+	case len(args) > 3 && args[0] == "image":
+		write = func(w io.Writer) error { return writeImage(w, made, args[2], args[3:]) }
+	case len(args) == 6 && args[0] == "provenance":
+		write = func(w io.Writer) error { return writeProvenance(w, args[2], args[3], args[4], args[5]) }
 	default:
-		return errors.New("usage: bundle zip OUT NAME=FILE... | bundle image OUT VERSION CERTIFICATES PLATFORM=BINARY...")
+		return errors.New("usage: bundle zip OUT NAME=FILE... | bundle image OUT VERSION PLATFORM=BINARY... | " +
+			"bundle provenance OUT VERSION COMMIT GOVERSION SUMS")
 	}
 	out, err := os.Create(args[1])
 	if err != nil {
