@@ -51,7 +51,7 @@ const marker = "hunter2"
 func TestNoTypoShowsASecret(t *testing.T) {
 	systemtest.LeftToGate(t)
 	// Not in parallel: its exec sinks are in this process, and what another test starts meanwhile has their marks too.
-	rounds := 10 // .ci/run tries 2,000
+	rounds := 10 // .ci/run tries 1,000
 	if s := os.Getenv("FOREWARN_TYPOS"); s != "" {
 		var err error
 		if rounds, err = strconv.Atoi(s); err != nil {
@@ -71,6 +71,9 @@ func TestNoTypoShowsASecret(t *testing.T) {
 	} {
 		old, typed := typoSecrets.Replace(once[0]), typoSecrets.Replace(once[1])
 		for _, text := range files {
+			if !strings.Contains(text, old) {
+				continue
+			}
 			for way := range uint64(len(failingWays)) {
 				w.mustNotShow(t, strings.Replace(text, old, typed, 1), way)
 			}
@@ -153,7 +156,7 @@ func typoFiles(t testing.TB) (texts []string) {
 		}
 		texts = append(texts, programsHere(typoSecrets.Replace(string(text))))
 	}
-	for services := range slices.Chunk(sinks.Services(), 5) {
+	for services := range slices.Chunk(sinks.Services(), 2) { // few, because with each typo all of a file are tried
 		text := "imds: {endpoint: \"http://127.0.0.1:1\", vm_name: vm-0}\nstate: state\nlisten: \"\"\nsinks:\n"
 		for _, s := range services {
 			text += withSecrets(s)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -21,9 +22,14 @@ import (
 
 // isKey reports whether a word is a key somewhere in the settings, and so no secret.
 func isKey(word string) bool {
-	text, _ := json.Marshal(Schema(sinks.Kinds()))
-	return bytes.Contains(text, []byte(strconv.Quote(word)+":"))
+	return bytes.Contains(schemaText(), []byte(strconv.Quote(word)+":"))
 }
+
+// schemaText is the schema with every kind of sink, made once: that takes as long as to read a settings file.
+var schemaText = sync.OnceValue(func() []byte {
+	text, _ := json.Marshal(Schema(sinks.Kinds()))
+	return text
+})
 
 // Schema returns the JSON Schema of the settings file, made from the structs that it is decoded into and their tags. It
 // does not cover everything that Load checks.
