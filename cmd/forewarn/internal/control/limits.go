@@ -53,6 +53,7 @@ func atMost(n int, why string, h http.HandlerFunc) http.HandlerFunc {
 			defer func() { <-places }()
 			h(w, r)
 		default:
+			w.Header().Set("Connection", "close") // the server has few
 			http.Error(w, why, http.StatusServiceUnavailable)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -149,4 +150,27 @@ func TestTailsKeepNoOtherCommandOut(t *testing.T) {
 			t.Errorf("a tail after the others have ended: %v", err)
 		}
 	})
+}
+
+// A command that is refused keeps no connection: the server has few.
+func TestARefusedCommandKeepsNoConnection(t *testing.T) {
+	busy, leave := make(chan bool), make(chan bool)
+	h := atMost(1, "one is enough", func(http.ResponseWriter, *http.Request) { busy <- true; <-leave })
+	srv := httptest.NewServer(h)
+	defer srv.Close()
+	defer close(leave)
+	go func() {
+		if answer, err := srv.Client().Get(srv.URL); err == nil {
+			answer.Body.Close()
+		}
+	}()
+	<-busy
+	answer, err := srv.Client().Get(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusServiceUnavailable || !answer.Close {
+		t.Errorf("one too many is answered %s, and its connection stays: %v", answer.Status, !answer.Close)
+	}
 }
