@@ -317,6 +317,9 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 			return c // the event vanished meanwhile, which has recorded that
 		}
 		if current != nil {
+			if current.event.Status == imds.StatusStarted { // since the approval was decided
+				e = current.event
+			}
 			op = c.change(current)
 			if d.Rule == 0 {
 				d.Seq = op.Latest // Azure was asked about the event as it is now

@@ -1128,6 +1128,28 @@ func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 	})
 }
 
+// What comes of an approval once the event has begun says that it has: nobody must read again that it may begin.
+func TestAnAnswerAfterTheStartSaysThatItHasBegun(t *testing.T) {
+	for claim, answer := range map[string]error{"Azure agrees": nil, "the answer is lost": errSinkDown} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.proxy = func(next http.RoundTripper) http.RoundTripper {
+				return meddler{next: next, after: func(*http.Response) error { time.Sleep(5 * time.Second); return answer }}
+			}
+			s.opts.Rules = []bridge.Rule{rebootRule}
+			audit := &ear{}
+			b := s.start(audit.all("audit"))
+			pause(1500 * time.Millisecond)
+			s.userReboot(idA)
+			pause(time.Minute)
+			wantIDs(t, audit.types(), "scheduled", "started", "approved")
+			if last := audit.accepted()[2].Event.Extensions()["azeventstatus"]; last != imds.StatusStarted {
+				t.Errorf("%s: the approval is told of an event that is %v", claim, last)
+			}
+			b.end()
+		})
+	}
+}
+
 // A rule's decision that comes to nothing says nothing about what becomes of the event: it was called off, unless somebody
 // asked Azure by hand before and got no answer.
 func TestADecisionThatComesToNothingChangesNoOutcome(t *testing.T) {

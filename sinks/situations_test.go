@@ -269,6 +269,10 @@ func situations() map[string]situation {
 		"approved-withheld-sink": oddName, "approved-withheld-yet": notYet, "approved-withheld-muted": muted,
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
+		if a.Result != cloudevent.ResultWithheld { // that is told before the event begins
+			tell(name+"-begun", "03:56:33", imds.Change{Kind: imds.Approved, Event: begun},
+				circumstances{Approval: &a, Begun: at("03:56:30").clock()}, true, nil)
+		}
 	}
 	tell("approved-withheld-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
 		circumstances{Approval: &gone, Rules: []cloudevent.Rule{{Name: `rule "anyway"`, Wait: 600}}}, true, nil)
