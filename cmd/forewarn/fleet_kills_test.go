@@ -68,6 +68,9 @@ func TestRandomKillsOfRelaysAndServersRepeatOnlyWhatWasInFlight(t *testing.T) {
 		}
 	}
 	places, _ := c.inStream(f)
+	if len(places) < changes {
+		t.Errorf("the stream holds %d changes of %d: its servers have lost the others", len(places), changes)
+	}
 	for name, sink := range map[string]*noted{"hook": hook, "chat": chat} {
 		if n := len(distinct(sink.ids())); n != changes {
 			t.Errorf("%s heard %d changes, want %d", name, n, changes)
