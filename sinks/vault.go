@@ -170,32 +170,36 @@ func (s *vaultSecret) wanted(now time.Time, upkeep bool) bool {
 	return s.value.text == nil || (s.refused || upkeep) && !now.Before(s.due)
 }
 
-// settle stores the result of a read, and returns the error of load.
+// settle stores the result of a read, says what is new about it, and returns the error of load.
 func (s *vaultSecret) settle(value Secret, err error, now time.Time, h Host, at string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := s.problem
-	if err == nil {
-		s.value, s.due, s.refused, s.problem = value, now.Add(vaultEvery), false, ""
-		if before != "" {
-			h.Log.Info("secret read from Key Vault again", "secret", at)
-		}
-		return nil
-	}
-	s.due, s.problem = now.Add(vaultRetry), err.Error()
-	wait, asked := errors.AsType[*delivery.RetryAfter](err)
-	if asked {
-		s.due = now.Add(max(vaultRetry, min(wait.After, vaultEvery)))
-	}
-	kept := s.value.text != nil
-	if s.problem != before {
+	before, kept := s.store(value, err, now)
+	switch {
+	case err == nil && before != "":
+		h.Log.Info("secret read from Key Vault again", "secret", at)
+	case err != nil && err.Error() != before:
 		h.Log.Warn("secret not read from Key Vault", "secret", at, "last value in use", kept,
-			"err", delivery.WithoutClass(s.problem))
+			"err", delivery.WithoutClass(err.Error()))
 	}
 	if kept {
 		return nil
 	}
 	return err
+}
+
+// store stores the result of a read. It returns why the one before failed, and whether there is a value.
+func (s *vaultSecret) store(value Secret, err error, now time.Time) (before string, kept bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.problem
+	if err == nil {
+		s.value, s.due, s.refused, s.problem = value, now.Add(vaultEvery), false, ""
+		return before, true
+	}
+	s.due, s.problem = now.Add(vaultRetry), err.Error()
+	if wait, asked := errors.AsType[*delivery.RetryAfter](err); asked {
+		s.due = now.Add(max(vaultRetry, min(wait.After, vaultEvery)))
+	}
+	return before, s.value.text != nil
 }
 
 // refuse notes that a destination has refused the value, so that the next load reads the secret again.

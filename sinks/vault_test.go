@@ -220,6 +220,39 @@ func TestLastValueOfASecretStaysInUse(t *testing.T) {
 	}
 }
 
+// A vault that does not answer delays no delivery while a value is in memory.
+func TestAHungVaultDelaysNoDelivery(t *testing.T) {
+	t.Parallel()
+	f := newVault(t)
+	f.set("t0ken-0f-today")
+	h := f.host(t)
+	opened, err := open("webhook", "{url: '"+serve(t, new(recorder)).URL+"', bearer_vault: '"+vaultURL+"'}", h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := opened.Keep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	hung, release := make(chan struct{}), make(chan struct{})
+	f.mu.Lock()
+	f.fault = func(http.ResponseWriter, *http.Request) { close(hung); <-release }
+	f.mu.Unlock()
+	h.Vault.Expire()
+	kept := make(chan error)
+	go func() { kept <- opened.Keep(t.Context()) }()
+	<-hung
+	_, err = opened.Sink.Deliver(t.Context(), deliveries(t)[:1])
+	select {
+	case <-kept:
+		t.Error("the vault has answered")
+	default:
+	}
+	close(release)
+	if err := errors.Join(err, <-kept); err != nil {
+		t.Error(err)
+	}
+}
+
 // What keeps a secret from being read is said with its URL and what to do; a delivery is tried again where that can help,
 // and blocked where somebody has to act.
 func TestUnreadableSecretsNameTheRemedy(t *testing.T) {
