@@ -65,8 +65,9 @@ type slackSink struct {
 	secure    bool   // the webhook's URL must be https, because the settings have tls
 	insecure  bool   // the URL of the webhook or the API may be http
 	mention   string
-	from      int      // the lowest severity number that mentions
-	broadcast []string // the changes whose reply also goes to the channel; nil for the default
+	from      int           // the lowest severity number that mentions
+	within    time.Duration // how near an event must be for that
+	broadcast []string      // the changes whose reply also goes to the channel; nil for the default
 	runbook   runbook
 	text      *templates.Template
 	blocks    *templates.Template
@@ -335,17 +336,21 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 
 // slackFields are the fields that only the templates of Slack have.
 var slackFields = map[string]Field{
-	"reply":   {"whether this text is a reply in the thread, not the notification of the root message", false},
-	"mention": {"whom the message mentions, such as <!here>; else empty", ""},
+	"reply":     {"whether this text is a reply in the thread, not the notification of the root message", false},
+	"mention":   {"whom the message mentions, such as <!here>; else empty", ""},
+	"newlyNear": {"whether the event was further away than mention.within before this message, and is not now", false},
 }
 
 // fields returns the fields for the templates.
 func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	f := k.Host.fields(batch, k.now())
 	addFields(f, slackFields)
-	for _, one := range f["group"].([]map[string]any) {
-		if severity, _ := one["severitynumber"].(int); k.mention != "" && severity >= k.from {
+	for i, one := range f["group"].([]map[string]any) {
+		severity, _ := one["severitynumber"].(int)
+		left, _ := one["left"].(float64)
+		if k.mention != "" && severity >= k.from && left <= k.within.Seconds() {
 			f["mention"] = k.mention
+			f["newlyNear"] = f["newlyNear"] == true || k.newlyNear(batch[i].Event, one)
 		}
 	}
 	k.runbook.put(f, k.Log)

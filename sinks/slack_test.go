@@ -437,6 +437,41 @@ func TestSlackMentionsFromASeverity(t *testing.T) {
 	}
 }
 
+// An event that is announced far ahead mentions nobody until a reminder, or a change, says that it is near.
+func TestSlackMentionsWhatIsNear(t *testing.T) {
+	seen := messageTime.clock()
+	at := func(left time.Duration) imds.Event {
+		return azure("Scheduled", "Reboot", "", map[string]any{"NotBefore": seen.Add(left).Format(http.TimeFormat)})
+	}
+	far, near := at(72*time.Hour), at(20*time.Hour)
+	ahead := cloudevent.Circumstances{Observer: dbHost, Time: seen, Announced: seen.Add(-100 * time.Hour)}
+	w := newWorkspace(t)
+	for _, tt := range []struct {
+		claim         string
+		within        string
+		change        imds.Change
+		announced     time.Time
+		mentions, new bool
+	}{
+		{"announced far ahead", "24h", imds.Change{Kind: imds.Scheduled, Event: far}, seen, false, false},
+		{"announced near", "24h", imds.Change{Kind: imds.Scheduled, Event: near}, seen, true, false},
+		{"announced far ahead, and that is near enough", "96h", imds.Change{Kind: imds.Scheduled, Event: far}, seen, true, false},
+		{"a reminder of what was announced far ahead", "24h", imds.Change{Kind: imds.Reminder, Event: near, Lead: 24 * time.Hour}, ahead.Announced, true, true},
+		{"a reminder of what was announced near", "24h", imds.Change{Kind: imds.Reminder, Event: near, Lead: 24 * time.Hour}, seen, true, false},
+		{"moved near", "24h", imds.Change{Kind: imds.Updated, Event: near, Previous: &far, Fields: []string{"NotBefore"}}, ahead.Announced, true, true},
+		{"moved away", "24h", imds.Change{Kind: imds.Updated, Event: far, Previous: &near, Fields: []string{"NotBefore"}}, ahead.Announced, false, false},
+	} {
+		k := openSlackSink(t, w.settings("mention: {text: <!here>, within: "+tt.within+"}"))
+		k.now = func() time.Time { return seen }
+		in := ahead
+		in.Announced = tt.announced
+		f := k.fields(deliveryOf(cloudevent.Wrap(tt.change, in)))
+		if mentions := f["mention"] != ""; mentions != tt.mentions || f["newlyNear"] != tt.new {
+			t.Errorf("%s: it mentions %v, newly near %v; want %v, %v", tt.claim, mentions, f["newlyNear"], tt.mentions, tt.new)
+		}
+	}
+}
+
 // The text of an incoming webhook is the whole message, without what only Slack shows: other servers that take it have no
 // blocks.
 func TestTheTextOfAWebhookIsTheWholeMessage(t *testing.T) {
