@@ -991,6 +991,28 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 	}
 }
 
+// The status knows which rules will approve an event, as long as they can.
+func TestStatusKnowsWhichRulesWillApprove(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{drainRule}
+		drain := &ear{answer: always(errHang)}
+		b := s.start(drain.all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		if got := b.Status().Events[0].Rules; len(got) != 1 || got[0].Name != "rule 1" || !slices.Equal(got[0].After, []string{"drain"}) {
+			t.Errorf("while the drain runs it knows %v", got)
+		}
+		drain.say(always(delivery.ErrRejected))
+		pause(time.Minute)
+		if got := b.Status().Events[0].Rules; got != nil {
+			t.Errorf("after the drain has failed it knows %v", got)
+		}
+		b.end()
+	})
+}
+
 // The status of an event that Azure was asked to begin says when and by whom it was approved, also after a restart,
 // until the event changes. One that Azure refused, or that nobody has approved, has no such thing.
 func TestStatusSaysWhatWasApproved(t *testing.T) {

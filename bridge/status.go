@@ -56,6 +56,8 @@ type EventStatus struct {
 	Set         string          `json:"set,omitempty"`      // scale set of the observer; from a relay only
 	Group       string          `json:"group,omitempty"`    // resource group, likewise
 	Known       imds.Event      `json:"-"`                  // Event, decoded
+
+	Rules []cloudevent.Rule `json:"-"` // that will approve it, by what they say now
 }
 
 // An ApprovedStatus is when an event was approved, and by whom: "rule 1", or a user.
@@ -230,9 +232,10 @@ func (b *Bridge) Status() Status {
 	for _, op := range open {
 		e := op.event
 		approved, refused := op.approval()
+		review := b.reviews.get(e.ID)
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: cmp.Or(refused, b.reviews.get(e.ID).why), Approved: approved,
+			Approval: cmp.Or(refused, review.why), Approved: approved, Rules: review.standing,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}

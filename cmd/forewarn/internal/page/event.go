@@ -32,6 +32,8 @@ type eventView struct {
 	MoreVMs int
 	YouCan  string
 	Command string // approves the event; "" for none
+	// Bound says what When is before the event begins: at the earliest or, if a rule will approve it, at the latest.
+	Bound string
 	// Approval is the result of an approval, or why the rules do not approve it; "" without rules.
 	Approval    string
 	Seen        moment
@@ -129,7 +131,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	if azure.Status == wording.Started {
 		change.Kind = imds.Started
 	}
-	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // an invalid one is shown too
+	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now, Rules: e.Rules}) // an invalid one is shown too
 	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
 	links, _ := templates.Links(f) // the embedded words don't fail on it
@@ -141,6 +143,9 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	}
 	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
+		if len(e.Rules) > 0 {
+			v.Approval = "Not approved yet: " + wording.Printable(e.Approval) + "."
+		}
 	}
 	switch {
 	case azure.Status == wording.Started:
@@ -151,7 +156,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	case e.NotBefore.IsZero():
 		v.NoTime = p.renderText("noTime", f["data"].(map[string]any)["event"].(map[string]any)) + "."
 	default:
-		v.Count = p.until(e.NotBefore)
+		v.Count, v.Bound = p.until(e.NotBefore), p.renderText("bound", f)
 	}
 	for _, name := range azure.Resources { // this VM first, so that it is never left out
 		vm := vmView{Name: wording.Printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}

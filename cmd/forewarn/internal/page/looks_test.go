@@ -57,6 +57,26 @@ func TestPageNamesThisVMFirst(t *testing.T) {
 	}
 }
 
+// An event that a rule will approve starts by itself: its time is the latest, and the page says what is waited for.
+func TestPageSaysWhichEventsStartByThemselves(t *testing.T) {
+	f := calmFacts(time.Now())
+	e := &f.Status.Events[0]
+	e.Approval = `rule "drain first": it waits for sink "drain"`
+	text := shown(t, f)
+	if !strings.Contains(text, " at the earliest ") || !strings.Contains(text, "Not approved: rule ") || strings.Contains(text, "itself") {
+		t.Errorf("of an event that no rule will approve the page says:\n%s", text)
+	}
+	e.Rules = []cloudevent.Rule{{Name: `rule "drain first"`, After: []string{"audit", "drain"}}}
+	text = shown(t, f)
+	for _, want := range []string{
+		" at the latest ", `It starts by itself once audit and drain have finished (rule "drain first"), `, "Not approved yet: rule ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("of an event that a rule will approve the page says:\n%s\nwant %q", text, want)
+		}
+	}
+}
+
 // The result of an approval is shown with the event, or the reason why there is none yet.
 func TestPageShowsApprovals(t *testing.T) {
 	f := calmFacts(time.Now())
