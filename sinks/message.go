@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -92,10 +93,14 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if data["event"] == nil { // about the bridge; fields below event are then missing, which is no error
 		data["event"] = map[string]any{}
 	}
+	seen := map[string]string{} // when a change was seen first; the sink may have been owed it only later
+	seen["scheduled"], _ = data["announced"].(string)
+	seen["started"], _ = data["begun"].(string)
 	missed := []map[string]any{}
 	for _, m := range d.Missed {
 		if imds.ChangeKind(m.Change).OfAzure() { // what came of an approval, for example, is not known here
-			missed = append(missed, map[string]any{"change": m.Change, "time": m.Time.UTC().Format(time.RFC3339)})
+			at := cmp.Or(seen[m.Change], m.Time.UTC().Format(time.RFC3339))
+			missed = append(missed, map[string]any{"change": m.Change, "time": at})
 		}
 	}
 	if !d.NotBefore.IsZero() && f["azeventstatus"] != "Started" { // it may have moved before the lead came
@@ -118,8 +123,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	}
 	f["incidentKey"], f["resolved"] = incidentKey(f), resolved(d.Event.Type())
 	f["runbook"] = ""
-	f["announced"], _ = data["announced"].(string)
-	f["begun"], _ = data["begun"].(string)
+	f["announced"], f["begun"] = seen["scheduled"], seen["started"]
 	whole, err := d.Event.MarshalJSON()
 	if err != nil { // it was valid when it was committed
 		whole = []byte("null")

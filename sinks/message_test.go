@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,5 +167,25 @@ func TestARefusedConnectionSaysThatNothingListens(t *testing.T) {
 		if got := failure(t.Context(), new(redactor), tt.from, nil, tt.err).Error(); got != tt.want {
 			t.Errorf("the error of %s, %v, is %q, want %q", tt.from, tt.err, got, tt.want)
 		}
+	}
+}
+
+// What a message stands for happened when the event says so. The sink may have been owed it only later: when its lead came,
+// or when another sink had failed for long enough.
+func TestWhatWasMissedHappenedWhenTheEventSaysSo(t *testing.T) {
+	owed := at("03:58:00").clock()
+	begun := situations()["started"]
+	d := begun.batch[0]
+	d.Missed = []delivery.Missed{{Change: "scheduled", Time: owed}, {Change: "updated", Time: owed}, {Change: "started", Time: owed}}
+	f := MessageFields(d, time.UTC, begun.now.clock())
+	var got []string
+	for _, m := range f["missed"].([]map[string]any) {
+		got = append(got, fmt.Sprint(m["change"], " ", m["time"]))
+	}
+	want := []string{
+		fmt.Sprint("scheduled ", f["announced"]), "updated " + owed.Format(time.RFC3339), fmt.Sprint("started ", f["begun"]),
+	}
+	if f["announced"] == "" || f["begun"] == "" || !slices.Equal(got, want) {
+		t.Errorf("missed are %q, want %q", got, want)
 	}
 }
