@@ -11,8 +11,10 @@ fail() {
 }
 [ "$(id -u)" = 0 ] || fail 'run it as root'
 [ $# = 1 ] || fail 'expected one argument, the SHA-256 of the package'
-command -v apt-get >/dev/null && package=$here/forewarn.deb || package=$here/forewarn.rpm
-for file in "$package" "$here/forewarn.yaml"; do [ -f "$file" ] || fail "$file is missing"; done
+package=$here/forewarn.deb
+[ -f "$package" ] || package=$here/forewarn.rpm
+[ -f "$package" ] || fail "$here has neither forewarn.deb nor forewarn.rpm"
+[ -f "$here/forewarn.yaml" ] || fail "$here has no forewarn.yaml"
 echo "$1  $package" | sha256sum --check --quiet || fail "$package is not the one with the SHA-256 $1"
 
 case $package in
