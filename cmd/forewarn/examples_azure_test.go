@@ -137,6 +137,34 @@ func TestTerraformUsesWhatItDeclares(t *testing.T) {
 	}
 }
 
+// The call of the module in README names its variables, and all that have no default.
+func TestReadmeCallsTheModuleOfTerraform(t *testing.T) {
+	_, call, _ := strings.Cut(example(t, "azure/README.md"), "module \"web\" {\n")
+	call, _, _ = strings.Cut(call, "```")
+	given := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^ {5}(\w+) += `).FindAllStringSubmatch(call, -1) {
+		given[m[1]] = m[1] != "source"
+	}
+	variables := regexp.MustCompile(`(?ms)^variable "(\w+)" \{\n(.*?)^\}`).
+		FindAllStringSubmatch(example(t, "azure/terraform/vm/main.tf"), -1)
+	for _, m := range variables {
+		if !given[m[1]] && !strings.Contains(m[2], "  default ") {
+			t.Errorf("README does not set %s", m[1])
+		}
+		delete(given, m[1])
+	}
+	for name, is := range given {
+		if is {
+			t.Errorf("README sets %s, which is no variable", name)
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^ {7}"([\w ]+)" += `).FindAllStringSubmatch(call, -1) {
+		if !slices.Contains(slices.Collect(maps.Values(azureRoles)), m[1]) {
+			t.Errorf("README gives the role %s, which nobody knows", m[1])
+		}
+	}
+}
+
 // The template in the policy gets each of its parameters, and uses it; the policy asks for each of its own, and gives the
 // role that its deployment takes.
 func TestThePolicyPassesWhatItAsksFor(t *testing.T) {
