@@ -19,7 +19,8 @@ import (
 // manuals are all documents that operators read, from the top of the repository.
 var manuals = []string{
 	"README.md", "cmd/forewarn/README.md", "cmd/forewarn/relay.md", "sinks/README.md", "sinks/services/README.md",
-	"templates/README.md", "bridge/README.md", "examples/README.md", "examples/untried/README.md",
+	"templates/README.md", "bridge/README.md", "examples/README.md", "examples/ansible/README.md",
+	"examples/azure/README.md", "examples/untried/README.md",
 }
 
 // manualText is the text of one of them.
