@@ -1,18 +1,12 @@
 package main
 
 import (
-	"encoding/json"
 	"flag"
-	"fmt"
-	"maps"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -172,156 +166,6 @@ func TestRunbookFilesUseTheSameUnits(t *testing.T) {
 		if got := regexp.MustCompile(pattern[1]).MatchString(unit); got != want {
 			t.Errorf("the rule lets forewarn start %q: %v, want %v", unit, got, want)
 		}
-	}
-}
-
-// The DaemonSet has the host's network and no other right: not root, no capabilities, only its own directories
-// writable, no token. Its mounts are where its settings expect them.
-func TestDaemonSetHasLeastRights(t *testing.T) {
-	at, kinds := manifest(t, "kubernetes/forewarn.yaml")
-	if want := []string{"ConfigMap", "DaemonSet", "Namespace", "ServiceAccount"}; !slices.Equal(kinds, want) {
-		t.Fatalf("the manifest has %v, want %v", kinds, want)
-	}
-	pod := []any{"spec", "template", "spec"}
-	container := append(slices.Clone(pod), "containers", 0)
-	for _, tt := range []struct {
-		path []any
-		want string
-	}{
-		{append(slices.Clone(pod), "hostNetwork"), "true"},
-		{append(slices.Clone(pod), "hostPID"), "null"},
-		{append(slices.Clone(pod), "automountServiceAccountToken"), "false"},
-		{append(slices.Clone(pod), "securityContext", "runAsNonRoot"), "true"},
-		{append(slices.Clone(pod), "securityContext", "seccompProfile", "type"), `"RuntimeDefault"`},
-		{append(slices.Clone(container), "securityContext", "readOnlyRootFilesystem"), "true"},
-		{append(slices.Clone(container), "securityContext", "allowPrivilegeEscalation"), "false"},
-		{append(slices.Clone(container), "securityContext", "privileged"), "false"},
-		{append(slices.Clone(container), "resources", "limits", "memory"), `"512Mi"`}, // as the unit has it
-		{append(slices.Clone(container), "env", 0), `{"name":"GOMEMLIMIT","value":"384MiB"}`},
-		{append(slices.Clone(container), "securityContext", "capabilities"), `{"drop":["ALL"]}`},
-	} {
-		if got, err := json.Marshal(at("DaemonSet", tt.path...)); err != nil || string(got) != tt.want {
-			t.Errorf("%v is %s, want %s", tt.path, got, tt.want)
-		}
-	}
-	volumes := map[string]bool{}
-	all, _ := at("DaemonSet", append(slices.Clone(pod), "volumes")...).([]any)
-	for _, v := range all {
-		volume, _ := v.(map[string]any)
-		volumes[fmt.Sprint(volume["name"])] = true
-		if volume["hostPath"] != nil {
-			t.Errorf("volume %v is a directory of the host", volume["name"])
-		}
-	}
-	var mounts []string
-	all, _ = at("DaemonSet", append(slices.Clone(container), "volumeMounts")...).([]any)
-	for _, v := range all {
-		mount, _ := v.(map[string]any)
-		if !volumes[fmt.Sprint(mount["name"])] {
-			t.Errorf("%v is mounted and no volume", mount["name"])
-		}
-		if mount["subPath"] != nil {
-			t.Errorf("%v is mounted by subPath, and would never be renewed", mount["name"])
-		}
-		mounts = append(mounts, fmt.Sprint(mount["mountPath"]))
-	}
-	if want := []string{"/etc/forewarn/settings", "/etc/forewarn/secrets", "/var/lib/forewarn"}; !slices.Equal(mounts,
-		want) {
-		t.Errorf("mounts are %v, want %v", mounts, want)
-	}
-
-	text := fmt.Sprint(at("ConfigMap", "data", "forewarn.yaml"))
-	if s := loads(t, "kubernetes/forewarn.yaml", text); s.State != "/var/lib/forewarn" || s.Listen != "127.0.0.1:8169" {
-		t.Errorf("state %s and listen %s, want what is mounted and what is probed", s.State, s.Listen)
-	}
-	for _, file := range regexp.MustCompile(`/etc/forewarn/\S+`).FindAllString(text, -1) {
-		if path.Dir(file) != "/etc/forewarn/secrets" {
-			t.Errorf("the settings name %s, want secrets in /etc/forewarn/secrets", file)
-		}
-	}
-	file := example(t, "container/Containerfile")
-	for _, want := range []string{
-		"\nFROM scratch\n", fmt.Sprintf("\nUSER %v:%v\n",
-			at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsUser")...),
-			at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsGroup")...)), "\nENTRYPOINT [\"/forewarn\"]\n",
-	} {
-		if !strings.Contains(file, want) {
-			t.Errorf("the Containerfile has no line %q", strings.TrimSpace(want))
-		}
-	}
-}
-
-// manifest reads the objects of a manifest, one of each kind.
-func manifest(t *testing.T, name string) (at func(object string, path ...any) any, kinds []string) {
-	t.Helper()
-	objects := map[string]any{}
-	for document := range strings.SplitSeq(example(t, name), "\n---\n") {
-		var object map[string]any
-		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
-			t.Fatal(err)
-		}
-		objects[fmt.Sprint(object["kind"])] = object
-	}
-	at = func(object string, path ...any) any {
-		v := objects[object]
-		for _, p := range path {
-			switch in := v.(type) {
-			case map[string]any:
-				v = in[fmt.Sprint(p)]
-			case []any:
-				i, ok := p.(int)
-				if !ok || i >= len(in) {
-					return nil
-				}
-				v = in[i]
-			default:
-				return nil
-			}
-		}
-		return v
-	}
-	return at, slices.Sorted(maps.Keys(objects))
-}
-
-// The relays have no rights: not root, only the directory of the control socket writable, no token, limits. There are
-// two replicas, and the probes use the address in their settings.
-func TestRelayDeploymentHasLeastRights(t *testing.T) {
-	const file = "kubernetes/relay.yaml"
-	at, kinds := manifest(t, file)
-	if want := []string{"ConfigMap", "Deployment", "ServiceAccount"}; !slices.Equal(kinds, want) {
-		t.Fatalf("the manifest has %v, want %v", kinds, want)
-	}
-	for path, want := range map[string]string{
-		"replicas":                  "2",
-		"template.spec.hostNetwork": "null", "template.spec.hostPID": "null",
-		"template.spec.automountServiceAccountToken":                          "false",
-		"template.spec.securityContext.runAsNonRoot":                          "true",
-		"template.spec.securityContext.seccompProfile.type":                   `"RuntimeDefault"`,
-		"template.spec.containers.0.securityContext.readOnlyRootFilesystem":   "true",
-		"template.spec.containers.0.securityContext.allowPrivilegeEscalation": "false",
-		"template.spec.containers.0.securityContext.privileged":               "false",
-		"template.spec.containers.0.securityContext.capabilities":             `{"drop":["ALL"]}`,
-		"template.spec.containers.0.resources.limits.memory":                  `"512Mi"`,
-		"template.spec.containers.0.livenessProbe.httpGet":                    `{"path":"/healthz","port":9169}`,
-		"template.spec.containers.0.readinessProbe.httpGet":                   `{"path":"/readyz","port":9169}`,
-		"template.spec.volumes.0.configMap.name":                              `"forewarn-relay"`,
-		"template.spec.volumes.2.emptyDir.medium":                             `"Memory"`,
-	} {
-		keys := []any{"spec"}
-		for key := range strings.SplitSeq(path, ".") {
-			if n, err := strconv.Atoi(key); err == nil {
-				keys = append(keys, n)
-			} else {
-				keys = append(keys, key)
-			}
-		}
-		if got, err := json.Marshal(at("Deployment", keys...)); err != nil || string(got) != want {
-			t.Errorf("%s is %s, want %s", path, got, want)
-		}
-	}
-	s := loads(t, file, fmt.Sprint(at("ConfigMap", "data", "relay.yaml")))
-	if s.Relay == nil || s.Metrics != "0.0.0.0:9169" || s.Control != "/run/forewarn/control.sock" {
-		t.Errorf("the settings are a relay's (%v), with metrics %s and control %s", s.Relay != nil, s.Metrics, s.Control)
 	}
 }
 
