@@ -114,7 +114,11 @@ func (i *identity) refusal(status int, body string) error {
 	if oneOf(status, 404, 408, 410, 429) || status >= 500 {
 		return errors.New(text)
 	}
-	if strings.Contains(strings.ToLower(why.Description), "identity not found") {
+	said := strings.ToLower(why.Description)
+	if strings.Contains(said, "multiple user assigned identities") {
+		text += "; azure_identity: {client_id: ID} says which one"
+	}
+	if strings.Contains(said, "identity not found") {
 		text += "; this VM has no managed identity"
 		if i.settings.ClientID != "" {
 			text += " with the client id " + i.settings.ClientID

@@ -117,6 +117,8 @@ func TestRefusedTokenIsRenewed(t *testing.T) {
 // An answer without a token says whether somebody must act, and what to do.
 func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 	const notFound = `{"error":"invalid_request","error_description":"Identity not found"}`
+	const several = `{"error":"invalid_request","error_description":"Multiple user assigned identities exist, please ` +
+		`specify the clientId / resourceId of the identity in the token request"}`
 	for _, tt := range []struct {
 		fault imdstest.Fault
 		class error
@@ -124,6 +126,7 @@ func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 	}{
 		{imdstest.Fault{Status: 400, Body: notFound}, delivery.ErrBlocked,
 			"this VM has no managed identity with the client id " + clientID + "; assign one"},
+		{imdstest.Fault{Status: 400, Body: several}, delivery.ErrBlocked, "azure_identity: {client_id: ID} says which one"},
 		{imdstest.Fault{Status: 404}, nil, "404 Not Found"},
 		{imdstest.Fault{Status: 400,
 			Body: `{"error":"invalid_resource","error_description":"AADSTS500011: no such\nresource"}`},

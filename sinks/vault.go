@@ -259,8 +259,11 @@ func (v *Vault) fetch(ctx context.Context, h Host, at string) (Secret, error) {
 	}
 	token, err := i.get(ctx)
 	if err != nil {
-		return Secret{}, aboutSecret(at, err, "; Key Vault is read with the managed identity of an Azure VM: "+
-			"where there is none, keep the secret in a file")
+		remedy := "; Key Vault is read with the managed identity of an Azure VM: where there is none, keep the secret in a file"
+		if errors.Is(err, delivery.ErrBlocked) { // the answer was Azure's
+			remedy = ""
+		}
+		return Secret{}, aboutSecret(at, err, remedy)
 	}
 	redact := h.redactor()
 	redact.hide(token)

@@ -425,3 +425,32 @@ func TestNothingIsReadFromKeyVaultToCheckSettings(t *testing.T) {
 		t.Errorf("asked for %q, and for %d tokens", f.requests(), len(f.azure.Requests()))
 	}
 }
+
+// Whatever a vault answers, there is a secret that can be used, or an error with its URL that shows nothing of the value
+// and never rejects a CloudEvent.
+func FuzzVaultAnswer(f *testing.F) {
+	f.Add(200, `{"value":"s3cr3t-token","id":"https://forewarn.vault.azure.net/secrets/slack-token/0"}`)
+	f.Add(200, `{"value":["s3cr3t-token"]}`)
+	f.Add(200, `{"value":"\n"}`)
+	f.Add(403, `{"error":{"code":"Forbidden","message":"No.\u202e","innererror":{"code":"ForbiddenByRbac"}}}`)
+	f.Add(403, `{"error":{"code":[],"innererror":null}}`)
+	f.Add(429, `<html>`)
+	f.Fuzz(func(t *testing.T, status int, body string) {
+		r := response{status: status, body: body}
+		var secret Secret
+		var err error
+		if status == http.StatusOK {
+			secret, err = vaultValue(vaultURL, r)
+		} else {
+			err = vaultRefusal(vaultURL, r, new(redactor))
+		}
+		text := secret.plain()
+		switch {
+		case err == nil && (text == "" || len(text) > vaultMax):
+			t.Errorf("a secret of %d bytes", len(text))
+		case err != nil && (!strings.Contains(err.Error(), vaultURL) || errors.Is(err, delivery.ErrRejected) ||
+			status == http.StatusOK && strings.Contains(err.Error(), "s3cr3t")):
+			t.Errorf("%v", err)
+		}
+	})
+}
