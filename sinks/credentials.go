@@ -234,6 +234,7 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return c.url.wrong(err)
 	}
+	a.redact.hideKeys(c.path)
 	if c.url.open {
 		a.redact.hideKeys(raw)
 	} else {

@@ -68,6 +68,25 @@ func TestWhatLooksLikeAKeyIsNotShown(t *testing.T) {
 	}
 }
 
+// A service of one's own may say a key in its URL, its path or a header, where nothing counts as secret by itself.
+func TestAKeyThatAServiceSaysIsNotShown(t *testing.T) {
+	url, path, header := "R03A9vx7kq2LmZ5tYb81Wc", "S14BpQ8wNd3fHj6uGs20Xe", "T25CrM4yKa9oVi1zLc73Ub"
+	c := credentials{
+		url:     source{Value: Value{Text: NewSecret("https://hooks.example.com/" + url)}, key: "url", open: true},
+		headers: sources{{Value: Value{Text: NewSecret(header)}, key: "headers.X-Tool", name: "X-Tool", open: true}},
+		path:    "/api/" + path, host: testHost(t),
+	}
+	a, err := c.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{url, path, header} {
+		if got := a.redact.line("no such tool: "+key, maxShown); got != notShown {
+			t.Errorf("shown is %q", got)
+		}
+	}
+}
+
 // Tags between its letters, as where lines may break, and the colours of a terminal hide no secret.
 func TestTagsAndColoursHideNoSecret(t *testing.T) {
 	redact := new(redactor)
