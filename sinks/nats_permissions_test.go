@@ -49,7 +49,7 @@ func natsNeedy(t *testing.T, publish, subscribe []string, keys string, stream fu
 	}))
 	_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
 	made := natsStream(t, js, func(c *jetstream.StreamConfig) {
-		c.Duplicates, c.AllowDirect = time.Second, true
+		c.Duplicates, c.AllowDirect = time.Minute, true
 		stream(c)
 	})
 	open := func() delivery.Sink {
@@ -77,6 +77,11 @@ func natsNeedy(t *testing.T, publish, subscribe []string, keys string, stream fu
 	}
 	for i := range 3 { // stored; a duplicate; a copy whose id the stream has forgotten
 		if i == 2 {
+			brief := made.CachedInfo().Config
+			brief.Duplicates = 100 * time.Millisecond
+			if _, err := js.UpdateStream(t.Context(), brief); err != nil {
+				t.Fatal(err)
+			}
 			natsForgets(t, js, i)
 		}
 		if _, err := open().Deliver(t.Context(), deliveries(t)[:1]); err != nil {
@@ -114,7 +119,7 @@ func TestNATSNeedsTheDocumentedPermissions(t *testing.T) {
 			func(c *jetstream.StreamConfig) { c.AllowDirect = false }},
 		"without once": {append(slices.Clone(publish), "$JS.API.DIRECT.GET.FOREWARN"), "once: false", as},
 		"with provision": {append(slices.Clone(publish), look, "$JS.API.STREAM.CREATE.FOREWARN", "$JS.API.STREAM.UPDATE.FOREWARN"),
-			"provision: {stream: FOREWARN, duplicates: 1s}",
+			"provision: {stream: FOREWARN, duplicates: 1m}",
 			func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.probe", "forewarn.heartbeat.>"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
