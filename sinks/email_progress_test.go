@@ -333,7 +333,7 @@ func TestAMailIsAboutTheEventsThatAreLeft(t *testing.T) {
 		subject string // how it ends
 		event   string // in the header
 	}{
-		{30, ", and 29 more", ""},
+		{30, "30 reboots have begun: vm-0", ""},
 		{1, "reboot has begun (22:12 UTC on Mon 11 Apr)", "AAAAAAAA-0000-4000-8000-000000000000"},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -234,16 +234,17 @@ func situations() map[string]situation {
 	tell("gone", "04:20:00", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeUnknown}},
 		true, nil)
 
-	var group []delivery.Delivery
-	for i := range 6 {
-		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{
-			"EventId":   fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i),
-			"Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
-		})
+	var group, ended []delivery.Delivery
+	for i, vm := range []string{"web_0", "vm-db-1", "vm-db-2", "vm-db-3", "vm-db-4", "vm-build"} {
+		id := fmt.Sprintf("A1B2C3D%d-D2CD-49C7-8624-8643E7171297", i)
+		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": id, "Resources": []string{vm}})
 		in := circumstances{Observer: dbHost, Time: messageTime.clock(), Incarnation: "7"}
 		group = append(group, deliveryOf(cloudevent.Wrap(scheduled(e), in))...)
+		in.Announced, in.End.Outcome = in.Time.Add(-time.Hour), cloudevent.OutcomeCanceled
+		ended = append(ended, deliveryOf(cloudevent.Wrap(vanished(e), in))...)
 	}
 	all["group"] = situation{batch: group, now: messageTime}
+	all["group-cancelled"] = situation{batch: ended, now: messageTime}
 	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: messageTime.clock(),
 		After: 64.5, Attempts: 1, Status: "200 OK"}
 	refused, unanswered, moot := asked, asked, asked

@@ -33,6 +33,7 @@ var FuncDocs = []FuncDoc{
 	{"last", "last item of a list", `{{list "a" "b" | last}}`, "b"},
 	{"without", "list without some items, ignoring case", `{{without (list "a" "b") "A" | join ","}}`, "b"},
 	{"names", "first items of a list, and how many more", `{{list "a" "b" "c" | names 1}}`, "a and 2 more"},
+	{"families", "whom the messages of a group hit; names that differ only in their number are one family", `{{list (dict "resources" (list "db-1" "db-2")) | families}}`, "2 of db-*"},
 
 	{"default", "the first argument if the value is empty", `{{default "none" ""}}`, "none"},
 	{"coalesce", "first value that isn't empty", `{{coalesce "" "b" "c"}}`, "b"},

@@ -45,15 +45,16 @@ func Funcs() template.FuncMap {
 		"json":      toJSON,
 
 		// Lists and maps.
-		"list":    func(items ...any) []any { return items },
-		"dict":    dict,
-		"dig":     dig,
-		"join":    join,
-		"split":   func(sep, v any) []string { return strings.Split(text(v), text(sep)) },
-		"first":   func(list any) any { return nth(list, 0) },
-		"last":    func(list any) any { return nth(list, -1) },
-		"without": without,
-		"names":   names,
+		"list":     func(items ...any) []any { return items },
+		"dict":     dict,
+		"dig":      dig,
+		"join":     join,
+		"split":    func(sep, v any) []string { return strings.Split(text(v), text(sep)) },
+		"first":    func(list any) any { return nth(list, 0) },
+		"last":     func(list any) any { return nth(list, -1) },
+		"without":  without,
+		"names":    names,
+		"families": families,
 
 		// Choices.
 		"default":  func(instead, v any) any { return coalesce(v, instead) },

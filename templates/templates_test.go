@@ -215,7 +215,7 @@ func TestSharedWordCanBeBlanked(t *testing.T) {
 
 // Nobody can read the environment, files or the network from a template: the functions are these and no others.
 func TestFunctionsAreAClosedSet(t *testing.T) {
-	want := strings.Fields(`activityLogURL clock clockSeconds coalesce contains date default dict dig facts first fullTime fullTimeSeconds hasPrefix
+	want := strings.Fields(`activityLogURL clock clockSeconds coalesce contains date default dict dig facts families first fullTime fullTimeSeconds hasPrefix
 		hasSuffix humanizeDuration include indent join json last line links list lower names portalURL quote replace required slack slackEscape
 		slackTime split ternary title toTime trim trimPrefix trimSuffix trunc tz unixEpoch upper without`)
 	if got := FuncNames(); !slices.Equal(got, want) {
