@@ -234,10 +234,8 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return c.url.wrong(err)
 	}
-	a.redact.hideKeys(c.path)
-	if c.url.open {
-		a.redact.hideKeys(raw)
-	} else {
+	a.redact.hideKeys(joinPath(raw, c.path))
+	if !c.url.open {
 		a.redact.hideURL(own.URL)
 		a.redact.hideParts(constants(raw)...)
 	}
