@@ -202,7 +202,7 @@ func TestWhatAServiceManagerStartsLivesOn(t *testing.T) {
 	}
 	service := exec.Command(self, other.address())
 	service.Env = []string{"TASK=hang"}
-	if err := service.Start(); err != nil {
+	if _, err := startMarked(service, false); err != nil {
 		t.Fatal(err)
 	}
 	conn := other.begun()
@@ -250,7 +250,7 @@ func TestProcessNamesMayHoldAnything(t *testing.T) {
 	w := newWatch(t)
 	odd := exec.Command(name, w.address())
 	odd.Env = []string{"TASK=hang"}
-	if err := odd.Start(); err != nil {
+	if _, err := startMarked(odd, false); err != nil {
 		t.Fatal(err)
 	}
 	conn := w.begun()
@@ -322,7 +322,7 @@ func TestWhatCannotBeEndedIsNotSaidToBe(t *testing.T) {
 	bridge := exec.Command(publicCopy(t), settings, string(ce))
 	bridge.Env, bridge.Dir, bridge.Stdout = []string{"TASK=bridge"}, "/", &out
 	bridge.SysProcAttr = &unix.SysProcAttr{Credential: a.credential}
-	if err := bridge.Start(); err != nil {
+	if _, err := startMarked(bridge, false); err != nil {
 		t.Fatal(err)
 	}
 	leader, child := one.begun(), other.begun()

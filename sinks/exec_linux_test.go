@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -85,7 +86,7 @@ func TestCommandDiesWithTheBridge(t *testing.T) {
 	}
 	bridge := exec.Command(self, asCommand(t, "deaf", w.address()), string(ce))
 	bridge.Env = []string{"TASK=bridge"}
-	if err := bridge.Start(); err != nil {
+	if _, err := startMarked(bridge, false); err != nil { // beside no other's mark
 		t.Fatal(err)
 	}
 	conn := w.begun()
@@ -174,9 +175,13 @@ func TestOnlyRootChoosesTheUser(t *testing.T) {
 	other := exec.Command(publicCopy(t), settings, string(ce))
 	other.Env, other.Dir = []string{"TASK=bridge"}, "/"
 	other.SysProcAttr = &unix.SysProcAttr{Credential: a.credential}
-	out, err := other.CombinedOutput()
-	if err != nil || !strings.HasPrefix(string(out), "user: only root") {
-		t.Errorf("open as nobody gave %s (%v), want user refused", out, err)
+	var out bytes.Buffer
+	other.Stdout, other.Stderr = &out, &out
+	if _, err := startMarked(other, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Wait(); err != nil || !strings.HasPrefix(out.String(), "user: only root") {
+		t.Errorf("open as nobody gave %s (%v), want user refused", &out, err)
 	}
 }
 

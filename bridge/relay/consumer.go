@@ -294,10 +294,11 @@ func (q *queue) follows(info *jetstream.ConsumerInfo) bool {
 	q.mu.Lock()
 	unsettled := q.unsettled()
 	q.mu.Unlock()
-	if info.NumAckPending > unsettled && !q.saidUnacked {
+	refused := q.js.Conn().LastError() // without one the server is only slow
+	if info.NumAckPending > unsettled && refused != nil && !q.saidUnacked {
 		q.saidUnacked = true
 		q.log.Warn("what is settled is acknowledged in vain, so it is read again now and then; a relay needs the right to "+
-			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", q.js.Conn().LastError())
+			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", refused)
 	}
 	return info.Delivered.Consumer == q.puller.Received && info.NumAckPending <= unsettled &&
 		info.Config.MaxAckPending == q.room.most+streams.ReadAhead && info.Config.AckWait == ackWait
