@@ -26,6 +26,8 @@ var MessageDocs = map[string]string{
 	"age":         "how late the message is, in seconds: since time or, with a lead, since it was due; 0 if it is repeated",
 	"attempt":     "1 for the first attempt to send it",
 	"muted":       "who muted the sink, if the message waited for the end of a mute; else empty",
+	"mutedUntil":  "when that mute ended, RFC 3339; else empty",
+	"mutedFor":    "why it was muted; else empty",
 	"missed":      "older changes that this message stands for, oldest first, each with change and time",
 	"test":        "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":   "when the observer first saw the event, RFC 3339; empty about forewarn itself",
@@ -113,9 +115,11 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	}
 	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
 	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
-	f["attempt"], f["missed"], f["muted"] = d.Attempt, missed, ""
+	f["attempt"], f["missed"] = d.Attempt, missed
+	f["muted"], f["mutedUntil"], f["mutedFor"] = "", "", ""
 	if d.Mute != nil {
-		f["muted"] = d.Mute.By
+		f["muted"], f["mutedFor"] = d.Mute.By, d.Mute.Reason
+		f["mutedUntil"] = cmp.Or(d.Mute.Ended, d.Mute.Until).UTC().Format(time.RFC3339)
 	}
 	f["fallbackFor"] = map[string]any(nil)
 	if d.FallbackFor != nil {

@@ -349,7 +349,7 @@ func situations() map[string]situation {
 	}
 	waited := slices.Concat(all["started"].batch, all["bridge.sink.recovered"].batch) // both told at the end of a mute
 	for i := range waited {
-		waited[i].Mute = &delivery.Mute{By: "root (alice)"}
+		waited[i].Mute = &delivery.Mute{By: "root (alice)", Reason: "replacing disks", Until: at("05:54:00").clock()}
 	}
 	waited[1].Attempt = 4 // its server was down, too
 	all["muted"] = situation{batch: waited, now: at("05:55:00")}
