@@ -214,12 +214,21 @@ func (m *email) openTexts(s emailSettings) error {
 // Deliver sends one mail to the recipients who do not have it yet. It is accepted once every recipient has it, except
 // those whom the server refuses for good, and rejected if the server refuses all of them. The progress is the list of
 // addresses that have it.
+//
+// A short pause is one mail. The receipt says that it was sent.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	f := m.fields(batch, m.now())
+	if batch[0].Receipt != nil && len(batch[0].Missed) == 0 && saysNothingNew(f) {
+		return delivery.Answer{Status: "no mail: a short pause is one mail"}, nil
+	}
 	message, err := m.compose(batch)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
-	var answer delivery.Answer
+	var answer, accepted delivery.Answer
+	if isShortPause(f) {
+		accepted.Receipt = []byte("told")
+	}
 	var have, to []string
 	if batch[0].Progress != nil {
 		_ = json.Unmarshal(batch[0].Progress, &have) // if it is unreadable, there is none
@@ -230,8 +239,8 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		}
 	}
 	if len(to) == 0 { // the settings have changed
-		answer.Status = "250 all have it"
-		return answer, nil
+		accepted.Status = "250 all have it"
+		return accepted, nil
 	}
 	redact := m.redactor()
 	s, err := m.server.connect(ctx, redact)
@@ -254,13 +263,14 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	if names != "" && (class == nil || len(have) == 0) {
 		return answer, withClass(class, m.server.addr+": "+names)
 	}
-	answer.Status = strings.TrimSpace("250 " + redact.line(reply, maxShown))
+	accepted.Progress = answer.Progress
+	accepted.Status = strings.TrimSpace("250 " + redact.line(reply, maxShown))
 	if names != "" {
-		answer.Status += "; refused: " + names
+		accepted.Status += "; refused: " + names
 		m.Log.Warn("recipients refused for good; the others got the mail",
 			"sink", m.Name, "id", batch[0].Event.ID(), "refused", names)
 	}
-	return answer, nil
+	return accepted, nil
 }
 
 // outcome returns the recipients who have the mail, and names the refused ones with the reasons. class is the mildest
@@ -296,6 +306,11 @@ func (m *email) Render(d delivery.Delivery) (string, error) {
 // compose returns the mail. It is the same on each attempt, except for what depends on the current time.
 func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	f := m.fields(batch, m.now())
+	if isShortPause(f) {
+		for _, about := range []map[string]any{f, f["group"].([]map[string]any)[0]} {
+			about["endFollows"], about["onlyIfLonger"] = false, true
+		}
+	}
 	m.runbook.put(f, m.Log)
 	parts, err := m.parts(f)
 	if err != nil {

@@ -20,27 +20,28 @@ import (
 
 // MessageDocs explains the names that the templates of a message can use beside those of cloudevent.Fields.
 var MessageDocs = map[string]string{
-	"now":         "when the message is made, RFC 3339; it differs from time when the message is late",
-	"zone":        "the setting timezone, such as Europe/Berlin",
-	"left":        "seconds from now to aznotbefore, 0 when begun or unknown",
-	"age":         "how late the message is, in seconds: since time or, with a lead, since it was due; 0 if it is repeated",
-	"attempt":     "1 for the first attempt to send it",
-	"muted":       "who muted the sink, if the message waited for the end of a mute; else empty",
-	"mutedUntil":  "when that mute ended, RFC 3339; else empty",
-	"mutedFor":    "why it was muted; else empty",
-	"missed":      "older changes that this message stands for, oldest first, each with change and time",
-	"test":        "whether it is a message of forewarn send; change is then that of the sample",
-	"announced":   "when the observer first saw the event, RFC 3339; empty about forewarn itself",
-	"begun":       "when the observer first saw that it has begun, RFC 3339; empty before that",
-	"fallbackFor": "a map if another sink could not deliver it: sink (its name), kind, and error (what went wrong); else nil",
-	"forAll":      "whether the message speaks for all VMs of the event, as on a relay or with vms: leader or all",
-	"endFollows":  "whether the sink gets a message when the event ends",
-	"told":        "whether the sink was told of the event before this message, as far as that is known",
-	"incidentKey": "the same in all messages about one event, or about one trouble; another for each test",
-	"resolved":    "whether the event or the trouble that incidentKey names is over",
-	"runbook":     "the link that runbook_url gives; else empty",
-	"cloudevent":  "the whole CloudEvent, for {{json .cloudevent}}",
-	"group":       "the fields of every CloudEvent that the message stands for, this one first; more than one if it is a group",
+	"now":          "when the message is made, RFC 3339; it differs from time when the message is late",
+	"zone":         "the setting timezone, such as Europe/Berlin",
+	"left":         "seconds from now to aznotbefore, 0 when begun or unknown",
+	"age":          "how late the message is, in seconds: since time or, with a lead, since it was due; 0 if it is repeated",
+	"attempt":      "1 for the first attempt to send it",
+	"muted":        "who muted the sink, if the message waited for the end of a mute; else empty",
+	"mutedUntil":   "when that mute ended, RFC 3339; else empty",
+	"mutedFor":     "why it was muted; else empty",
+	"missed":       "older changes that this message stands for, oldest first, each with change and time",
+	"test":         "whether it is a message of forewarn send; change is then that of the sample",
+	"announced":    "when the observer first saw the event, RFC 3339; empty about forewarn itself",
+	"begun":        "when the observer first saw that it has begun, RFC 3339; empty before that",
+	"fallbackFor":  "a map if another sink could not deliver it: sink (its name), kind, and error (what went wrong); else nil",
+	"forAll":       "whether the message speaks for all VMs of the event, as on a relay or with vms: leader or all",
+	"endFollows":   "whether the sink gets a message when the event ends",
+	"onlyIfLonger": "whether another message follows only if the pause lasts clearly longer than Azure says",
+	"told":         "whether the sink was told of the event before this message, as far as that is known",
+	"incidentKey":  "the same in all messages about one event, or about one trouble; another for each test",
+	"resolved":     "whether the event or the trouble that incidentKey names is over",
+	"runbook":      "the link that runbook_url gives; else empty",
+	"cloudevent":   "the whole CloudEvent, for {{json .cloudevent}}",
+	"group":        "the fields of every CloudEvent that the message stands for, this one first; more than one if it is a group",
 }
 
 // MessageFields returns the fields for the templates of a message about one delivery.
@@ -61,7 +62,7 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 			group[i]["age"] = 0.0
 		}
 		group[i]["forAll"] = h.ForAll
-		group[i]["endFollows"] = !h.NoEnd
+		group[i]["endFollows"], group[i]["onlyIfLonger"] = !h.NoEnd, false
 		group[i]["told"] = h.toldBefore(d, group[i])
 		if d.FallbackFor != nil {
 			group[i]["fallbackFor"].(map[string]any)["kind"] = h.KindOf[d.FallbackFor.Sink]
@@ -76,6 +77,29 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 // delivery is the first change, or stands for older ones, or comes in another sink's place.
 func (h *Host) toldBefore(d delivery.Delivery, f map[string]any) bool {
 	return f["first"] != true && len(d.Missed) == 0 && d.FallbackFor == nil && !(h.NoStart && f["change"] == "started")
+}
+
+// isShort reports whether the event is a Freeze that is known to last at most 10 s. Nobody has to act on it.
+func isShort(f map[string]any) bool {
+	length, known := f["duration"].(int)
+	return known && f["azeventtype"] == "Freeze" && length >= 0 && length <= 10
+}
+
+// isShortPause reports whether a message is about one such event: people get one message about it where the sink can tell.
+func isShortPause(f map[string]any) bool {
+	return len(f["group"].([]map[string]any)) == 1 && isShort(f)
+}
+
+// saysNothingNew reports whether who was told of a short pause needs no further message: it has begun, or is over and did
+// not last clearly longer than Azure said.
+func saysNothingNew(f map[string]any) bool {
+	if !isShortPause(f) {
+		return false
+	}
+	data, _ := f["data"].(map[string]any)
+	pause, _ := data["longestPause"].(float64)
+	asSaid := pause <= 2*float64(f["duration"].(int))+2
+	return f["change"] == string(imds.Started) || f["change"] == string(imds.Vanished) && asSaid
 }
 
 // messageFields returns the fields about one delivery, without group.

@@ -244,7 +244,7 @@ func (k *slackSink) deliver(ctx context.Context, a *slackAPI, batch []delivery.D
 	if k.api == "" || r.TS == "" {
 		return k.postRoot(ctx, a, batch, f, r)
 	}
-	progress := batch[0].Progress
+	progress, edited := batch[0].Progress, false
 	if !r.Group && progress == nil {
 		root, err := k.message(f)
 		if err != nil {
@@ -259,7 +259,10 @@ func (k *slackSink) deliver(ctx context.Context, a *slackAPI, batch []delivery.D
 		case err != nil:
 			return delivery.Answer{}, err
 		}
-		progress = []byte("root")
+		progress, edited = []byte("root"), err == nil
+	}
+	if edited && k.broadcast == nil && saysNothingNew(f) { // the root says it
+		return r.answer(r.TS), nil
 	}
 	f["reply"] = true
 	text, err := execute(k.text, f)
@@ -402,7 +405,7 @@ func notifies(f map[string]any, chosen []string) bool {
 	if chosen != nil {
 		return slices.Contains(chosen, change) || canceled && slices.Contains(chosen, "canceled")
 	}
-	if length, ok := f["duration"].(int); ok && f["azeventtype"] == "Freeze" && length >= 0 && length <= 10 {
+	if isShort(f) {
 		return false
 	}
 	switch change {

@@ -59,7 +59,7 @@ func (s *speaker) facts() ([]Fact, error) {
 		all = []Fact{
 			{Label: "Why", Text: s.say("why")},
 			{Label: "Effect", Text: s.say("effect")},
-			{Label: "How long", Text: s.say("howLong")},
+			{Label: "How long", Text: s.say("howLong") + s.say("onceOnly")},
 			others,
 			s.youCan(),
 			{Label: "Note", Text: s.say("missed")},
