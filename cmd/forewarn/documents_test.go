@@ -87,12 +87,13 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 // in a terminal and left out.
 func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
 	for doc, want := range map[string]string{
-		"See [the keys](../cmd/forewarn/README.md#settings).": "See the keys (forewarn help settings).",
-		"One sink ([more](../sinks/README.md#nats)).":         "One sink (more: forewarn help sinks nats).",
-		"[`ntfy`](../sinks/services/README.md#ntfy)":          "ntfy",
-		"A unit, [examples/systemd](../examples/systemd).":    "A unit, examples/systemd.",
-		"See [the code](doc.go) ([it](doc.go)).":              "See the code (it).",
-		"**Bold**, `code`, [a](https://example.com/).":        "Bold, code, a (https://example.com/).",
+		"See [the keys](../cmd/forewarn/README.md#settings).":  "See the keys (forewarn help settings).",
+		"One sink ([more](../sinks/README.md#nats)).":          "One sink (more: forewarn help sinks nats).",
+		"[Your own](../sinks/README.md#a-service-of-your-own)": "Your own (forewarn help sinks)",
+		"[`ntfy`](../sinks/services/README.md#ntfy)":           "ntfy",
+		"A unit, [examples/systemd](../examples/systemd).":     "A unit, examples/systemd.",
+		"See [the code](doc.go) ([it](doc.go)).":               "See the code (it).",
+		"**Bold**, `code`, [a](https://example.com/).":         "Bold, code, a (https://example.com/).",
 	} {
 		if got := plain(doc); got != want {
 			t.Errorf("%s: got %q, want %q", doc, got, want)

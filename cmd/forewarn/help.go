@@ -117,6 +117,11 @@ func readOn(target string) string {
 			return "forewarn help " + t.name
 		}
 	}
+	for _, t := range topics {
+		if t.sections == nil && strings.HasSuffix(file, t.document.dir+"/README.md") {
+			return "forewarn help " + t.name
+		}
+	}
 	return ""
 }
 
