@@ -108,6 +108,10 @@ func TestAFrozenRelayTellsNothingWhenItGoesOn(t *testing.T) {
 	if err := frozen.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	var status syscall.WaitStatus // on a busy machine it is a while until every thread stands still
+	if _, err := syscall.Wait4(frozen.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("the first relay is not frozen: %v, %v", status, err)
+	}
 	publish(2) // which the server sends to both
 	await("the second relay, after the first one's lease", bySecond, 1)
 	if err := frozen.Signal(syscall.SIGCONT); err != nil {
