@@ -15,11 +15,12 @@ const fakeKubectl = `if [ "$1" = --request-timeout=10s ]; then shift; fi
 if [ -e "$DRILL/broken" ] || [ -e "$DRILL/broken-$1" ]; then echo "error: refused" >&2; exit 1; fi
 case $1 in get | auth) ;; *) echo "$@" >>"$DRILL/told" ;; esac
 case $* in
+"auth whoami -o go-template="*) cat "$DRILL/whoami" ;;
 "get node node-a -o go-template="*unschedulable*) if [ -e "$DRILL/cordoned" ]; then printf yes; fi ;;
 "get node node-a -o go-template="*annotations*) echo example.com/zone; cat "$DRILL/annotations" ;;
 "get node node-a") ;;
-"cordon node-a" | "drain node-a "*) : >"$DRILL/cordoned" ;;
-"uncordon node-a") rm -f "$DRILL/cordoned" ;;
+"patch node node-a -p {\"spec\":{\"unschedulable\":true}}" | "drain node-a "*) : >"$DRILL/cordoned" ;;
+"patch node node-a -p {\"spec\":{\"unschedulable\":false}}") rm -f "$DRILL/cordoned" ;;
 "annotate node node-a --overwrite drain.forewarn/"*=) echo "${5%=}" >>"$DRILL/annotations" ;;
 "annotate node node-a drain.forewarn/"*-)
 	grep -vxF "${4%-}" "$DRILL/annotations" >"$DRILL/left"
@@ -35,12 +36,13 @@ func newNode(t *testing.T) drill {
 	d.program("kubectl", fakeKubectl)
 	d.write("annotations", "")
 	d.write("forbidden", "")
+	d.write("whoami", "node-a")
 	return d
 }
 
 // node runs drain-node.sh as forewarn does about a change of an event.
 func (d drill) node(change, event string, env ...string) (code int, last string) {
-	return d.run("../helm/forewarn/files/drain-node.sh", nil, append([]string{"NODE_NAME=node-a", "DRAIN_STATE=" + d.dir,
+	return d.run("../helm/forewarn/files/drain-node.sh", nil, append([]string{"DRAIN_STATE=" + d.dir,
 		"FOREWARN_CHANGE=" + change, "CE_SUBJECT=" + event, "FOREWARN_NOTICE_SECONDS=900", "FOREWARN_TEST="}, env...)...)
 }
 
@@ -55,7 +57,8 @@ func TestDrainNodeCordonsDrainsAndUncordons(t *testing.T) {
 	d := newNode(t)
 	code, last := d.node("scheduled", "A")
 	d.want("announced", code, last, 0, "drained")
-	want := "annotate node node-a --overwrite drain.forewarn/A=\ncordon node-a\n" +
+	want := "annotate node node-a --overwrite drain.forewarn/A=\n" +
+		`patch node node-a -p {"spec":{"unschedulable":true}}` + "\n" +
 		"drain node-a --ignore-daemonsets --delete-emptydir-data --timeout=600s"
 	if got := d.read("told"); got != want || !d.cordoned() {
 		t.Errorf("kubectl was asked %q, want %q", got, want)
@@ -128,12 +131,13 @@ func TestDrainNodeSaysWhatFailed(t *testing.T) {
 		code           int
 		says           string
 	}{
-		{"broken-get", "scheduled", 75, "the API server says nothing of the node node-a"},
+		{"broken-get", "scheduled", 75, "the API server does not answer, or refuses"},
+		{"broken-auth", "scheduled", 75, "the API server does not answer, or refuses"},
 		{"broken-annotate", "scheduled", 75, "node-a was not annotated"},
-		{"broken-cordon", "scheduled", 75, "node-a was not cordoned"},
+		{"broken-patch", "scheduled", 75, "node-a was not cordoned"},
 		{"broken-drain", "scheduled", 1, "the node was not drained"},
-		{"broken-get", "vanished", 75, "the API server says nothing of the node node-a"},
-		{"broken-uncordon", "vanished", 75, "the node was not uncordoned"},
+		{"broken-get", "vanished", 75, "the API server does not answer, or refuses"},
+		{"broken-patch", "vanished", 75, "the node was not uncordoned"},
 		{"broken-annotate", "vanished", 75, "node-a was not annotated"},
 	} {
 		d := newNode(t)
@@ -162,8 +166,6 @@ func TestDrainNodeNamesWhatIsMissing(t *testing.T) {
 		says                  string
 	}{
 		{"all is there", "FOREWARN_TEST=1", "", 0, "a test: nothing is done"},
-		{"no node", "NODE_NAME=", "", 78, "NODE_NAME is empty; expected the name of the node"},
-		{"another node", "NODE_NAME=node-b", "", 78, "the API server says nothing of the node node-b"},
 		{"no state", "DRAIN_STATE=/nowhere", "", 78, `DRAIN_STATE is "/nowhere"; expected a directory to write to`},
 		{"no number", "DRAIN_LIMIT=10m", "", 78, `DRAIN_LIMIT is "10m"; expected a number of seconds`},
 		{"no event", "CE_SUBJECT=", "", 78, "no event: forewarn runs this"},
@@ -179,6 +181,15 @@ func TestDrainNodeNamesWhatIsMissing(t *testing.T) {
 			t.Errorf("%s: kubectl was asked %q", tt.claim, told)
 		}
 	}
+}
+
+// A token that is not of a pod names no node.
+func TestDrainNodeNeedsTheTokenOfItsPod(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.write("whoami", "")
+	code, last := d.node("scheduled", "A")
+	d.want("no node", code, last, 78, "the token names no node; expected that of a pod, and Kubernetes 1.30 or later")
 }
 
 // Without kubectl in the image the script says so.

@@ -9,8 +9,9 @@
 # Annotations of the node say for which events it is out. It comes back with the last of them, and is left alone if
 # somebody else had cordoned it.
 #
-# It needs kubectl and flock. Set in the settings of forewarn, as env:
-#   NODE_NAME, KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT  handed on from the pod
+# It needs kubectl and flock. The API server knows the node by the token of the pod. May be set in the settings of forewarn,
+# as env:
+#   KUBECONFIG     how the API server is reached (the kubeconfig beside this script)
 #   DRAIN_FLAGS    of kubectl drain (--ignore-daemonsets --delete-emptydir-data). Without --force a pod that nothing would
 #                  start again is not evicted, and the drain fails
 #   DRAIN_LIMIT    seconds that a drain may last (600; forewarn ends a run after 900)
@@ -33,10 +34,15 @@ api() {
 	kubectl --request-timeout=10s "$@"
 }
 
+# unschedulable is true or false. kubectl cordon and uncordon end with 0 when they are refused.
+unschedulable() {
+	api patch node "$node" -p "{\"spec\":{\"unschedulable\":$1}}" >/dev/null
+}
+
 # look sets cordoned to yes or nothing, and marks to the events for which the node is out.
 look() {
-	cordoned=$(api get node "$NODE_NAME" -o go-template='{{if .spec.unschedulable}}yes{{end}}') || end 75 "$no_answer"
-	marks=$(api get node "$NODE_NAME" -o go-template='{{range $key, $value := .metadata.annotations}}{{$key}}
+	cordoned=$(api get node "$node" -o go-template='{{if .spec.unschedulable}}yes{{end}}') || end 75 "$no_answer"
+	marks=$(api get node "$node" -o go-template='{{range $key, $value := .metadata.annotations}}{{$key}}
 {{end}}') || end 75 "$no_answer"
 	marks=$(printf '%s\n' "$marks" | sed -n "s,^$prefix/,,p")
 }
@@ -45,8 +51,8 @@ look() {
 cordon() {
 	look
 	if [ -z "$cordoned" ] || [ -n "$marks" ]; then
-		api annotate node "$NODE_NAME" --overwrite "$prefix/$event=" >/dev/null || end 75 "$NODE_NAME was not annotated"
-		api cordon "$NODE_NAME" || end 75 "$NODE_NAME was not cordoned"
+		api annotate node "$node" --overwrite "$prefix/$event=" >/dev/null || end 75 "$node was not annotated"
+		unschedulable true || end 75 "$node was not cordoned"
 	fi
 }
 
@@ -63,7 +69,7 @@ drain() {
 		flock 9 && cordon
 	) 9>"$lock" || exit
 	# shellcheck disable=SC2086 # several words
-	kubectl drain "$NODE_NAME" $flags --timeout="${budget}s" || end 1 "the node was not drained"
+	kubectl drain "$node" $flags --timeout="${budget}s" || end 1 "the node was not drained"
 	end 0 "drained"
 }
 
@@ -75,10 +81,10 @@ uncordon() {
 	fi
 	words="the node stays cordoned, for another event"
 	if [ "$marks" = "$event" ]; then
-		api uncordon "$NODE_NAME" || end 75 "the node was not uncordoned"
+		unschedulable false || end 75 "the node was not uncordoned"
 		words="uncordoned"
 	fi
-	api annotate node "$NODE_NAME" "$prefix/$event-" >/dev/null || end 75 "$NODE_NAME was not annotated"
+	api annotate node "$node" "$prefix/$event-" >/dev/null || end 75 "$node was not annotated"
 	end 0 "$words"
 }
 
@@ -100,7 +106,8 @@ reserve=${DRAIN_RESERVE:-30}
 flags=${DRAIN_FLAGS:---ignore-daemonsets --delete-emptydir-data}
 prefix=drain.forewarn
 lock=${DRAIN_STATE:-/var/lib/forewarn}/drain.lock
-no_answer="the API server says nothing of the node ${NODE_NAME:-}"
+no_answer="the API server does not answer, or refuses"
+export KUBECONFIG="${KUBECONFIG:-/etc/forewarn/runbook/kubeconfig}"
 number FOREWARN_NOTICE_SECONDS "$notice"
 number DRAIN_LIMIT "$limit"
 number DRAIN_RESERVE "$reserve"
@@ -116,11 +123,13 @@ done
 if ! [ -w "${lock%/*}" ]; then
 	end 78 "DRAIN_STATE is \"${lock%/*}\"; expected a directory to write to"
 fi
-if [ -z "${NODE_NAME:-}" ]; then
-	end 78 "NODE_NAME is empty; expected the name of the node"
+whoami='{{range index .status.userInfo.extra "authentication.kubernetes.io/node-name"}}{{.}}{{end}}'
+node=$(api auth whoami -o go-template="$whoami") || end 75 "$no_answer"
+if [ -z "$node" ]; then
+	end 78 "the token names no node; expected that of a pod, and Kubernetes 1.30 or later"
 fi
 if [ -n "${FOREWARN_TEST:-}" ]; then
-	api get node "$NODE_NAME" >/dev/null || end 78 "$no_answer"
+	api get node "$node" >/dev/null || end 78 "$no_answer"
 	may patch nodes
 	may list pods --all-namespaces
 	may create pods --subresource=eviction --all-namespaces
