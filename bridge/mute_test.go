@@ -254,5 +254,6 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		s.azure.End(idA)
 		pause(1500 * time.Millisecond)
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-started")
+		b.end()
 	})
 }
