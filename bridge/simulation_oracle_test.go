@@ -446,7 +446,8 @@ func (o *oracle) unsettled(was taken, now int) bool {
 	if o.as(was.sink, was.at).sync {
 		ahead = time.Millisecond
 	}
-	return end.ended.at-was.at < ahead || o.ill(was.at, end.ended.at)
+	const tried = 5 * time.Second // after a failure, the disk is tried again
+	return end.ended.at-was.at < ahead || o.ill(was.at-tried, end.ended.at)
 }
 
 // returned reports whether a route was away for more than a day in between, by the machine's clock, and so counts as
