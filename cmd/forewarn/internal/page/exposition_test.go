@@ -72,6 +72,18 @@ func TestExpositionRoundTrips(t *testing.T) {
 	}
 }
 
+// A counter or histogram that was forgotten in NewMetrics or expect would not be there until something happens.
+func TestEveryFamilyIsServedFromTheStart(t *testing.T) {
+	m := NewMetrics()
+	m.expect("quiet")
+	served := parseExposition(t, string(exposition(m.families)))
+	for _, f := range m.families {
+		if served[f.name] == nil {
+			t.Errorf("%s has no series at the start; expect it in NewMetrics, or for each sink in expect", f.name)
+		}
+	}
+}
+
 // Of two VMs with one name in different resource groups, the series are those of the one that needs somebody.
 func TestVMsWithOneNameShowTheOneThatNeedsSomebody(t *testing.T) {
 	silent := time.Now().Add(-time.Hour)

@@ -30,6 +30,7 @@ type Metrics struct {
 	forgotten  *family
 	duration   *family
 	lag        *family
+	families   []*family // all of them
 }
 
 // pollAnswers are the values of the label answer.
@@ -40,30 +41,32 @@ var pollAnswers = map[imds.PollClass]string{
 
 // NewMetrics returns metrics with all series that do not depend on sinks, at 0.
 func NewMetrics() *Metrics {
+	m := &Metrics{started: time.Now()}
+	add := func(f *family) *family {
+		m.families = append(m.families, f)
+		return f
+	}
 	counter := func(name, help string, labels ...string) *family {
-		return &family{name: "forewarn_" + name, help: help, kind: "counter", labels: labels}
+		return add(&family{name: "forewarn_" + name, help: help, kind: "counter", labels: labels})
 	}
 	histogram := func(name, help string, bounds ...float64) *family {
-		return &family{name: "forewarn_" + name, help: help, kind: "histogram", labels: []string{"sink"}, bounds: bounds}
+		return add(&family{name: "forewarn_" + name, help: help, kind: "histogram", labels: []string{"sink"}, bounds: bounds})
 	}
-	m := &Metrics{
-		started: time.Now(),
-		polls: counter("polls_total",
-			"Polls of the endpoint, by answer; document, unchanged and empty are valid.", "answer"),
-		events:    counter("events_total", "CloudEvents created, by type.", "type"),
-		delivered: counter("deliveries_total", "Deliveries that the sink accepted.", "sink"),
-		superseded: counter("deliveries_superseded_total",
-			"Deliveries replaced by a newer one of the same event before they were sent.", "sink"),
-		failed: counter("deliveries_failed_total", "Deliveries that failed and will be tried again "+
-			"(blocked, rate_limited, timeout, again) or became dead letters (the other reasons).", "reason", "sink"),
-		requests:  counter("delivery_requests_total", "Delivery attempts; one may carry several deliveries.", "sink"),
-		forgotten: counter("records_dropped_total", "Outbox records dropped because of size or age.", "what"),
-		duration: histogram("delivery_duration_seconds", "Duration of one attempt.",
-			.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900),
-		lag: histogram("delivery_lag_seconds",
-			"Time from when a delivery was due until the sink accepted it, over all attempts.",
-			.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400),
-	}
+	m.polls = counter("polls_total",
+		"Polls of the endpoint, by answer; document, unchanged and empty are valid.", "answer")
+	m.events = counter("events_total", "CloudEvents created, by type.", "type")
+	m.delivered = counter("deliveries_total", "Deliveries that the sink accepted.", "sink")
+	m.superseded = counter("deliveries_superseded_total",
+		"Deliveries replaced by a newer one of the same event before they were sent.", "sink")
+	m.failed = counter("deliveries_failed_total", "Deliveries that failed and will be tried again "+
+		"(blocked, rate_limited, timeout, again) or became dead letters (the other reasons).", "reason", "sink")
+	m.requests = counter("delivery_requests_total", "Delivery attempts; one may carry several deliveries.", "sink")
+	m.forgotten = counter("records_dropped_total", "Outbox records dropped because of size or age.", "what")
+	m.duration = histogram("delivery_duration_seconds", "Duration of one attempt.",
+		.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900)
+	m.lag = histogram("delivery_lag_seconds",
+		"Time from when a delivery was due until the sink accepted it, over all attempts.",
+		.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400)
 	for _, answer := range pollAnswers {
 		m.polls.expect(answer)
 	}
@@ -112,11 +115,6 @@ func (m *Metrics) Accepted(sink string, lag time.Duration) {
 	m.lag.observe(lag.Seconds(), sink)
 }
 
-// families returns the counters and histograms.
-func (m *Metrics) families() []*family {
-	return []*family{m.polls, m.events, m.delivered, m.superseded, m.failed, m.requests, m.forgotten, m.duration, m.lag}
-}
-
 // Handler serves the metrics, with gauges from the status and from the process.
 func (m *Metrics) Handler(status func() bridge.Status) http.Handler {
 	status = cached(statusAge, status)
@@ -126,7 +124,7 @@ func (m *Metrics) Handler(status func() bridge.Status) http.Handler {
 			m.expect(k.Name)
 		}
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = w.Write(exposition(m.families(), statusFamilies(st),
+		_, _ = w.Write(exposition(m.families, statusFamilies(st),
 			processFamilies(m.started))) // fails if the client is gone
 	})
 }
