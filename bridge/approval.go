@@ -248,7 +248,11 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 	d.Failures++
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
-	b.reviews.setRuling(e.ID, fmt.Sprintf("Azure doesn't take the approval (attempts: %d): %v; it is tried again", d.Failures, err))
+	said := "the approval can't be sent"
+	if d.Attempts > 0 {
+		said = "Azure hasn't answered the approval"
+	}
+	b.reviews.setRuling(e.ID, fmt.Sprintf("%s (attempts: %d): %v; it is tried again", said, d.Failures, err))
 	b.log.Warn(problem, "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }
@@ -343,6 +347,9 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 		op.Approval = &d
 	}
 	op.Approved = op.Approved || d.Attempts > 0
+	if a.Result == cloudevent.ResultUnanswered && d.Seq == op.Latest {
+		op.Asked = a.By
+	}
 }
 
 // ApproveNow approves the event with that id for a user, whatever the rules say. shown is the Digest of the event as
@@ -413,7 +420,7 @@ func (s situation) addApproval(c *commit, e imds.Event, op *openEvent, a cloudev
 	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
 	times := max(s.used[id]+1, int(s.now.UnixMilli()))
 	in.Repeat, in.Approval = times-1, &a
-	if a.Result != cloudevent.ResultWithheld {
+	if a.Result != cloudevent.ResultWithheld && a.Result != cloudevent.ResultRefused {
 		in.Rules = nil
 	}
 	ce, err := cloudevent.Wrap(change, in)

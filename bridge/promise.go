@@ -196,8 +196,8 @@ const failingFor = time.Minute
 
 // keepPromise looks after what people were told of an event that is not approved now. They are told if a rule that they
 // were told of is no longer in the settings, or if none of the rules will approve the event: at once when that is for
-// good, otherwise once after failingFor, as something that may still pass. stuck is why Azure doesn't take an approval that
-// the rules have made; "" if they have made none.
+// good, otherwise once after failingFor, as something that may still pass. stuck is why an approval that the rules have
+// made has no answer; "" if they have made none.
 func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	if len(op.Promised) == 0 {
 		return
@@ -219,9 +219,12 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 		return
 	}
 	a := all.withheld(untrue, now, b.zone())
-	a.NotYet = notYet
+	a.NotYet, a.Asked = notYet, op.Asked
 	if stuck != "" {
 		a.Sink, a.Error = "", stuck
+	}
+	if d := op.Approval; d.unsent() && d.Attempts > 0 {
+		a.Asked = d.by()
 	}
 	b.withhold(op, a, standing)
 }

@@ -359,6 +359,47 @@ func (e *ear) withheld(t *testing.T) (whys []string) {
 	return whys
 }
 
+// asked returns who had asked Azure without an answer, of each withheld approval that was told.
+func (e *ear) asked(t *testing.T) (by []string) {
+	for _, h := range e.accepted() {
+		if a := dataIn(t, h.Event).Approval; a != nil && a.Result == cloudevent.ResultWithheld {
+			by = append(by, a.Asked)
+		}
+	}
+	return by
+}
+
+// What rules say of an event knows what somebody asked of Azure by hand: without an answer the event may begin at any time,
+// though the drain fails; and a refusal leaves what rules will do as it is.
+func TestRulesAndAnApprovalByHandKnowOfEachOther(t *testing.T) {
+	for what, tt := range map[string]struct {
+		fault imdstest.Fault
+		asked []string
+		rules string
+	}{
+		"without an answer": {imdstest.Fault{Path: imdstest.Approvals, Status: 503}, []string{"root"}, "-"},
+		"refused":           {imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse}, []string{""}, `rule "drain first" after drain and 5s;`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{namedRule()}
+				s.azure.SetFault(tt.fault)
+				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(3 * time.Second)
+				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+				pause(2 * time.Minute)
+				wantIDs(t, audit.asked(t), tt.asked...)
+				wantIDs(t, audit.promised(t)[:2], `rule "drain first" after drain and 5s;`, tt.rules)
+				b.end()
+			})
+		})
+	}
+}
+
 // Those who were told that the event starts by itself are told why it does not when it has changed so that no rule
 // approves it any more. The reason is that of the rule that was to.
 func TestAnUpdateThatEndsAPromiseIsTold(t *testing.T) {
@@ -446,7 +487,7 @@ func TestADoubtThatLastsIsTold(t *testing.T) {
 	}
 }
 
-// That Azure doesn't take the approval stands in the status at once, and is told after a minute.
+// That Azure doesn't answer the approval stands in the status at once, and is told after a minute: Azure may have taken it.
 func TestAnApprovalThatAzureDoesNotTakeIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
@@ -458,7 +499,7 @@ func TestAnApprovalThatAzureDoesNotTakeIsTold(t *testing.T) {
 		s.userReboot(idA)
 		pause(30 * time.Second)
 		status := b.Status().Events[0].Approval
-		if !strings.Contains(status, "Azure doesn't take the approval") || !strings.Contains(status, "503") {
+		if !strings.Contains(status, "Azure hasn't answered the approval") || !strings.Contains(status, "503") {
 			t.Errorf("the status says %q", status)
 		}
 		wantIDs(t, audit.withheld(t))
@@ -467,6 +508,7 @@ func TestAnApprovalThatAzureDoesNotTakeIsTold(t *testing.T) {
 		if len(told) != 1 || !strings.Contains(told[0], "503") || !strings.HasSuffix(told[0], "; it is tried again") {
 			t.Errorf("told %q", told)
 		}
+		wantIDs(t, audit.asked(t), `rule "drain first"`)
 		s.azure.ClearFaults()
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)

@@ -263,10 +263,14 @@ func situations() map[string]situation {
 	notYet, muted := failed, gone
 	notYet.NotYet, notYet.Error, muted.NotYet = true, "exit status 75: 3 sessions left", true
 	muted.Error = `sink "drain" is muted until 05:55:00 CET`
+	unheard, meanwhile := notYet, failed
+	unheard.Sink, unheard.Error, unheard.Asked = "", "Azure hasn't answered the approval (attempts: 5): no answer within 10s; it is tried again", unheard.By
+	meanwhile.Asked = "root (alice)"
 	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
 	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
 		"approved-withheld": failed, "approved-withheld-rule": gone,
+		"approved-withheld-unheard": unheard, "approved-withheld-meanwhile": meanwhile,
 		"approved-withheld-sink": oddName, "approved-withheld-yet": notYet, "approved-withheld-muted": muted,
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
@@ -277,6 +281,8 @@ func situations() map[string]situation {
 	}
 	tell("approved-withheld-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
 		circumstances{Approval: &gone, Rules: []cloudevent.Rule{{Name: `rule "anyway"`, Wait: 600}}}, true, nil)
+	tell("approved-refused-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
+		circumstances{Approval: &refused, Rules: []cloudevent.Rule{{Name: `rule "drain first"`, After: []string{"drain"}}}}, true, nil)
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
 	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)

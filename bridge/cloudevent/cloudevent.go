@@ -162,6 +162,8 @@ type Approval struct {
 	Error    string    `json:"error,omitempty"`  // why not
 	// NotYet means that it is withheld for a reason that may pass, and approved if that does in time.
 	NotYet bool `json:"notYet,omitempty"`
+	// Asked is who has asked Azure without an answer, if it is withheld all the same: the event may begin at any time.
+	Asked string `json:"asked,omitempty"`
 }
 
 // Wrap makes the CloudEvent of a change. It returns an invalid one together with its error.
