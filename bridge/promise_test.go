@@ -392,6 +392,10 @@ func TestRulesAndAnApprovalByHandKnowOfEachOther(t *testing.T) {
 				pause(3 * time.Second)
 				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
 				pause(2 * time.Minute)
+				const open = "root asked Azure, which hasn't answered, so it may begin at any time; "
+				if status := b.Status().Events[0].Approval; strings.HasPrefix(status, open) != (what == "without an answer") {
+					t.Errorf("the status says %q", status)
+				}
 				wantIDs(t, audit.asked(t), tt.asked...)
 				wantIDs(t, audit.promised(t)[:2], `rule "drain first" after drain and 5s;`, tt.rules)
 				b.end()

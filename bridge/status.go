@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"forewarn/bridge/clock"
@@ -51,7 +52,7 @@ type EventStatus struct {
 	NotBefore   time.Time       `json:"notBefore,omitzero"`
 	SecondsLeft float64         `json:"secondsLeft"` // until NotBefore; 0 if that has passed or is unknown
 	AffectsSelf bool            `json:"affectsSelf"`
-	Approval    string          `json:"approval,omitempty"` // why no rule approves it; "" if no rule is for it
+	Approval    string          `json:"approval,omitempty"` // why it isn't approved; "" if no rule is for it and nobody asked
 	Approved    *ApprovedStatus `json:"approved,omitempty"` // set if its latest change was approved
 	Set         string          `json:"set,omitempty"`      // scale set of the observer; from a relay only
 	Group       string          `json:"group,omitempty"`    // resource group, likewise
@@ -235,7 +236,7 @@ func (b *Bridge) Status() Status {
 		review := b.reviews.get(e.ID)
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: cmp.Or(refused, review.why), Approved: approved, Rules: review.standing,
+			Approval: op.notApproved(cmp.Or(refused, review.why)), Approved: approved, Rules: review.standing,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
@@ -279,6 +280,14 @@ func (op *openEvent) approval() (approved *ApprovedStatus, refused string) {
 		return nil, d.By + ": Azure refused the approval"
 	}
 	return nil, ""
+}
+
+// notApproved returns why the event isn't approved as far as is known: why, and who has asked Azure without an answer.
+func (op *openEvent) notApproved(why string) string {
+	if op.Asked == "" {
+		return why
+	}
+	return strings.TrimSuffix(op.Asked+" asked Azure, which hasn't answered, so it may begin at any time; "+why, "; ")
 }
 
 // reasons returns why the endpoint can't be relied on. zone is that of the people who read it.
