@@ -87,10 +87,11 @@ func (o *oracle) underWay(k kept, at time.Time) bool {
 	})
 }
 
-// waits reports whether the age of a route's deliveries counts from later than their creation.
+// waits reports whether the age of a route's deliveries counts from later than their creation: those of a route that was
+// away do too.
 func (o *oracle) waits(sink string) bool {
 	return slices.ContainsFunc(o.setups, func(s setup) bool {
-		return slices.ContainsFunc(s.routes, func(r routePlan) bool {
+		return !hasRoute(s.routes, sink) || slices.ContainsFunc(s.routes, func(r routePlan) bool {
 			return r.name == sink && r.lead > 0 || r.fallback == sink
 		})
 	}) || slices.ContainsFunc(o.mutes, func(m *muting) bool { return m.sink == "" || m.sink == sink })

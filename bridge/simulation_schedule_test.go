@@ -374,7 +374,7 @@ func (o *oracle) down(mine []*attempt) map[*attempt]bool {
 
 // storms: a destination that accepts nothing, and does not even part of something, is left in peace. Seven events may be
 // tried by the times of each, and from the eighth on one is tried by those of the destination, beside what is urgent. In the
-// last two minutes before an event begins it is tried every five seconds.
+// last two minutes before an event begins, and as often as it changes, it is tried every five seconds.
 func (o *oracle) storms() {
 	const within, most = 10 * time.Minute, 150
 	for _, r := range o.plan.routes {
@@ -391,7 +391,8 @@ func (o *oracle) storms() {
 			}
 			h := a.batch[0]
 			last := hurried[h.event]
-			if waitBefore(h.notBefore, a.began.clock) == 5*time.Second && (last == nil || a.start-last.start >= 5*time.Second) {
+			mayHurry := waitBefore(h.notBefore, a.began.clock) == 5*time.Second || o.changedJustBefore(h.event, a.start)
+			if mayHurry && (last == nil || a.start-last.start >= 5*time.Second) {
 				hurried[h.event] = a
 				continue
 			}
@@ -406,6 +407,13 @@ func (o *oracle) storms() {
 			}
 		}
 	}
+}
+
+// changedJustBefore reports whether a change of an event was committed right before a time.
+func (o *oracle) changedJustBefore(event string, at time.Duration) bool {
+	return slices.ContainsFunc(o.beliefs[event], func(b belief) bool {
+		return slices.ContainsFunc(b.changes, func(c change) bool { return c.at <= at && at-c.at < time.Second })
+	})
 }
 
 // secondChances: when a destination takes something, what it did not take before is tried at once, unless it goes down
