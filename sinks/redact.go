@@ -19,6 +19,8 @@ const (
 	maxShown = 512 // bytes of a text from outside that are shown at most
 	maxRow   = 8   // characters of a secret in a row from which a text repeats it
 
+	maxEscape = 16 // characters that may stand for the marks between two pieces of a secret
+
 	minLetters = 6 // letters and digits from which a secret is recognised by them alone
 
 	maxShortEnd = 3 // characters of the end of a path that may be in any text, such as v2 or api
@@ -36,6 +38,7 @@ const (
 // use.
 type redactor struct {
 	rows  [maxRow + 1]map[string]bool // what a text must not hold, by length
+	split [][]string                  // the pieces of secrets that have marks between them, folded
 	hosts []string                    // are shown, so that no part of them is a secret
 	known *KnownSecrets               // of all sinks; nil for only those that this redactor is told
 	sink  string                      // whose secrets it is told
@@ -88,7 +91,9 @@ func (r *redactor) repeats(text string) bool {
 	return !complete || slices.ContainsFunc(all, func(reading string) bool {
 		return slices.ContainsFunc(charactersOf(reading), func(text string) bool {
 			folded := fold(text)
-			return r.holds(folded, hidden) || r.holds(unmarked(folded), hidden)
+			return r.holds(folded, hidden) || r.holds(unmarked(folded), hidden) || slices.ContainsFunc(r.split, func(pieces []string) bool {
+				return holdsPieces(folded, pieces)
+			})
 		})
 	})
 }
@@ -106,6 +111,38 @@ func (r *redactor) holds(text string, hidden []map[string]bool) bool {
 				return true
 			}
 		}
+	}
+	return false
+}
+
+// holdsPieces reports whether a folded text holds maxRow letters and digits of a secret that has marks between them, in
+// their order, with an escape that nobody knows for each mark, such as _x0024_ for $. Pieces of a single letter are in any
+// text, so two on average are asked for.
+func holdsPieces(text string, pieces []string) bool {
+	for first := range pieces {
+		for rest, i := text, strings.Index(text, pieces[first]); i >= 0; i = strings.Index(rest, pieces[first]) {
+			rest = rest[i+len(pieces[first]):]
+			if followed(rest, len(pieces[first]), pieces[first+1:]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// followed reports whether a text goes on with pieces of a secret until they have maxRow letters and digits, of which n
+// stood before it in one piece.
+func followed(text string, n int, pieces []string) bool {
+	for i, piece := range pieces {
+		at := strings.Index(text[:min(len(text), maxEscape+len(piece))], piece)
+		if at < 0 {
+			return false
+		}
+		n += len(piece)
+		if n >= maxRow && n >= 2*(i+2) {
+			return true
+		}
+		text = text[at+len(piece):]
 	}
 	return false
 }
@@ -130,12 +167,14 @@ func fold(text string) string {
 // unmarked returns the letters and digits of a text. Those who quote a text double its marks, or put others between them.
 func unmarked(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsLetter(r) || unicode.IsNumber(r) {
-			return r
+		if isMark(r) {
+			return -1
 		}
-		return -1
+		return r
 	}, text)
 }
+
+func isMark(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsNumber(r) }
 
 // hide adds secrets, and their letters and digits alone if those are minLetters or more. A secret of one or two
 // characters is in nearly every text, so that hardly any is shown.
@@ -147,6 +186,9 @@ func (r *redactor) hide(secrets ...string) {
 		letters := unmarked(secret)
 		if len(letters) >= minLetters && letters != secret {
 			r.hideFolded(letters, plain)
+		}
+		if pieces := strings.FieldsFunc(secret, isMark); len(pieces) > 1 && !plain {
+			r.split = append(r.split, pieces)
 		}
 	}
 }

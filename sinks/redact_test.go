@@ -208,6 +208,17 @@ func TestASecretIsRecognisedWhateverItsMarksBecome(t *testing.T) {
 		}
 	}
 	r = new(redactor)
+	r.hide("k7$Vm!q9@Zt#4x&L*w2")
+	for name, text := range map[string]string{
+		"names of XML": `k7_x0024_Vm_x0021_q9_x0040_Zt_x0023_4x`, "mail's xtext": "k7+24Vm+21q9+40Zt+234x+26L+2Aw2",
+		"Perl": `k7\x{24}Vm\x{21}q9\x{40}Zt`, "LDAP": `k7\24Vm\21q9\40Zt\234x`, "DNS": `k7\036Vm\033q9\064Zt`,
+		"a wiki": "k7.24Vm.21q9.40Zt", "SQL": "'k7'||CHR(36)||'Vm'||CHR(33)||'q9'||CHR(64)||'Zt'",
+	} {
+		if !r.repeats("no: " + text + ".") {
+			t.Errorf("%s: %q is not recognised", name, text)
+		}
+	}
+	r = new(redactor)
 	r.hide("!*&^-_!", "a+b", "c-d-e-f")
 	for _, text := range []string{"abcdef", "a b c d e f", "!*&^"} {
 		if r.repeats(text) {
