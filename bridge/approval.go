@@ -330,7 +330,8 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 			}
 			op.decided(d, a, now)
 		}
-		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, current == nil)
+		over := current == nil && op.event.ID != "" // else it was never on the list as far as is known
+		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, over)
 		return c
 	})
 	_ = wait() // the outbox logs its errors

@@ -1123,7 +1123,8 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 	})
 }
 
-// Azure's answer to an approval is on record also if it comes after the end of the event.
+// Azure's answer to an approval is on record also if it comes after the end of the event. People don't read it: they have
+// read that it is over.
 func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.proxy = func(next http.RoundTripper) http.RoundTripper {
@@ -1137,14 +1138,17 @@ func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 		}
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
-		b := s.start(audit.all("audit"))
+		audit, chat := &ear{}, &ear{}
+		people := chat.all("chat")
+		people.Terms.Late = delivery.LateLatest
+		b := s.start(audit.all("audit"), people)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
 		s.azure.End(idA)
 		pause(time.Minute)
 		wantIDs(t, audit.types(), "scheduled", "approved", "vanished", "approved")
+		wantIDs(t, chat.types(), "scheduled", "approved", "vanished")
 		wantIDs(t, audit.results(t), cloudevent.ResultUnanswered, cloudevent.ResultApproved)
 		b.end()
 	})

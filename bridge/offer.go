@@ -112,13 +112,15 @@ func (s situation) releaseAnswer(c *commit, op *openEvent) {
 }
 
 // audience returns those of the routes that get the CloudEvent about an approval now: one that waits for its lead gets it
-// then, after the change. over means that the event is over.
+// then, after the change. over means that the event is over, which only those that are told all need to hear of still:
+// people have read that it is, and must not read after it that it may begin.
 func (s situation) audience(
 	routes []Route, change imds.Change, op *openEvent, isTrouble, over bool,
 ) (to []string) {
 	for _, r := range routes {
-		hears := r.Hears(change, s.self()) && !(over && r.Terms.Late == delivery.LateDrop) // see Late.OverAtEnd
+		hears := r.Hears(change, s.self())
 		switch {
+		case over && r.Terms.Late != delivery.LateSend:
 		case hears && slices.Contains(op.Waiting, r.Name):
 		case hears && slices.Contains(op.Routes, r.Name), isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
 			to = append(to, r.Name)
