@@ -191,7 +191,7 @@ func (t *truth) learn(b *boot) {
 	if was == b.vm || was < 0 || b.late > 0 && b.loaded.seq == 0 {
 		return
 	}
-	early := b.loaded.seq > b.learned.seq // its file had not come, and is set aside when it does
+	early := t.w.takenUp(b).seq >= b.learned.seq // its file was not taken up yet, and is set aside instead
 	if !early {
 		t.version, t.valid, t.doubt = -1, -1, sure == maybe
 	}
