@@ -81,6 +81,16 @@ var knownStories = []struct {
 		{at(4 * time.Minute), restart{crash: true, off: 5 * time.Minute}},
 		{at(10 * time.Minute), list{event: reboot}},
 	}},
+	{"a copy is told which VM it is in the moment in which its file comes", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"changes: first, vanished", func(r *routePlan) { r.changes = []string{"first", "vanished"} }},
+		}}},
+		{at(time.Minute), list{event: soon}},
+		{at(2 * time.Minute), instanceTrouble{"503", 2*time.Minute + 44*time.Second}},
+		{at(2 * time.Minute), restart{crash: true, off: time.Second, clone: true, late: 40 * time.Second}},
+		{at(2*time.Minute + 30*time.Second), list{event: begun}}, // whose beginning it has told of
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"a sink comes while the disk hangs, which alone has what is open", []step{
 		{at(time.Minute), reload{routes: []string{"webhook"}}},
 		{at(2 * time.Minute), list{event: reboot}},
@@ -98,6 +108,7 @@ var knownStories = []struct {
 
 var (
 	begun  = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
+	soon   = func() azureEvent { e := reboot; e.notBefore = 10 * time.Minute; return e }()
 	freeze = func() azureEvent {
 		e := reboot
 		e.id, e.kind = "A0000000-0000-4000-8000-000000000002", "Freeze"
