@@ -42,10 +42,6 @@ type Options struct {
 
 	// Warnings returns Status.Warnings; may be nil. It must be safe for concurrent use, and must not call the Bridge.
 	Warnings func() []string
-
-	// Discover searches for the endpoint; stored is the result of an earlier search, or "". If Discover is nil, the
-	// endpoint of Client is fixed. See package discovery.
-	Discover func(ctx context.Context, stored string) (Found, error)
 }
 
 // A Bridge watches the scheduled events of one VM and delivers every change to its routes. Its methods are safe for
@@ -272,7 +268,6 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.startWorkers(ctx); b.takeOver(ctx) })
 	loops.Go(func() { every(ctx, housekeepEvery, b.housekeep) })
 	loops.Go(func() { every(ctx, approveEvery, func() { b.approve(ctx) }) })
-	loops.Go(func() { b.discover(ctx) })
 	loops.Go(func() { every(ctx, b.pauses.every, b.notePause) })
 	b.watch(ctx)
 	close(b.watchEnded)

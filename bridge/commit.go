@@ -21,7 +21,6 @@ import (
 const (
 	valueObserver = "observer"
 	valueAnswer   = "answer"
-	valueEndpoint = "endpoint"
 
 	// That trouble is reported, until its end is.
 	valueBlocked     = "blocked/" // and the name of a route

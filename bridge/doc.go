@@ -69,9 +69,9 @@
 //
 // # Goroutines and locks
 //
-// Run starts a goroutine each for the poll loop, the identity of this VM, the discovery of the endpoint, the detection
-// of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one that
-// alone writes its file, and one for each read.
+// Run starts a goroutine each for the poll loop, the identity of this VM, the detection of pauses, housekeeping,
+// approvals, and a worker per route, and waits for all of them. The outbox has one that alone writes its file, and one
+// for each read.
 //
 // All changes of the open events are made by Bridge.update. It holds Bridge.deciding while they are decided and handed to
 // the outbox, and releases it before it waits for the disk or writes to the log. (Dead letters alone are logged before.)

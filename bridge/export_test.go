@@ -19,7 +19,6 @@ const (
 	FullPoll        = fullPoll
 	LongestRest     = longestRest
 	DefaultInterval = defaultInterval
-	ValueEndpoint   = valueEndpoint
 	ValueAnswer     = valueAnswer
 )
 

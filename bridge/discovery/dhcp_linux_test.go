@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 )
 
@@ -132,8 +131,8 @@ func TestDHCPFindsTheEndpoint(t *testing.T) {
 	}
 	defer azure.Close()
 
-	found, err := Search{DHCP: AskDHCP}.Find(t.Context(), "")
-	if want := (bridge.Found{Endpoint: "http://168.63.129.16:8080", Method: bridge.FoundDHCP}); found != want || err != nil {
+	found, err := Search{DHCP: AskDHCP}.Find(t.Context())
+	if want := (Found{Endpoint: "http://168.63.129.16:8080", Method: DHCP}); found != want || err != nil {
 		t.Errorf("found %v, %v, want %v", found, err, want)
 	}
 	eth0, err := net.InterfaceByName("eth0")

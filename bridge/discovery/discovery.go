@@ -11,48 +11,54 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/imds"
 )
 
 // probeTimeout is the time that one address has to answer. Azure recommends at least three seconds.
 const probeTimeout = 5 * time.Second
 
+// The ways to find an endpoint.
+const (
+	Fixed  = "fixed"  // at the address that it has for every VM in a virtual network
+	Stored = "stored" // at an address that an earlier search stored
+	DHCP   = "dhcp"   // from option 245 of a DHCP answer
+)
+
+// A Found is an endpoint, and how it was found.
+type Found struct {
+	Endpoint string `json:"endpoint"`
+	Method   string `json:"method"`
+}
+
 // A Search holds the places to search. The zero value tries only the fixed address. It is safe for concurrent use if
 // its DHCP and Transport are.
 type Search struct {
 	Fixed     string                                        // URL to try first; "" for imds.DefaultEndpoint
-	Known     []string                                      // URLs to try after the stored one
+	Stored    []string                                      // URLs to try after that one
 	DHCP      func(ctx context.Context) (netip.Addr, error) // the last resort, such as AskDHCP; may be nil
 	Transport http.RoundTripper                             // nil for a transport without a proxy
 }
 
-// Find returns the first endpoint that answers, tried in this order: the fixed one; stored, the result of an earlier
-// search or ""; the known ones; and the ones that DHCP names. At the fixed address it must be Azure's metadata service,
-// because other clouds use the same address. Each address has five seconds to answer. If none does, the error says why
-// each of them failed, and wraps those errors.
-func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
+// Find returns the first endpoint that answers, tried in this order: the fixed one, the stored ones, and the ones that
+// DHCP names. At the fixed address it must be Azure's metadata service, because other clouds use the same address. Each
+// address has five seconds to answer. If none does, the error says why each of them failed, and wraps those errors.
+func (s Search) Find(ctx context.Context) (Found, error) {
 	var failed reasons
-	try := func(endpoint, how string) (bridge.Found, bool) {
+	try := func(endpoint, how string) (Found, bool) {
 		err := s.probe(ctx, endpoint, how)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s (%s): %w", endpoint, how, err))
 		}
-		return bridge.Found{Endpoint: endpoint, Method: how}, err == nil
+		return Found{Endpoint: endpoint, Method: how}, err == nil
 	}
-	if found, ok := try(cmp.Or(s.Fixed, imds.DefaultEndpoint), bridge.FoundFixed); ok {
+	if found, ok := try(cmp.Or(s.Fixed, imds.DefaultEndpoint), Fixed); ok {
 		return found, nil
 	}
-	known := s.Known
-	if stored != "" && !slices.Contains(known, stored) {
-		known = append([]string{stored}, known...)
-	}
-	for _, endpoint := range known {
-		if found, ok := try(endpoint, bridge.FoundStored); ok {
+	for _, endpoint := range s.Stored {
+		if found, ok := try(endpoint, Stored); ok {
 			return found, nil
 		}
 	}
@@ -62,13 +68,13 @@ func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 			failed = append(failed, err)
 		} else {
 			for _, endpoint := range Endpoints(addr) {
-				if found, ok := try(endpoint, bridge.FoundDHCP); ok {
+				if found, ok := try(endpoint, DHCP); ok {
 					return found, nil
 				}
 			}
 		}
 	}
-	return bridge.Found{}, fmt.Errorf("no endpoint found: %w", failed)
+	return Found{}, fmt.Errorf("no endpoint found: %w", failed)
 }
 
 // probe returns nil if the endpoint can be used, else why it cannot.
@@ -81,7 +87,7 @@ func (s Search) probe(ctx context.Context, endpoint, how string) error {
 	if !errors.Is(err, imds.ErrNotAzure) {
 		return err
 	}
-	if how != bridge.FoundFixed {
+	if how != Fixed {
 		return nil // Azure named the address, so a server that does not list its versions is accepted
 	}
 	if _, e := c.Instance(ctx); e == nil {

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 )
 
@@ -40,23 +39,23 @@ func (w *town) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestFirstEndpointThatAnswersIsUsed(t *testing.T) {
 	for _, tt := range []struct {
 		open  string
-		want  bridge.Found
+		want  Found
 		asked string
 	}{
-		{"fixed.test stored.test 168.63.129.16", bridge.Found{Endpoint: "http://fixed.test", Method: "fixed"}, "fixed.test"},
-		{"stored.test 168.63.129.16", bridge.Found{Endpoint: "http://stored.test", Method: "stored"}, "fixed.test stored.test"},
-		{"168.63.129.16 168.63.129.16:8080", bridge.Found{Endpoint: "http://168.63.129.16", Method: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16"},
-		{"168.63.129.16:8080", bridge.Found{Endpoint: "http://168.63.129.16:8080", Method: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
-		{"", bridge.Found{}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
+		{"fixed.test stored.test 168.63.129.16", Found{Endpoint: "http://fixed.test", Method: "fixed"}, "fixed.test"},
+		{"stored.test 168.63.129.16", Found{Endpoint: "http://stored.test", Method: "stored"}, "fixed.test stored.test"},
+		{"168.63.129.16 168.63.129.16:8080", Found{Endpoint: "http://168.63.129.16", Method: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16"},
+		{"168.63.129.16:8080", Found{Endpoint: "http://168.63.129.16:8080", Method: "dhcp"}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
+		{"", Found{}, "fixed.test stored.test dhcp 168.63.129.16 168.63.129.16:8080"},
 	} {
 		w := &town{service: imdstest.New(imdstest.Options{}).RoundTripper(), open: strings.Fields(tt.open)}
-		d := Search{Fixed: "http://fixed.test", Transport: w}
+		d := Search{Fixed: "http://fixed.test", Stored: []string{"http://stored.test"}, Transport: w}
 		d.DHCP = func(context.Context) (netip.Addr, error) {
 			w.asked = append(w.asked, "dhcp/metadata/versions")
 			return wireServer, nil
 		}
-		got, err := d.Find(t.Context(), "http://stored.test")
-		if got != tt.want || (err != nil) != (tt.want == bridge.Found{}) {
+		got, err := d.Find(t.Context())
+		if got != tt.want || (err != nil) != (tt.want == Found{}) {
 			t.Errorf("with %q found %v, %v, want %v", tt.open, got, err, tt.want)
 		}
 		if asked := strings.ReplaceAll(strings.Join(w.asked, " "), "/metadata/versions", ""); asked != tt.asked {
@@ -71,7 +70,7 @@ func TestFailedSearchListsEveryReason(t *testing.T) {
 	nobody := func(context.Context) (netip.Addr, error) {
 		return netip.Addr{}, errors.New("DHCP on eth0: nobody answered")
 	}
-	_, err := Search{Fixed: "http://fixed.test", DHCP: nobody, Transport: w}.Find(t.Context(), "http://stored.test")
+	_, err := Search{Fixed: "http://fixed.test", Stored: []string{"http://stored.test"}, DHCP: nobody, Transport: w}.Find(t.Context())
 	const want = "no endpoint found: http://fixed.test (fixed): connection refused; " +
 		"http://stored.test (stored): connection refused; DHCP on eth0: nobody answered"
 	if err == nil || err.Error() != want || !errors.Is(err, errDown) {
@@ -83,8 +82,8 @@ func TestFailedSearchListsEveryReason(t *testing.T) {
 func TestSearchNeverRequestsScheduledEvents(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{})
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1") // never used
-	found, err := Search{Fixed: azure.URL}.Find(t.Context(), "")
-	if want := (bridge.Found{Endpoint: azure.URL, Method: bridge.FoundFixed}); found != want || err != nil {
+	found, err := Search{Fixed: azure.URL}.Find(t.Context())
+	if want := (Found{Endpoint: azure.URL, Method: Fixed}); found != want || err != nil {
 		t.Fatalf("found %v, %v, want %v", found, err, want)
 	}
 	requests := azure.Requests()
@@ -131,7 +130,7 @@ func TestFixedAddressMustBeAzures(t *testing.T) {
 				http.NotFound(w, r)
 			}
 		}))
-		_, err := Search{Fixed: srv.URL}.Find(t.Context(), "")
+		_, err := Search{Fixed: srv.URL}.Find(t.Context())
 		srv.Close()
 		if (err == nil) != tt.azure {
 			t.Errorf("%s: %v, want it taken for Azure's %v", tt.claim, err, tt.azure)
@@ -148,7 +147,7 @@ func TestSearchWaitsOnlySecondsForAnAddress(t *testing.T) {
 		azure := imdstest.New(imdstest.Options{})
 		azure.SetFault(imdstest.Fault{Hang: true, Path: "versions"})
 		began := time.Now()
-		_, err := Search{Fixed: "http://azure.test", Transport: azure.RoundTripper()}.Find(t.Context(), "")
+		_, err := Search{Fixed: "http://azure.test", Transport: azure.RoundTripper()}.Find(t.Context())
 		if took := time.Since(began); took != probeTimeout || err == nil || !strings.Contains(err.Error(), "no answer within 5s") {
 			t.Errorf("after %v: %v, want no answer within 5s", took, err)
 		}

@@ -43,12 +43,12 @@ var instanceVersions = []string{"2021-02-01", "2019-06-04", "2017-08-01"}
 // A Client is a client of the instance metadata service. It uses no proxy and follows no redirect. Only one goroutine
 // may call Poll and PollUnless; all other methods are safe for concurrent use.
 type Client struct {
+	endpoint  string
 	preferred string
 	http      *http.Client
 	log       *slog.Logger
 
 	mu       sync.Mutex
-	endpoint string
 	version  string    // in use
 	fellBack time.Time // when an older version came into use, or the configured one last failed
 }
@@ -70,29 +70,13 @@ func NewClient(endpoint, apiVersion string, log *slog.Logger, transport http.Rou
 }
 
 // Endpoint returns the URL of the service.
-func (c *Client) Endpoint() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.endpoint
-}
+func (c *Client) Endpoint() string { return c.endpoint }
 
 // APIVersion returns the api-version in use for scheduled events.
 func (c *Client) APIVersion() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.version
-}
-
-// MoveTo switches to another endpoint. It returns false if that is the current one.
-func (c *Client) MoveTo(endpoint string) bool {
-	endpoint = strings.TrimSuffix(endpoint, "/")
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.endpoint == endpoint {
-		return false
-	}
-	c.endpoint, c.version = endpoint, c.preferred
-	return true
 }
 
 // A PollClass classifies the result of a poll.

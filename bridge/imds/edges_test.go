@@ -5,21 +5,18 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// answers is an http.RoundTripper that gives the same answer to every request, and records the hosts.
+// answers is an http.RoundTripper that gives the same answer to every request.
 type answers struct {
 	status       int // 0 for none
 	server, body string
-	hosts        []string
 }
 
 func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
-	a.hosts = append(a.hosts, r.URL.Host)
 	if a.status == 0 {
 		return nil, errors.New("no route to host")
 	}
@@ -80,21 +77,6 @@ func TestAnswerErrorSaysWhetherItLasts(t *testing.T) {
 		if got := [2]bool{e.Final(), e.Lasting()}; got != want {
 			t.Errorf("%d is final and lasting: %v, want %v", status, got, want)
 		}
-	}
-}
-
-func TestClientMovesToAnotherEndpoint(t *testing.T) {
-	a := &answers{status: 503}
-	c := a.client()
-	if c.MoveTo("http://one.test/") {
-		t.Error("it moves to where it is")
-	}
-	if !c.MoveTo("http://two.test/") {
-		t.Error("it does not move")
-	}
-	_ = c.Probe(t.Context())
-	if !slices.Equal(a.hosts, []string{"two.test"}) {
-		t.Errorf("asked %v, want two.test", a.hosts)
 	}
 }
 

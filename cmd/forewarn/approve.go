@@ -72,7 +72,7 @@ endpoint, 75 no effect in time.`,
 			if err := p.fillFromRunning(c.Context(), s); err != nil {
 				return err
 			}
-			if err := p.endpoint(c.Context(), s); err != nil {
+			if err := noRelay(s); err != nil {
 				return err
 			}
 			client := imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil)

@@ -30,7 +30,7 @@ run, this switches scheduled events on for this VM and its set.`,
 					return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, imds.DefaultEndpoint))
 				}
 				s.IMDS.Endpoint = endpoint
-			} else if err := p.endpoint(c.Context(), s); err != nil {
+			} else if err := noRelay(s); err != nil {
 				return err
 			}
 			const limit = 150 * time.Second // Azure's first answer can take two minutes

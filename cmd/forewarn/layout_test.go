@@ -35,7 +35,7 @@ var arrows = map[string]arrow{
 	"bridge/internal/trouble": {may: []string{"bridge/clock", "bridge/delivery"}},
 	"bridge/delivery":         {},
 	"bridge/outbox":           {may: []string{"bridge/delivery"}, inTests: []string{"bridge/systemtest"}},
-	"bridge/discovery":        {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
+	"bridge/discovery":        {may: []string{"bridge/imds"}, inTests: []string{"bridge/imdstest"}},
 	"bridge/imds":             {inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
 	"bridge/systemtest":       {},
 	measure:                   {inTests: []string{"bridge/delivery", "bridge/imdstest", "bridge/outbox"}},

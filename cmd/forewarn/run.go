@@ -201,15 +201,11 @@ func (p *program) bridgeOptions(s *settings.Settings, box *outbox.Outbox, log *s
 	if err != nil {
 		log.Warn("cannot read the boot time of this machine: a reboot looks like a pause", "err", err)
 	}
-	o := bridge.Options{
+	return bridge.Options{
 		Client: imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
 		Outbox: box, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host,
 		Source: s.Source, Booted: booted, Version: programVersion(), Settings: settingsInfo(s), Log: log,
 	}
-	if s.IMDS.Discover {
-		o.Discover = p.search().Find
-	}
-	return o
 }
 
 // settingsInfo describes settings that were loaded just now.

@@ -26,7 +26,6 @@ import (
 	"time"
 
 	"forewarn/bridge"
-	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 )
@@ -38,11 +37,10 @@ type Settings struct {
 	Hash   string // of everything but secrets; see hash
 
 	IMDS struct {
-		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" form:"endpoint" doc:"address of the metadata service, or discover to search for it"`
+		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" form:"endpoint" doc:"address of the metadata service"`
 		APIVersion string        `yaml:"api_version" default:"2020-07-01" form:"date" doc:"API version to ask for first"`
 		Interval   time.Duration `yaml:"interval" default:"1s" min:"100ms" max:"5s" doc:"time between polls, 100ms to 5s"`
 		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
-		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" restart:"" relay:"a relay polls nothing; expected either imds or nats" doc:"the endpoint that is polled"`
 	Relay    *RelaySettings `yaml:"nats" restart:"" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
 	State    sinks.Path     `yaml:"state" restart:"" form:"directory" doc:"directory of the outbox, which holds what is pending (default: /var/lib/forewarn)"`
@@ -140,11 +138,6 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	doc.report(doc.decode(doc.root, s, "", "sinks", "approve"))
 	if doc.root.kind != aTable {
 		return nil, doc.err()
-	}
-	if s.IMDS.Endpoint == "discover" {
-		s.IMDS.Discover, s.IMDS.Endpoint = true, imds.DefaultEndpoint
-		s.Notes = append(s.Notes, "imds.endpoint: discover: run will search for the endpoint, first at "+imds.DefaultEndpoint+
-			"; to search now, run forewarn discover")
 	}
 	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
 	s.Timezone, err = time.LoadLocation(s.Zone)

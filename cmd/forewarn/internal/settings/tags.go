@@ -117,8 +117,8 @@ type form struct {
 
 // forms are the forms that tags name.
 var forms = map[string]form{
-	"endpoint": {func(s string) bool { return s == "discover" || IsEndpoint(strings.TrimRight(s, "/")) },
-		"an http or https URL without /metadata/..., such as http://169.254.169.254, or discover"},
+	"endpoint": {func(s string) bool { return IsEndpoint(strings.TrimRight(s, "/")) },
+		"an http or https URL without /metadata/..., such as http://169.254.169.254"},
 	"date":      {apiVersion.MatchString, "a date such as 2020-07-01"},
 	"directory": {func(s string) bool { return s != "" }, "a directory such as /var/lib/forewarn"},
 	"address":   {func(s string) bool { return s == "" || isListen(s) }, `host:port such as 127.0.0.1:8169, or "" for none`},
