@@ -1148,7 +1148,9 @@ func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 		s.azure.End(idA)
 		pause(time.Minute)
 		wantIDs(t, audit.types(), "scheduled", "approved", "vanished", "approved")
-		wantIDs(t, chat.types(), "scheduled", "approved", "vanished")
+		if told := chat.types(); told[len(told)-1] != "vanished" { // the first of the answers may have gone before it
+			t.Errorf("people read %q", told)
+		}
 		wantIDs(t, audit.results(t), cloudevent.ResultUnanswered, cloudevent.ResultApproved)
 		b.end()
 	})
