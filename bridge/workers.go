@@ -123,8 +123,7 @@ func (b *Bridge) startWorker(r Route) {
 	}()
 }
 
-// told returns the latest change of each open event that the route has accepted. Nothing is certainly open before the
-// first valid answer.
+// told returns the open events. Nothing is certainly open before the first valid answer.
 func (b *Bridge) told(route string) (told []delivery.Told) {
 	b.mu.Lock()
 	current := b.current
@@ -133,11 +132,19 @@ func (b *Bridge) told(route string) (told []delivery.Told) {
 		return nil
 	}
 	for _, op := range b.events.all() {
-		if b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted {
-			told = append(told, delivery.Told{Group: op.event.ID, Event: op.latest(), NotBefore: op.event.NotBefore})
-		}
+		id := op.event.ID
+		told = append(told, delivery.Told{Group: id, Read: func() (delivery.Delivery, bool) { return b.latest(route, id) }})
 	}
 	return told
+}
+
+// latest returns the latest change of an event, if the event is open and the route has accepted that change.
+func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
+	op := b.events.get(id)
+	if op == nil || b.outbox.Delivery(route, op.Latest).State != outbox.StateAccepted {
+		return d, false
+	}
+	return delivery.Delivery{Event: op.latest(), NotBefore: op.event.NotBefore}, true
 }
 
 // forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.

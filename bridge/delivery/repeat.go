@@ -3,15 +3,14 @@ package delivery
 import (
 	"context"
 	"time"
-
-	"github.com/cloudevents/sdk-go/v2/event"
 )
 
-// Told is a change that a route was told of, and that is the latest of an event that is open.
+// Told is an event that is open, and of which a route may have been told.
 type Told struct {
-	Group     string
-	Event     event.Event
-	NotBefore time.Time // of the Azure event
+	Group string
+	// Read returns the event's latest change. ok is false if the event is over by now, the route hasn't accepted that
+	// change, or it can't be read. No change of the event is delivered while Read runs.
+	Read func() (d Delivery, ok bool)
 }
 
 // repeats says what is open once more, for a destination that forgets when it restarts. A repeat is no delivery: it is
@@ -63,7 +62,11 @@ func (w *Worker) repeat(ctx context.Context, now time.Time, done chan<- result) 
 	r.left, r.active = r.left[1:], true
 	go func() {
 		r := result{repeated: true, attempt: attempt{began: now}}
-		w.call(ctx, &r, []Delivery{{Event: t.Event, NotBefore: t.NotBefore, Attempt: 1, Repeated: true}})
+		d, ok := t.Read()
+		if ok {
+			d.Attempt, d.Repeated = 1, true
+			w.call(ctx, &r, []Delivery{d})
+		}
 		done <- r
 	}()
 }

@@ -30,7 +30,8 @@ func (o *open) told() (told []delivery.Told) {
 	for _, group := range o.groups {
 		ce := event.New()
 		ce.SetID(group + "-again")
-		told = append(told, delivery.Told{Group: group, Event: ce, NotBefore: time.Now().Add(time.Hour)})
+		d := delivery.Delivery{Event: ce, NotBefore: time.Now().Add(time.Hour)}
+		told = append(told, delivery.Told{Group: group, Read: func() (delivery.Delivery, bool) { return d, true }})
 	}
 	return told
 }

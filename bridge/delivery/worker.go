@@ -33,7 +33,7 @@ type Config struct {
 	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
 	// something be pending that makes this worth telling. It is called with nil whenever the route accepts.
 	Trouble func(why error)
-	// Told returns what the route repeats every Terms.Repeat; nil if nobody knows. It must be safe for concurrent use.
+	// Told returns what the route repeats every Terms.Repeat; nil for nothing. It must be safe for concurrent use.
 	Told func() []Told
 }
 

@@ -425,6 +425,19 @@ func (f *Fleet) OpenEvents(now time.Time) []bridge.EventStatus {
 	return all
 }
 
+// OpenGroups returns the groups of the events that haven't ended, by their last change.
+func (f *Fleet) OpenGroups() (groups []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.endMissed(time.Now())
+	for _, l := range f.sortedEvents() {
+		if !l.ended {
+			groups = append(groups, l.group)
+		}
+	}
+	return groups
+}
+
 // IsOver reports whether a group's event is over. So is one that the stream no longer holds.
 func (f *Fleet) IsOver(group string) bool {
 	f.mu.Lock()

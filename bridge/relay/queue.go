@@ -46,6 +46,8 @@ type queue struct {
 	endLease context.CancelCauseFunc
 	notify   func(ctx context.Context, js jetstream.JetStream, ce event.Event, except string) error // Relay.notifySinks
 
+	openEvents func() []string // Fleet.OpenGroups
+
 	from          time.Time // where a sink that is new to the stream begins; zero for now
 	streamCreated time.Time
 	origin        sinkState // with which it began

@@ -89,6 +89,7 @@ func (r *Relay) deliver(
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
 		ctx: held, lease: l, endLease: endLease, notify: r.notifySinks, from: s.from,
+		openEvents: r.fleet.OpenGroups,
 	}
 	q.init()
 	q.room.most = cmp.Or(r.MaxUnsettled, defaultUnsettled)
@@ -101,6 +102,7 @@ func (r *Relay) deliver(
 		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
 		Exclusive: true, Log: r.Log, Meter: r.Meter, Random: r.Random,
 		Trouble: func(why error) { r.reportTrouble(q, why) },
+		Told:    q.told,
 	})
 	r.locked(func() {
 		s.queue, s.worker, s.since, s.err, s.handOver = q, w, time.Now(), nil, handOver

@@ -1,0 +1,112 @@
+package relay_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+func repeats(x *bridge.Terms) { x.Repeat = time.Minute }
+
+// times returns n times the same CloudEvent.
+func times(n int, ce event.Event) []event.Event { return slices.Repeat([]event.Event{ce}, n) }
+
+// A relay repeats what is open too: the latest change that the sink has accepted, whichever VMs published it. Nothing comes
+// after the end, and the history has each change once.
+func TestARelayRepeatsWhatIsOpen(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(with(route("alerts", sink), repeats))
+		a := eventNo(1).in(2 * time.Hour)
+		announced := a.say(t, imds.Scheduled, "vm-1")
+		s.publish(announced, a.say(t, imds.Scheduled, "vm-2"))
+		pause(3*time.Minute + 10*time.Second)
+		want := times(4, announced)
+		wantIDs(t, "at once and each minute", sink.all(), want...)
+		if got := r.Status().Sinks[0].Delivered; got != 1 {
+			t.Errorf("%d are delivered, want no repeat among them", got)
+		}
+
+		moved := a.in(time.Hour).updated(t, a)
+		s.publish(moved)
+		pause(2 * time.Minute)
+		want = append(want, times(3, moved)...)
+		wantIDs(t, "what is the latest", sink.all(), want...)
+
+		over := a.say(t, imds.Vanished, "vm-1")
+		s.publish(over, a.say(t, imds.Vanished, "vm-2"))
+		pause(10 * time.Minute)
+		wantIDs(t, "the end", sink.all(), append(want, over)...)
+		lives, _ := r.Histories(bridge.Period{})
+		for _, change := range lives[0].Changes {
+			if len(change.Deliveries) != 1 || change.Deliveries[0].Attempts != 1 {
+				t.Errorf("the history says %+v, want one delivery", change)
+			}
+		}
+		stop()
+	})
+}
+
+// A relay that takes a sink over goes on with the repeats, those about what another relay has delivered included. One that
+// doesn't hold the sink's lease repeats nothing.
+func TestOneRelayRepeatsWhatIsOpen(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sinks := []*recorder{newRecorder(), newRecorder()}
+		_, stop := s.run(with(route("alerts", sinks[0]), repeats))
+		_, stopOther := s.start(relay.Options{
+			Routes: []bridge.Route{with(route("alerts", sinks[1]), repeats)}, Name: "relay-2",
+		})
+		a, b := eventNo(1).in(2*time.Hour), eventNo(2).in(2*time.Hour)
+		said := []event.Event{a.say(t, imds.Scheduled, "vm-1"), b.say(t, imds.Scheduled, "vm-1")}
+		s.publish(said...)
+		pause(2*time.Minute + 10*time.Second)
+		wantIDs(t, "of the first relay", sinks[0].all(), slices.Repeat(said, 3)...)
+		wantIDs(t, "of the second, which waits", sinks[1].all())
+
+		stop()
+		pause(20 * time.Second)
+		over := b.say(t, imds.Vanished, "vm-1")
+		s.publish(over)
+		pause(2*time.Minute + 10*time.Second)
+		wantIDs(t, "of the second, which took over", sinks[1].all(), append([]event.Event{over}, times(2, said[0])...)...)
+		stopOther()
+	})
+}
+
+// What the sink isn't told, hasn't accepted, or accepted about an event that is over isn't repeated.
+func TestARelayRepeatsOnlyWhatItsSinkHasAccepted(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		alerts := with(route("alerts", sink), repeats)
+		alerts.Filter.Only.Types = []string{"Reboot"}
+		alerts.Filter.Only.Changes = []string{"scheduled", "vanished"}
+		_, stop := s.run(alerts)
+		refused, over, begun, dead := eventNo(1), eventNo(2), eventNo(3), eventNo(4)
+		refused.typ = "Redeploy"
+		told := []event.Event{over.say(t, imds.Scheduled, "vm-1"), begun.say(t, imds.Scheduled, "vm-1"),
+			over.say(t, imds.Vanished, "vm-1")}
+		for _, ce := range told {
+			s.publish(ce)
+			pause(time.Second)
+		}
+		s.publish(begun.say(t, imds.Started, "vm-1"), refused.say(t, imds.Scheduled, "vm-1"))
+		pause(5 * time.Minute)
+		wantIDs(t, "told", sink.all(), told...)
+
+		sink.say(fails(fmt.Errorf("%w: 400", delivery.ErrRejected)))
+		s.publish(dead.say(t, imds.Scheduled, "vm-1"))
+		pause(time.Second)
+		sink.say(nil)
+		pause(5 * time.Minute)
+		wantIDs(t, "told, after one that it refused", sink.all(), told...)
+		stop()
+	})
+}
