@@ -27,9 +27,9 @@ const (
 // makes it up.
 type destination struct {
 	health   health
-	suspects map[string]bool // keys of the lanes that failed since the last acceptance
-	refusals int             // blocked answers since then
-	refused  time.Time       // the first of them
+	suspects map[string]*lane // those that failed since the last acceptance, by key
+	refusals int              // blocked answers since then
+	refused  time.Time        // the first of them
 
 	probe   time.Time // the next probe
 	probes  int       // those that failed in a row
@@ -40,9 +40,9 @@ type destination struct {
 }
 
 // accepted notes an acceptance, and returns the lanes that failed before it.
-func (d *destination) accepted() (suspects map[string]bool) {
+func (d *destination) accepted() (suspects map[string]*lane) {
 	suspects = d.suspects
-	*d = destination{suspects: map[string]bool{}, retryAfterEnd: d.retryAfterEnd}
+	*d = destination{suspects: map[string]*lane{}, retryAfterEnd: d.retryAfterEnd}
 	return suspects
 }
 

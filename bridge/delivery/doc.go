@@ -26,7 +26,7 @@
 //   - In order: deliveries of one group (an Azure event) are attempted in the order of their sequence numbers. Groups
 //     don't wait for each other.
 //   - Patient: a failed attempt is repeated after about 1, 2, 4, 8, 15, 30, 60 s … up to 5 min, with full jitter. It
-//     never comes before the end of a Retry-After, up to an hour.
+//     never comes before the end of a Retry-After, up to an hour. A group keeps its wait when what failed is given up.
 //   - Considerate: a destination is up, failing or blocked. It is failing once deliveries of eight groups have failed
 //     and none was accepted. Then it gets one attempt after about 1, 2, 4 … s, up to 5 min, of different groups in turn,
 //     however many are pending. It is blocked after three answers with ErrBlocked over at least 30 s. Then it gets one

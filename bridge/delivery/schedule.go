@@ -58,7 +58,7 @@ func (a attempt) all() []*Item { return slices.Concat(a.superseded, a.batch) }
 
 func newSchedule(t Terms) *schedule {
 	s := &schedule{
-		destination: destination{suspects: map[string]bool{}}, terms: t, random: rand.Float64,
+		destination: destination{suspects: map[string]*lane{}}, terms: t, random: rand.Float64,
 		lanes: map[string]*lane{}, index: map[uint64]*lane{}, partialBatches: map[uint64][]*lane{},
 		underWay: map[*lane]time.Time{},
 	}
@@ -88,8 +88,7 @@ func (s *schedule) put(i *Item, now time.Time) {
 	key := laneKey(i)
 	l, from := s.lanes[key], s.index[i.Seq]
 	if l == nil {
-		l = &lane{key: key, group: i.Group, next: now}
-		s.lanes[key] = l
+		l = s.open(key, i.Group, now)
 	}
 	if from != nil && from != l {
 		s.move(i.Seq, from, l, now)
@@ -102,6 +101,34 @@ func (s *schedule) put(i *Item, now time.Time) {
 		s.partialBatches[i.Batch] = append(s.partialBatches[i.Batch], l)
 	}
 	s.reschedule(l, now)
+}
+
+// open adds a lane. One that failed since the last acceptance waits on, though what failed is no longer pending.
+func (s *schedule) open(key, group string, now time.Time) *lane {
+	l := s.suspects[key]
+	if l == nil {
+		l = &lane{key: key, group: group, next: now}
+	}
+	if l.failures > 0 {
+		s.failing++
+	}
+	s.lanes[key] = l
+	return l
+}
+
+// close removes a lane of which nothing is pending any more.
+func (s *schedule) close(l *lane) {
+	if s.lanes[l.key] != l {
+		return
+	}
+	if l.failures > 0 {
+		s.failing--
+	}
+	l.urgent = false
+	delete(s.lanes, l.key)
+	if s.health != up {
+		delete(s.suspects, l.key) // it has been counted
+	}
 }
 
 // move takes an item, and the wait after its failure, from its lane to another.
@@ -219,11 +246,7 @@ func (s *schedule) reschedule(l *lane, now time.Time) {
 	l.deadline = s.deadline(l)
 	s.deadlines.update(l, !l.deadline.IsZero())
 	if len(l.items) == 0 && !l.busy {
-		s.resetFailures(l)
-		delete(s.lanes, l.key)
-		if s.health != up {
-			delete(s.suspects, l.key) // it has been counted
-		}
+		s.close(l)
 	}
 }
 
@@ -293,9 +316,8 @@ func (s *schedule) accept(a attempt, now time.Time) {
 			s.reschedule(l, now)
 		}
 	}
-	for key := range suspects {
-		l := s.lanes[key]
-		if l != nil && l.failures > 0 {
+	for key, l := range suspects {
+		if s.lanes[key] == l && l.failures > 0 {
 			l.next, l.isolated = now, true
 			s.reschedule(l, now)
 		}
@@ -376,7 +398,7 @@ func (s *schedule) countFailure(l *lane, ofLane bool) (shared bool) {
 		return false
 	}
 	l.isolated = false
-	s.suspects[l.key] = true
+	s.suspects[l.key] = l
 	return true
 }
 
@@ -390,7 +412,7 @@ func (s *schedule) resetFailures(l *lane) {
 
 // restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
-	s.destination = destination{suspects: map[string]bool{}}
+	s.destination = destination{suspects: map[string]*lane{}}
 	for _, l := range s.lanes {
 		s.resetFailures(l)
 		l.next, l.isolated = now, false

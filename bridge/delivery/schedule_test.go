@@ -895,6 +895,7 @@ func TestRefusalsOfAnAcceptedEventBlockTheRoute(t *testing.T) {
 func TestRemovedItemsCountForADestinationThatIsDown(t *testing.T) {
 	p := newPlan(Terms{})
 	for n := range 20 {
+		p.later(5 * time.Minute)
 		i := p.owe(fmt.Sprint("EVENT-", max(0, n-12)), scheduled, far)
 		p.want(t, "before it is to blame", p.fails(false, 0), i.ID)
 		p.remove(i.Seq, p.now)

@@ -221,3 +221,28 @@ func TestAnEventThatMovesCloserIsTriedInTime(t *testing.T) {
 		})
 	}
 }
+
+// What is given up takes no wait with it: a destination that works no better is tried no more often because the queue is full
+// of an event that changes all the time.
+func TestAChangeWaitsThoughTheOneBeforeWasGivenUp(t *testing.T) {
+	onTrial(t, delivery.Terms{}, func(m *memory, s *trial) {
+		s.say(errDown)
+		m.add(change(1, "E", "scheduled", 24*time.Hour))
+		pause(10 * time.Minute)
+		s.say(errDown)
+		for n := range uint64(12) {
+			m.remove(n + 1)
+			m.add(change(n+2, "E", "updated", 24*time.Hour))
+			pause(5 * time.Second)
+		}
+		if n := len(s.all()); n > 1 {
+			t.Errorf("it was tried %d times in a minute, want once at most", n)
+		}
+		s.say(nil)
+		m.add(change(20, "E", "updated", 10*time.Minute)) // urgent
+		pause(time.Second)
+		if n := len(s.all()); n == 0 {
+			t.Errorf("what is urgent was not tried at once")
+		}
+	})
+}
