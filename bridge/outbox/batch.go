@@ -15,7 +15,7 @@ type Batch struct {
 	Routes []Route           // all routes from now on; nil for no change; see Tx.NewRoutes
 	Values map[string][]byte // small named values of the owner; nil deletes
 	Mutes  []delivery.Mute   // new ones, and changed ones with the ID that they had
-	Marks  map[string]Mark   // ids that were used, which begin with their group; kept until 30 days after that is over
+	Marks  map[string]Mark   // by the ids that were used; kept until 30 days after their group is over
 	Add    []Addition
 	// Groups that change. nil: the group is over, and what is pending of it is settled where the route's Late asks for
 	// that; its marks and receipts stay 30 days more.

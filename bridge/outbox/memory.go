@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -77,24 +76,12 @@ func (r *route) newestCounts() bool {
 // A group is the state of one group.
 type group struct {
 	state      []byte
-	latest     *message  // nil unless it is open
-	cloudEvent []byte    // of latest
-	ended      time.Time // when it ended, or got its last mark or receipt after that; zero while it is open
-	marks      []mark
-	receipts   []receipt
-	pending    map[*entry]bool // nil if there are none
-}
-
-// A mark is a compact Mark: there are many.
-type mark struct {
-	rest  string // of the id, which begins with the group
-	at    int64  // Unix time in nanoseconds
-	times int32
-}
-
-type receipt struct {
-	route string
-	value []byte
+	latest     *message          // nil unless it is open
+	cloudEvent []byte            // of latest
+	ended      time.Time         // when it ended, or got its last mark or receipt after that; zero while it is open
+	marks      map[string]Mark   // by id
+	receipts   map[string][]byte // by route: what its sink remembers
+	pending    map[*entry]bool   // nil if there are none
 }
 
 func newMemory() memory {
@@ -146,7 +133,7 @@ func (m *memory) route(name string) *route {
 func (m *memory) group(id string) *group {
 	g := m.groups[id]
 	if g == nil {
-		g = &group{}
+		g = &group{marks: map[string]Mark{}, receipts: map[string][]byte{}}
 		m.groups[id] = g
 	}
 	return g
@@ -326,36 +313,21 @@ func (m *memory) unstored(dead bool) (list []*entry) {
 	return list
 }
 
-// markIndex returns the index in marks of the mark of an id, which begins with the name of the group; -1 if there is
-// none.
-func (g *group) markIndex(id, name string) int {
-	rest := strings.TrimPrefix(id, name)
-	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == rest })
-}
-
 // markOf returns the mark of an id of the group; the zero Mark if there is none.
 func (m *memory) markOf(group, id string) Mark {
 	g := m.groups[group]
-	if g != nil {
-		at := g.markIndex(id, group)
-		if at >= 0 {
-			return g.marks[at].unpack(group)
-		}
+	if g == nil {
+		return Mark{}
 	}
-	return Mark{}
+	return g.marks[id]
 }
 
 // setMark adds a mark. Of two of one id, the larger count stays.
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)
-	now := mark{strings.Clone(strings.TrimPrefix(id, to.Group)), to.At.UnixNano(), int32(to.Times)}
-	at := g.markIndex(id, to.Group)
-	if at < 0 {
-		g.marks = slices.Concat(g.marks, []mark{now})
-	} else {
-		now.times = max(now.times, g.marks[at].times)
-		g.marks[at] = now
-	}
+	to.Times = max(to.Times, g.marks[id].Times)
+	to.At = to.At.UTC()
+	g.marks[id] = to
 	g.extendEnd(to.At)
 }
 
@@ -365,29 +337,6 @@ func (g *group) extendEnd(since time.Time) {
 	if g.latest == nil {
 		g.ended = later(g.ended, since)
 	}
-}
-
-// unpack returns the Mark that setMark packed.
-func (m mark) unpack(group string) Mark {
-	return Mark{Times: int(m.times), Group: group, At: time.Unix(0, m.at).UTC()}
-}
-
-func (m *memory) setReceipt(group, route string, value []byte) {
-	g := m.group(group)
-	at := g.receiptIndex(route)
-	if at >= 0 {
-		g.receipts[at].value = value
-	} else {
-		g.receipts = slices.Concat(g.receipts, []receipt{{route, value}})
-	}
-}
-
-// receiptIndex returns the index of the route's receipt, -1 if there is none.
-func (g *group) receiptIndex(route string) int {
-	if g == nil {
-		return -1
-	}
-	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
 // delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if message knows its

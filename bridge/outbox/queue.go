@@ -86,9 +86,8 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	g := o.groups[i.Group]
-	n := g.receiptIndex(q.name)
-	if n >= 0 {
-		receipt = g.receipts[n].value
+	if g != nil {
+		receipt = g.receipts[q.name]
 	}
 	e := o.pendingEntry(q.name, i.Seq)
 	switch {

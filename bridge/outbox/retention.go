@@ -105,13 +105,15 @@ func (tx *Tx) dropEnded(most int) {
 			break
 		}
 		tx.write(bucketEnded, id, nil)
-		for _, m := range g.marks {
-			tx.write(bucketMarks, id+m.rest, nil)
+		for markID := range g.marks {
+			tx.write(bucketMarks, markID, nil)
 		}
-		for _, r := range g.receipts {
-			tx.write(bucketReceipts, id+"/"+r.route, nil)
+		for route := range g.receipts {
+			tx.write(bucketReceipts, id+"/"+route, nil)
 		}
-		g.ended, g.marks, g.receipts = time.Time{}, nil, nil
+		clear(g.marks)
+		clear(g.receipts)
+		g.ended = time.Time{}
 		tx.dropIfEmpty(id)
 	}
 }

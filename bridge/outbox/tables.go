@@ -190,9 +190,9 @@ var endedTable = table[time.Time]{
 var markTable = table[Mark]{
 	bucket: bucketMarks,
 	each: func(m *memory, f func(string, Mark)) {
-		for id, g := range m.groups {
-			for _, x := range g.marks {
-				f(id+x.rest, x.unpack(id))
+		for _, g := range m.groups {
+			for markID, mark := range g.marks {
+				f(markID, mark)
 			}
 		}
 	},
@@ -208,8 +208,8 @@ var receiptTable = table[[]byte]{
 	bucket: bucketReceipts,
 	each: func(m *memory, f func(string, []byte)) {
 		for id, g := range m.groups {
-			for _, r := range g.receipts {
-				f(id+"/"+r.route, r.value)
+			for route, value := range g.receipts {
+				f(id+"/"+route, value)
 			}
 		}
 	},
@@ -218,7 +218,7 @@ var receiptTable = table[[]byte]{
 		if at < 0 {
 			return errors.New("it says nothing of its route")
 		}
-		m.setReceipt(key[:at], key[at+1:], value)
+		m.group(key[:at]).receipts[key[at+1:]] = value
 		return nil
 	},
 }
