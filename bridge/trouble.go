@@ -279,7 +279,7 @@ func (b *Bridge) reportSilent(now time.Time) {
 		if !w.OfGroup || now.Sub(later(later(w.Oldest, st.Accepted), began)) < trouble.SilentAfter {
 			continue
 		}
-		if why := trouble.WhySilent(w, c.Terms.Timeout, now, b.zone()); why != nil {
+		if why := trouble.WhySilent(w, c.timeout, now, b.zone()); why != nil {
 			b.trouble(route, why)
 		}
 	}

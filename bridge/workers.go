@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -16,12 +17,22 @@ const pollForBacklog = 5 * time.Second
 
 // routeWorker is the worker of a route, with functions to end it. They may be called repeatedly.
 type routeWorker struct {
-	*delivery.Worker
-	kind       string // of its route
-	generation int    // of the settings with its route
-	stop       func() // lets it end because the program stops
-	leave      func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
+	kind       string                          // of its route
+	timeout    time.Duration                   // of one attempt
+	generation int                             // of the settings with its route
+	worker     atomic.Pointer[delivery.Worker] // the one before until that has ended; nil at first
+	stop       func()                          // lets it end because the program stops
+	leave      func()                          // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
 	done       chan struct{}
+}
+
+// State returns the state of the route.
+func (c *routeWorker) State() delivery.State {
+	w := c.worker.Load()
+	if w == nil {
+		return delivery.State{}
+	}
+	return w.State()
 }
 
 // startWorkers starts the workers. With a backlog it waits first until it is known whether the outbox belongs to this VM,
@@ -83,24 +94,15 @@ func (b *Bridge) startWorker(r Route) {
 	if b.waitsForAnswer(r) {
 		return
 	}
-	var before chan struct{}
-	if was := b.workers[r.Name]; was != nil {
-		if was.generation == b.generation {
-			return
-		}
-		before = was.done
+	was := b.workers[r.Name]
+	if was != nil && was.generation == b.generation {
+		return
 	}
 	ctx, end := b.running.begin(context.Background())
 	ctx, cut := context.WithCancel(ctx)
 	stop, leave := make(chan struct{}), make(chan struct{})
 	c := &routeWorker{
-		Worker: delivery.NewWorker(delivery.Config{
-			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.outbox.Queue(r.Name), Before: before,
-			Secrets: r.Secrets, Log: b.log, Meter: b.meter, Random: b.options.Random,
-			Trouble: func(why error) { b.trouble(r.Name, why) },
-			Told:    func() []delivery.Told { return b.told(r.Name) },
-		}),
-		kind: r.Kind, generation: b.generation, done: make(chan struct{}),
+		kind: r.Kind, timeout: r.Terms.Timeout, generation: b.generation, done: make(chan struct{}),
 		stop: sync.OnceFunc(func() { close(stop) }),
 		leave: sync.OnceFunc(func() {
 			close(leave)
@@ -109,11 +111,21 @@ func (b *Bridge) startWorker(r Route) {
 			}
 		}),
 	}
+	var before <-chan struct{}
+	if was != nil {
+		before = was.done
+		c.worker.Store(was.worker.Load())
+	}
 	b.workers[r.Name] = c
 	go func() {
 		defer end()
 		defer close(c.done)
-		c.Run(ctx, stop, leave)
+		if before != nil {
+			<-before
+		}
+		if ctx.Err() == nil {
+			b.work(ctx, r, c, stop, leave)
+		}
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {
 				b.log.Debug("cannot close sink", "err", err)
@@ -121,6 +133,18 @@ func (b *Bridge) startWorker(r Route) {
 		}
 		b.forget(r.Name)
 	}()
+}
+
+// work delivers to a route until it is to end: see delivery.Worker.Run.
+func (b *Bridge) work(ctx context.Context, r Route, c *routeWorker, stop, leave <-chan struct{}) {
+	w := delivery.NewWorker(delivery.Config{
+		Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.outbox.Queue(r.Name), Secrets: r.Secrets,
+		Log: b.log, Meter: b.meter, Random: b.options.Random,
+		Trouble: func(why error) { b.trouble(r.Name, why) },
+		Told:    func() []delivery.Told { return b.told(r.Name) },
+	})
+	c.worker.Store(w)
+	w.Run(ctx, stop, leave)
 }
 
 // told returns the open events. Nothing is certainly open before the first valid answer.

@@ -26,10 +26,10 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 	return at
 }
 
-// dropsLate reports whether late items of the lane become dead letters. One under way does not, nor one of the
-// route's previous worker.
+// dropsLate reports whether late items of the lane become dead letters. One under way does not, nor do those that the
+// route's next worker delivers.
 func (s *schedule) dropsLate(l *lane) bool {
-	return s.terms.Late == LateDrop && l.group != "" && !l.busy && !s.standby
+	return s.terms.Late == LateDrop && l.group != "" && !l.busy && !s.leaving
 }
 
 // fallsBack reports whether the fallback gets the item when its time has come.

@@ -40,7 +40,7 @@ type schedule struct {
 	underWay map[*lane]time.Time // when each attempt under way began, by the first of its lanes
 	failing  int                 // number of lanes whose last attempt failed
 	muted    int                 // number of items that a mute holds back
-	standby  bool                // the route's previous worker has not ended
+	leaving  bool                // no attempt is begun any more
 	stopping bool                // only first attempts are made from now on
 }
 

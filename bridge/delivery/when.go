@@ -97,7 +97,7 @@ func (s *schedule) idle(l *lane) bool {
 
 // full reports whether no further attempt may begin until one ends.
 func (s *schedule) full() bool {
-	return s.standby || len(s.underWay) >= max(1, s.terms.Parallel) || s.health != up && len(s.underWay) > 0
+	return s.leaving || len(s.underWay) >= max(1, s.terms.Parallel) || s.health != up && len(s.underWay) > 0
 }
 
 // nextInTurn returns the lane for the next attempt while the destination isn't up. It looks at every lane, but runs only

@@ -20,16 +20,14 @@ const (
 
 // A Config configures a Worker.
 type Config struct {
-	Route     string // name of the route
-	Sink      Sink
-	Terms     Terms
-	Queue     Queue
-	Before    <-chan struct{} // closed when the route's previous worker has ended; nil if there is none
-	Exclusive bool            // the route's next worker begins when this one has ended, see Run
-	Secrets   []string        // files with credentials; when one changes, the worker tries again at once
-	Log       *slog.Logger
-	Meter     Meter          // nil to count nothing
-	Random    func() float64 // in [0,1), for jitter; nil for that of math/rand
+	Route   string // name of the route
+	Sink    Sink
+	Terms   Terms
+	Queue   Queue
+	Secrets []string // files with credentials; when one changes, the worker tries again at once
+	Log     *slog.Logger
+	Meter   Meter          // nil to count nothing
+	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
 	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
 	// something be pending that makes this worth telling. It is called with nil whenever the route accepts.
 	Trouble func(why error)
@@ -82,7 +80,6 @@ func NewWorker(c Config) *Worker {
 	c.Log = c.Log.With("sink", c.Route)
 	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
 	w.repeats = repeats{every: c.Terms.Repeat, told: c.Told}
-	w.standby = c.Before != nil
 	if c.Random != nil {
 		w.random = c.Random
 	}
@@ -97,32 +94,21 @@ func (w *Worker) State() State {
 }
 
 // Run delivers until stop is closed; then it finishes attempts under way, makes the first attempts that are due, and
-// returns. When leave is closed, because another worker takes over, it only finishes attempts under way: what else is
-// pending is the other's, which lets it fall back meanwhile; one that is Exclusive does that itself. When ctx is done,
-// attempts under way are canceled, and Run returns as soon as they do. It never returns before Before is closed. It must
-// be called once.
+// returns. When leave is closed, because another worker takes over once this one has ended, it only finishes attempts
+// under way, and lets what is pending fall back meanwhile. When ctx is done, attempts under way are canceled, and Run
+// returns as soon as they do. It must be called once.
 func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
 	timer := time.NewTimer(math.MaxInt64) // never, until it is set
 	defer timer.Stop()
-	leaving, before := false, w.Before
 	for {
 		now := time.Now()
-		var wake time.Time
-		leaving = leaving || closed(leave)
-		if leaving {
-			leave, w.standby = nil, true
-			if before != nil && !w.Exclusive { // nothing is under way; it may wait long, and not with all that is pending
-				w.schedule, w.Queue = nil, nil
-				<-before
-				return
-			}
+		if closed(leave) {
+			leave, w.leaving = nil, true
 		}
-		if !leaving || w.Exclusive {
-			w.update(now)
-			wake = w.attempts(ctx, now, done)
-		}
-		if (w.stopping || leaving) && !w.working() && before == nil {
+		w.update(now)
+		wake := w.attempts(ctx, now, done)
+		if (w.stopping || w.leaving) && !w.working() {
 			return
 		}
 		if !wake.IsZero() {
@@ -137,14 +123,8 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 			stop = nil
 			w.stop(time.Now())
 		case <-leave:
-		case <-before:
-			before, w.standby = nil, false
-			w.restart(time.Now())
 		case <-ctx.Done():
 			w.cutOff(done)
-			if before != nil {
-				<-before
-			}
 			return
 		}
 	}

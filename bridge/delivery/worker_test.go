@@ -8,14 +8,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-	"weak"
 
 	"forewarn/bridge/delivery"
 )
@@ -651,99 +649,28 @@ func TestRefusalAtTheTimeoutKeepsItsWords(t *testing.T) {
 	}
 }
 
-// A worker that follows another begins when that has ended.
-func TestWorkerBeginsWhenTheOneBeforeHasEnded(t *testing.T) {
+// A worker that must leave lets what is pending fall back for as long as its attempt takes, and begins nothing else.
+func TestLeavingWorkerLetsDeliveriesFallBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		before := make(chan struct{})
-		r := startWith(t, newMemory(), &destination{}, delivery.Config{Before: before})
-		r.add(wave()[0])
-		pause(time.Minute)
-		want(t, "while the other one works", r.made())
-		close(before)
-		pause(time.Second)
-		want(t, "afterwards", r.made(), "E1-scheduled")
-	})
-}
-
-// endsAfter wants a worker not to have ended, and to end when the one before it does.
-func endsAfter(t *testing.T, before, done chan struct{}) {
-	t.Helper()
-	select {
-	case <-done:
-		t.Error("it has ended, and the one before it has not")
-	default:
-	}
-	close(before)
-	<-done
-}
-
-// A worker that is stopped before it could begin ends only after the one before: whoever waits for it knows that nobody
-// delivers any more.
-func TestStoppedWorkerOutlastsTheOneBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		before, stop, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: newMemory(), Before: before,
-			Log: slog.New(slog.DiscardHandler)})
+		m, d, leave, done := newMemory(), &destination{hang: true}, make(chan struct{}), make(chan struct{})
+		ctx, cut := context.WithCancel(t.Context())
+		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: d, Queue: m, Log: slog.New(slog.DiscardHandler),
+			Terms: delivery.Terms{Parallel: 2, Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}}})
 		go func() {
 			defer close(done)
-			w.Run(t.Context(), stop, nil)
+			w.Run(ctx, nil, leave)
 		}()
-		close(stop)
-		pause(time.Minute)
-		endsAfter(t, before, done)
-	})
-}
-
-// A worker that must leave lets deliveries fall back until the one before it has ended, if the next one begins only
-// when it has ended too.
-func TestLeavingWorkerLetsDeliveriesFallBackIfItIsAlone(t *testing.T) {
-	for _, alone := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			m, before, leave, done := newMemory(), make(chan struct{}), make(chan struct{}), make(chan struct{})
-			w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: m, Before: before, Exclusive: alone,
-				Terms: delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}},
-				Log:   slog.New(slog.DiscardHandler)})
-			go func() {
-				defer close(done)
-				w.Run(t.Context(), nil, leave)
-			}()
-			m.add(wave()[0])
-			pause(time.Second)
-			close(leave)
-			pause(time.Hour)
-			var fell []string
-			if alone {
-				fell = []string{"E1-scheduled"}
-			}
-			want(t, fmt.Sprintf("alone %v: fell back", alone), m.ids(&m.fellBack), fell...)
-			close(before)
-			<-done
-		})
-	}
-}
-
-// A worker that must leave before it could begin waits for the one before, but holds nothing of what is pending: each
-// reload during a long attempt leaves one behind.
-func TestWorkerThatLeavesBeforeItBeganHoldsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, before, leave, done := newMemory(), make(chan struct{}), make(chan struct{}), make(chan struct{})
-		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: m, Before: before,
-			Log: slog.New(slog.DiscardHandler)})
-		go func() {
-			defer close(done)
-			w.Run(t.Context(), nil, leave)
-		}()
-		m.add(wave()[0])
+		m.add(change(1, "E1", "scheduled", 24*time.Hour))
 		pause(time.Second)
-		item := weak.Make(m.pending[1])
 		close(leave)
-		pause(time.Second)
-		m.remove(1) // so that only the worker may have it
-		runtime.GC()
-		if i := item.Value(); i != nil {
-			t.Errorf("%s is still in memory", i.ID)
-		}
-		endsAfter(t, before, done)
+		m.add(change(2, "E2", "scheduled", 24*time.Hour))
+		pause(9 * time.Minute)
+		want(t, "before its time fell back", m.ids(&m.fellBack))
+		pause(time.Hour)
+		want(t, "fell back", m.ids(&m.fellBack), "E1-scheduled", "E2-scheduled")
+		want(t, "attempted", d.made(), "E1-scheduled")
+		cut()
+		<-done
 	})
 }
 

@@ -488,7 +488,7 @@ func (p *player) die(r ref, reason string) {
 
 func (p *player) fellBack(r ref) {
 	was := p.m.pending[r]
-	if was.fellBack {
+	if was.fellBack || !p.hasFallback(r.route) {
 		return
 	}
 	p.fallTo(r)
@@ -502,11 +502,16 @@ func (p *player) fallTo(r ref) {
 	_, isPending := p.m.pending[to]
 	_, isDead := p.m.dead[to]
 	_, isSettled := p.m.settled[to]
-	if gone, known := p.m.routes["a"]; r.route != "a" || !known || gone || was.instead != "" || isPending || isDead ||
-		isSettled {
+	if !p.hasFallback(r.route) || was.instead != "" || isPending || isDead || isSettled {
 		return
 	}
 	p.m.pending[to] = pendingModel{group: was.group, instead: "a"}
+}
+
+// hasFallback reports whether a route has a fallback: only a has one, while it is in the settings.
+func (p *player) hasFallback(route string) bool {
+	gone, known := p.m.routes[route]
+	return route == "a" && known && !gone
 }
 
 // byHand replays or drops.

@@ -226,12 +226,13 @@ func (tx *Tx) report(r *route, rep delivery.Report) {
 	}
 	each(rep.Failed, func(e *entry) { tx.recordFailure(e, rep) })
 	each(rep.FellBack, func(e *entry) {
-		if !e.FellBack {
-			tx.fallBack(e, cmp.Or(e.Error, rep.Error))
-			next := e.copy()
-			next.FellBack = true
-			tx.replace(e, next)
+		if e.FellBack || r.fallback == "" { // a reload has taken the fallback away since
+			return
 		}
+		tx.fallBack(e, cmp.Or(e.Error, rep.Error))
+		next := e.copy()
+		next.FellBack = true
+		tx.replace(e, next)
 	})
 	each(rep.Superseded, func(e *entry) { tx.supersede(e, "") })
 	for _, i := range rep.Accepted {

@@ -100,7 +100,7 @@ func (r *Relay) deliver(
 	log.Info("this relay serves the sink", "relay", r.Name)
 	w := delivery.NewWorker(delivery.Config{
 		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
-		Exclusive: true, Log: r.Log, Meter: r.Meter, Random: r.Random,
+		Log: r.Log, Meter: r.Meter, Random: r.Random,
 		Trouble: func(why error) { r.reportTrouble(q, why) },
 		Told:    q.told,
 	})
