@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -181,6 +183,20 @@ type demand struct {
 	answer          string
 }
 
+// A bound is what a service takes at most by its documents: bytes of a body, and the age of a timestamp, of which what is
+// older is dropped without a word.
+type bound struct {
+	bytes  int
+	oldest time.Duration
+}
+
+var bounds = map[string]bound{
+	"datadog":     {1_000_000, 18 * time.Hour},
+	"google_chat": {32_000, 0},
+	"newrelic":    {1_000_000, 48 * time.Hour},
+	"teams":       {28 << 10, 0},
+}
+
 var demands = map[string]demand{
 	"alertmanager":     {"POST /api/v2/alerts", "Content-Type: application/json", 200, ""},
 	"azure_automation": {"POST /", "Content-Type: application/json", 202, `{"JobIds":["6d1f"]}`},
@@ -240,9 +256,6 @@ func (d demand) refusal(r *http.Request, body string, schema *jsonschema.Schema)
 	if r.Header.Get(name) != value {
 		return name + " is " + r.Header.Get(name)
 	}
-	if len(body) > 256<<10 {
-		return "its body is too large"
-	}
 	documents := []string{body}
 	if strings.Contains(value, "ndjson") {
 		documents = slices.Collect(strings.Lines(body))
@@ -259,6 +272,20 @@ func (d demand) refusal(r *http.Request, body string, schema *jsonschema.Schema)
 	return ""
 }
 
+// exceeded returns which of its bounds a body exceeds, or "".
+func (b bound) exceeded(body string) string {
+	if len(body) > cmp.Or(b.bytes, 256<<10) {
+		return fmt.Sprintf("its body of %d bytes is too large", len(body))
+	}
+	for _, m := range regexp.MustCompile(`"timestamp":(\d{13})`).FindAllStringSubmatch(body, -1) {
+		at, _ := strconv.ParseInt(m[1], 10, 64)
+		if age := messageTime.clock().Sub(time.UnixMilli(at)); b.oldest > 0 && age > b.oldest {
+			return fmt.Sprintf("its timestamp is %s old", age)
+		}
+	}
+	return ""
+}
+
 // Each service takes what it is sent, by a fake that refuses what its documents say that it refuses: the whole life of an
 // event, of one VM and of 300, with a long description full of signs, trouble, a test, and several events at once.
 func TestServicesTakeWhatTheyAreSent(t *testing.T) {
@@ -270,9 +297,12 @@ func TestServicesTakeWhatTheyAreSent(t *testing.T) {
 	}
 	many := azure("Scheduled", "Reboot", "04:10:00",
 		map[string]any{"Description": strings.Repeat("<&>\"'`\\\n{{é", 500), "Resources": vms})
+	at := func(seen time.Time) []delivery.Delivery {
+		return deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: many},
+			cloudevent.Circumstances{Observer: dbHost, Time: seen}))
+	}
 	batches := map[string][]delivery.Delivery{
-		"300 VMs": deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: many},
-			cloudevent.Circumstances{Observer: dbHost, Time: messageTime.clock()})),
+		"300 VMs": at(messageTime.clock()), "three days late": at(messageTime.clock().Add(-72 * time.Hour)),
 	}
 	for name, s := range situations() {
 		batches[name] = s.batch
@@ -286,7 +316,7 @@ func TestServicesTakeWhatTheyAreSent(t *testing.T) {
 		schema := bodySchema(t, s.Name)
 		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
-			why := want.refusal(r, string(body), schema)
+			why := cmp.Or(want.refusal(r, string(body), schema), bounds[s.Name].exceeded(string(body)))
 			if why != "" {
 				http.Error(w, why, http.StatusUnprocessableEntity)
 				return

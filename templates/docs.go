@@ -51,6 +51,8 @@ var FuncDocs = []FuncDoc{
 	{"date", "a time in a layout of Go", `{{date "15:04" "2026-11-21T04:10:00Z"}}`, "04:10"},
 	{"tz", "a time in a time zone", `{{tz "Europe/Berlin" "2026-11-21T04:10:00Z" | date "15:04 MST"}}`, "05:10 CET"},
 	{"unixEpoch", "seconds since 1970", `{{unixEpoch "2026-11-21T04:10:00Z"}}`, "1795234200"},
+	{"secondsBetween", "seconds from one time to another",
+		`{{secondsBetween "2026-11-21T04:10:00Z" "2026-11-21T04:25:00Z"}}`, "900"},
 	{"humanizeDuration", "a number of seconds for people", `{{humanizeDuration 900}}`, "15 min"},
 	{"clock", "time of day in the zone of the fields", `{{clock (dict "zone" "UTC") "2026-11-21T04:10:00Z"}}`,
 		"04:10 UTC"},

@@ -72,6 +72,7 @@ func Funcs() template.FuncMap {
 		"date":             func(layout, t any) string { return format(toTime(t), text(layout)) },
 		"tz":               func(zone, t any) time.Time { return z.in(toTime(t), text(zone)) },
 		"unixEpoch":        func(t any) int64 { return toTime(t).Unix() },
+		"secondsBetween":   func(from, to any) int64 { return toTime(to).Unix() - toTime(from).Unix() },
 		"humanizeDuration": humanizeDuration,
 		"clock":            func(fields, t any) string { return z.clock(fields, t, false) },
 		"clockSeconds":     func(fields, t any) string { return z.clock(fields, t, true) },

@@ -72,6 +72,7 @@ func TestFunctions(t *testing.T) {
 		{`{{date "15:04" "Tue, 1 Dec 2026 04:10:00 GMT"}} {{date "15:04" "Tue, 01 Dec 2026 04:10:00 UTC"}} {{date "15:04" "Tue, 01 Dec 2026 04:10:00 PST"}}`, `04:10 04:10 `},
 		{`{{"2026-11-21T04:10:00Z" | tz "No/Where" | date "15:04 MST"}}`, `04:10 UTC`},
 		{`{{unixEpoch "2026-11-21T04:10:00Z"}}`, `1795234200`},
+		{`{{secondsBetween "2026-11-21T04:10:00Z" "2026-11-20T04:10:00Z"}} {{secondsBetween .missing .missing}}`, `-86400 0`},
 		{`{{clock .at "2026-11-21T04:10:04Z"}}; {{clockSeconds .at "2026-11-21T04:10:04Z"}}; {{clock .at "2026-11-22T04:10:04Z"}}; {{clock .at ""}}`, `05:10 CET; 05:10:04 CET; 05:10 CET on Sun 22 Nov; `},
 		{`{{clock (slack .at) "2026-11-22T04:10:04Z"}}`, `<!date^1795320604^{time} on {date_short}|05:10 CET on Sun 22 Nov>`},
 		{`{{fullTime .at "2026-11-21T04:10:04Z"}}; {{fullTime .missing "2026-11-21T04:10:04Z"}}`, `Sat 21 Nov 2026 at 05:10 CET (04:10 UTC); Sat 21 Nov 2026 at 04:10 UTC`},
@@ -216,7 +217,7 @@ func TestSharedWordCanBeBlanked(t *testing.T) {
 // Nobody can read the environment, files or the network from a template: the functions are these and no others.
 func TestFunctionsAreAClosedSet(t *testing.T) {
 	want := strings.Fields(`activityLogURL clock clockSeconds coalesce contains date default dict dig facts families first fullTime fullTimeSeconds hasPrefix
-		hasSuffix humanizeDuration include indent join json last line links list lower names portalURL quote replace required slack slackEscape
+		hasSuffix humanizeDuration include indent join json last line links list lower names portalURL quote replace required secondsBetween slack slackEscape
 		slackTime split ternary title toTime trim trimPrefix trimSuffix trunc tz unixEpoch upper without`)
 	if got := FuncNames(); !slices.Equal(got, want) {
 		t.Errorf("FuncNames() = %v, want %v", got, want)
