@@ -91,6 +91,17 @@ var knownStories = []struct {
 		{at(2*time.Minute + 30*time.Second), list{event: begun}}, // whose beginning it has told of
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a sink returns, and the only attempt of two changes is of the newer one, when both are too old", []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), reload{routes: []string{"well"}}},
+		{at(3 * time.Minute), list{event: moved}},
+		{at(4 * time.Minute), list{event: soon}},
+		{at(8 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 9 * time.Minute, share: 100}},
+		{at(8 * time.Minute), reload{changes: map[string]routeChange{
+			"webhook": {"max_age: 2m", func(r *routePlan) { r.maxAge = 2 * time.Minute }},
+		}}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"a sink comes while the disk hangs, which alone has what is open", []step{
 		{at(time.Minute), reload{routes: []string{"webhook"}}},
 		{at(2 * time.Minute), list{event: reboot}},

@@ -365,19 +365,8 @@ func (o *oracle) deadLetters() {
 				return t.how == "rejects" && (len(t.batch) == 1 || t.handed.progress != "")
 			})
 		case "expired":
-			if len(tries) == 0 {
-				break
-			}
-			last := tries[len(tries)-1]
-			for _, t := range all { // a newer one that stands for it is a try of it too
-				if t.start > last.start && slices.Contains(t.missed, e.change) {
-					last = t
-				}
-			}
-			right = slices.ContainsFunc(o.ways(e.sink, last.start, last.at), func(r routePlan) bool {
-				since := o.mutedSince(last)
-				return r.maxAge > 0 && (o.clockStepped() || last.clock.Sub(tries[0].time) > r.maxAge) &&
-					(since == 0 || last.at-since > r.maxAge-time.Second)
+			right = slices.ContainsFunc(all, func(t taken) bool { // of it, or of a newer one that stands for it, whose age counts
+				return (t.id == e.id || slices.Contains(t.missed, e.change)) && o.expires(t)
 			})
 		case "late":
 			right = slices.ContainsFunc(ways, func(r routePlan) bool { return r.late == "drop" })
@@ -393,6 +382,15 @@ func (o *oracle) deadLetters() {
 			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.id, e.sink, e.reason, len(tries))
 		}
 	}
+}
+
+// expires reports whether a delivery was older than max_age when an attempt of it ended, and so is not tried again.
+func (o *oracle) expires(t taken) bool {
+	since := o.mutedSince(t)
+	return slices.ContainsFunc(o.ways(t.sink, t.start, t.at), func(r routePlan) bool {
+		return r.maxAge > 0 && (o.clockStepped() || t.clock.Sub(t.time) > r.maxAge) &&
+			(since == 0 || t.at-since > r.maxAge-time.Second)
+	})
 }
 
 // longAway reports whether a route was away for a day, or nearly.
