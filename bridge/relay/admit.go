@@ -164,16 +164,17 @@ func (q *queue) carryOut(g *group, m streams.Message, reply string, v verdict) {
 }
 
 // isOver reports whether the event that a message is about is over, by the sink's record or that of the sink whose fallback
-// it is, and that end settles what is still pending. What comes of an approval after it settles for all but sinks that are
-// told everything: nobody reads that it is over and then that it may begin. What somebody asked for is never over.
+// it is, and that end settles what is still pending. For all but sinks that are told everything it also settles reminders
+// and what comes of an approval: nobody reads that it is over and then that it may begin. What somebody asked for is never
+// over.
 func (r *record) isOver(route bridge.Route, m streams.Message) bool {
 	asked := m.OnlySink != "" && m.FallbackFor == nil
 	if asked || m.EventID == "" || m.Change.Kind == imds.Vanished {
 		return false
 	}
 	over := m.EventOver || r.Kind == imds.Vanished && !r.MovesOnTo(m)
-	answer := m.Change.Kind == imds.Approved && route.Terms.Late != delivery.LateSend
-	return over && (answer || endSettles(route, m.Change.Event))
+	noNews := !m.Change.Kind.OfAzure() && route.Terms.Late != delivery.LateSend
+	return over && (noNews || endSettles(route, m.Change.Event))
 }
 
 // endSettles reports whether the end of an event settles what is pending about it for a route.

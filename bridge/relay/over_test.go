@@ -191,20 +191,21 @@ func TestAReplayOfThePastBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 	}
 }
 
-// What came of an approval is no news to people who have read that the event is over; it goes to those who are told all.
-func TestAnAnswerAfterTheEndIsNoNewsOnARelay(t *testing.T) {
+// A reminder, as of a VM that is behind, and what came of an approval are no news to people who have read that the event is
+// over; they go to those who are told all.
+func TestAReminderOrAnAnswerAfterTheEndIsNoNewsOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		chat, audit := newRecorder(), newRecorder()
 		_, stop := s.run(with(route("chat", chat), latestOnly), route("audit", audit))
 		a := eventNo(1).in(20 * time.Minute)
 		announced, over := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Vanished, "vm-1")
-		answer := a.answer(t, 1)
-		for _, ce := range []event.Event{announced, over, answer} {
+		answer, reminder := a.answer(t, 1), a.say(t, imds.Reminder, "vm-2")
+		for _, ce := range []event.Event{announced, over, answer, reminder} {
 			s.publish(ce)
 			pause(time.Second)
 		}
 		wantIDs(t, "what people read", chat.all(), announced, over)
-		wantIDs(t, "what is on record", audit.all(), announced, over, answer)
+		wantIDs(t, "what is on record", audit.all(), announced, over, answer, reminder)
 		stop()
 	})
 }
