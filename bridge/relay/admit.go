@@ -63,7 +63,7 @@ func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, faile
 		if !rec.Matched {
 			v.matches, _, failed = route.Filter.MatchEvent(m.Change, cloudevent.Fields(m.CE), "")
 		}
-		v.outdated = m.Change.Kind.OfAzure() && rec.Outdated(m)
+		v.outdated = rec.Outdated(m)
 		switch {
 		case accepted:
 		case !v.matches:

@@ -236,33 +236,41 @@ func TestAReminderOutlivesAChangeThatItsSinkIsNotToldOfOnARelay(t *testing.T) {
 		"it moves":  {func(t *testing.T, a azure) event.Event { return a.in(90*time.Minute).updated(t, a) }, false},
 		"it begins": {func(t *testing.T, a azure) event.Event { return a.say(t, imds.Started, "vm-1") }, false},
 	} {
-		t.Run(claim, func(t *testing.T) {
-			onStage(t, func(t *testing.T, s *stage) {
-				sink := newRecorder()
-				sink.answer = fails(errRefused)
-				r := route("drain", sink)
-				r.Filter.Only.Changes = []string{"reminder"}
-				_, stop := s.run(r)
-				a := eventNo(1).in(time.Hour)
-				reminder, err := changeSaid(imds.Change{Kind: imds.Reminder, Event: a.event(imds.StatusScheduled), Lead: time.Hour},
-					"vm-1")(time.Now())
-				if err != nil {
-					t.Fatal(err)
-				}
-				s.publish(a.say(t, imds.Scheduled, "vm-1"), reminder)
-				pause(5 * time.Second)
-				s.publish(tt.next(t, a))
-				pause(5 * time.Second)
-				sink.say(nil)
-				pause(10 * time.Minute)
-				if tt.told {
-					wantIDs(t, "told", sink.all(), reminder)
-				} else {
-					wantIDs(t, "told", sink.all())
-				}
-				stop()
+		for _, behind := range []bool{false, true} { // whether it comes after the change, of a VM that is behind
+			t.Run(fmt.Sprintf("%s, the reminder comes after that: %v", claim, behind), func(t *testing.T) {
+				onStage(t, func(t *testing.T, s *stage) {
+					sink := newRecorder()
+					sink.answer = fails(errRefused)
+					r := with(route("drain", sink), latestOnly)
+					r.Filter.Only.Changes = []string{"reminder"}
+					_, stop := s.run(r)
+					a := eventNo(1).in(time.Hour)
+					reminder, err := changeSaid(imds.Change{Kind: imds.Reminder, Event: a.event(imds.StatusScheduled), Lead: time.Hour},
+						"vm-1")(time.Now())
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.publish(a.say(t, imds.Scheduled, "vm-1"))
+					if !behind {
+						s.publish(reminder)
+					}
+					pause(5 * time.Second)
+					s.publish(tt.next(t, a))
+					if behind {
+						s.publish(reminder)
+					}
+					pause(5 * time.Second)
+					sink.say(nil)
+					pause(10 * time.Minute)
+					if tt.told {
+						wantIDs(t, "told", sink.all(), reminder)
+					} else {
+						wantIDs(t, "told", sink.all())
+					}
+					stop()
+				})
 			})
-		})
+		}
 	}
 }
 

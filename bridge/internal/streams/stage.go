@@ -25,9 +25,16 @@ func (s *Stage) precedes(m Message) bool {
 
 // Outdated reports whether a change comes too late, because the stream has a later one before it. This happens when a
 // VM that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change
-// of an event that comes back isn't outdated, because it was seen later. Nor is one that is pending and read again.
+// of an event that comes back isn't outdated, because it was seen later. Nor is one that is pending and read again. A
+// reminder is outdated once the event has begun or is over, or may begin at another time.
 func (s *Stage) Outdated(m Message) bool {
-	return s.precedes(m) && stageOf(m.Change.Kind) < stageOf(s.Kind) && m.Seen().Before(s.Seen)
+	if !s.precedes(m) || !m.Seen().Before(s.Seen) {
+		return false
+	}
+	if m.Change.Kind == imds.Reminder {
+		return !s.Kind.Announces() || !s.NotBefore.Equal(m.NotBefore())
+	}
+	return m.Change.Kind.OfAzure() && stageOf(m.Change.Kind) < stageOf(s.Kind)
 }
 
 // MovesOnTo reports whether a change is neither outdated nor read again.
