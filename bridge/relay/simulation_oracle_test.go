@@ -351,19 +351,29 @@ func (o *oracle) catchingUp(t given) bool {
 	})
 }
 
-// endOf returns the end of a change's event, if a route that waits with the change until then is not to be told it any
-// more.
+// endOf returns the end of a change's event, if a route is told nothing of the change from then on: it is a reminder and the
+// route isn't told everything, or the route acts, or it isn't told of the end. A reminder that comes after the end has that
+// one.
 func (o *oracle) endOf(r routePlan, c said) (end said, over bool) {
 	if c.event == "" || c.change == "vanished" || c.to != "" || r.late == delivery.LateSend {
 		return said{}, false
 	}
-	i := slices.IndexFunc(o.news, func(s said) bool {
-		return s.event == c.event && s.change == "vanished" && s.to == "" && s.stored >= c.stored
-	})
-	if i < 0 || r.late == delivery.LateLatest && (len(r.changes) == 0 || slices.Contains(r.changes, "vanished")) {
+	if azures(c.change) && r.late == delivery.LateLatest && (len(r.changes) == 0 || slices.Contains(r.changes, "vanished")) {
 		return said{}, false
 	}
-	return o.news[i], true
+	for _, s := range o.news {
+		switch {
+		case s.event != c.event || s.to != "" || !azures(s.change) || s.outdated:
+		case s.change == "vanished" && (s.seq > c.seq || !azures(c.change)):
+			end, over = s, true
+			if s.seq > c.seq {
+				return end, true
+			}
+		case s.seq < c.seq: // it came back
+			over = false
+		}
+	}
+	return end, over
 }
 
 // full reports whether so much waited for a sink in trouble that the stream may not have been read on.
@@ -494,41 +504,36 @@ func (o *oracle) urgent(r routePlan, owed []said) {
 	}
 }
 
-// handedBack: receipts, progress and the number of attempts come back with the next attempt, from another relay too.
+// handedBack: receipts, progress and the number of attempts come back with the next attempt, from another relay too; but
+// what was given back while a relay broke down may be lost.
 func (o *oracle) handedBack(r routePlan) {
 	for event, list := range o.tried[r.name] {
 		if event == "" {
 			continue
 		}
-		receipt, progress, attempts := "", map[string]string{}, map[string]int{}
-		unsure := true // a relay broke down, and what was given back may be lost
+		receipt, unsure := "", false
+		last, progress := map[string]given{}, map[string]string{}
 		for i, t := range list {
 			first := i == 0 || list[i-1].attempt != t.attempt // of several of one batch
-			switch {
-			case i == 0:
-				unsure = false
-			case first && o.broken(nil, list[i-1].start, t.start):
+			if first && i > 0 && o.broken(nil, list[i-1].start, t.start) {
 				unsure = true
 			}
+			if !unsure && t.receipt != receipt {
+				o.add("receipts", "%s was told %s at %v with the receipt %q, want %q", r.name, t.id, short(t.start), t.receipt,
+					receipt)
+			}
 			key := t.id + t.instead
-			if !unsure {
-				if t.receipt != receipt {
-					o.add("receipts", "%s was told %s at %v with the receipt %q, want %q", r.name, t.id, short(t.start), t.receipt,
-						receipt)
-				}
-				if want, tried := progress[key]; tried && t.progress != want {
-					o.add("progress", "%s was told %s at %v with the progress %q, want %q", r.name, t.id, short(t.start),
-						t.progress, want)
-				}
-				if want := attempts[key] + 1; t.handed.attempt != want {
-					o.add("attempts", "%s was told %s at %v as attempt %d, want %d", r.name, t.id, short(t.start), t.handed.attempt,
-						want)
-				}
+			was, again := last[key]
+			lost := again && o.broken(nil, was.start, t.start)
+			if again && !lost && t.progress != progress[key] {
+				o.add("progress", "%s was told %s at %v with the progress %q, want %q", r.name, t.id, short(t.start),
+					t.progress, progress[key])
 			}
-			if t.newProgress != "" {
-				progress[key] = t.newProgress
+			if want := was.handed.attempt + 1; !lost && t.handed.attempt != want {
+				o.add("attempts", "%s was told %s at %v as attempt %d, want %d", r.name, t.id, short(t.start), t.handed.attempt,
+					want)
 			}
-			attempts[key] = t.handed.attempt
+			last[key], progress[key] = t, cmp.Or(t.newProgress, t.progress)
 			if i+1 < len(list) && list[i+1].attempt == t.attempt {
 				continue
 			}
@@ -691,21 +696,26 @@ func (o *oracle) ready() {
 // unnoticed is how long a relay may not notice that nobody answers.
 const unnoticed = 30 * time.Second
 
-// needed reports whether a relay needed what it could not reach: records only if something came, and no other relay had
-// the sinks.
+// needed reports whether a relay needed what it could not reach: records only if something came about an event that is not
+// in its memory, and no other relay had the sinks.
 func (o *oracle) needed(m *machine, b breakage) bool {
 	if b.how != recordsLost {
 		return true
 	}
-	came := slices.ContainsFunc(o.stream, func(s said) bool {
-		return azures(s.change) && s.stored > b.from && s.stored < b.from+unnoticed/2
-	})
+	known, came := map[string]bool{}, false
+	for _, s := range o.stream {
+		if azures(s.change) && !known[s.event] && s.stored > b.from && s.stored < b.from+unnoticed/2 {
+			came = true
+		}
+		known[s.event] = true
+	}
 	return came && !slices.ContainsFunc(o.machines, func(x *machine) bool {
 		return x != m && x.began < b.to && (!x.ended || x.over > b.from-20*time.Second)
 	})
 }
 
-// handsOn: a relay that can't reach a destination leaves it to another one that is there.
+// handsOn: a relay that can't reach a destination leaves it to another one that is there, and has not failed there itself in
+// the last five minutes.
 func (o *oracle) handsOn(r routePlan) {
 	const patience = 100 * time.Second
 	for _, m := range o.machines {
@@ -719,7 +729,8 @@ func (o *oracle) handsOn(r routePlan) {
 				first = a
 			case a.start > first.start+patience:
 				if o.calm(first.start, a.start) && slices.ContainsFunc(o.machines, func(x *machine) bool {
-					return x != m && x.began < first.start-20*time.Second && (!x.ended || x.over > a.start)
+					return x != m && x.began < first.start-20*time.Second && (!x.ended || x.over > a.start) &&
+						!o.failed(x, r.name, first.start-5*time.Minute, a.start)
 				}) {
 					o.add("handed on", "%s could not reach %s from %v to %v, and kept it", m.name, r.name, short(first.start),
 						short(a.start))
@@ -728,4 +739,11 @@ func (o *oracle) handsOn(r routePlan) {
 			}
 		}
 	}
+}
+
+// failed reports whether an attempt of a machine failed that ended in a time.
+func (o *oracle) failed(m *machine, sink string, from, to time.Duration) bool {
+	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
+		return a.machine == m && a.sink == sink && !a.settled && a.end >= from && a.end <= to
+	})
 }
