@@ -184,7 +184,8 @@ func (o *oracle) letter(sink string, s said) int {
 	})
 }
 
-// nothingLess: each change is told to each route that is owed it, or it is on record why not.
+// nothingLess: each change is told to each route that is owed it, or it is on record why not. A fallback doesn't get what it
+// has by itself, whatever became of that.
 func (o *oracle) nothingLess(r routePlan, owed []said) {
 	for i, c := range owed {
 		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id })
@@ -195,7 +196,8 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 		})
 		unsent := c.outdated && (r.late != delivery.LateSend || r.lead > 0)
 		_, over := o.endOf(r, c)
-		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent && !over {
+		has := c.instead != "" && slices.ContainsFunc(owed[:i], func(s said) bool { return s.to == "" && s.id == c.id })
+		if !told && !covered && !has && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent && !over {
 			o.add("nothing is lost", "%s was never told %s, stored at %v", r.name, c.id, short(c.stored))
 		}
 	}
