@@ -99,11 +99,17 @@ func serviceText(name string) []byte {
 
 // readService reads the service of that name.
 func readService(name string) *Service {
-	s := &Service{Name: name}
-	if err := yaml.UnmarshalWithOptions(serviceText(name), s, yaml.Strict()); err != nil {
+	s, err := ParseService(name, serviceText(name))
+	if err != nil {
 		panic(fmt.Sprintf("%s: %v", name, err))
 	}
 	return s
+}
+
+// ParseService reads the declaration of a service. It doesn't check more than that its keys are known; see Check.
+func ParseService(name string, text []byte) (*Service, error) {
+	s := &Service{Name: name}
+	return s, yaml.UnmarshalWithOptions(text, s, yaml.Strict())
 }
 
 // serviceKind returns the kind of the service of that name. It reads only the first lines of its file, title and for:
@@ -145,11 +151,14 @@ func (s *Service) Kind() Kind {
 	return k
 }
 
-// CommonKeys are the keys of webhook that every service has, behind its own.
-var CommonKeys = []string{"headers", "tls", "proxy", "insecure"}
+// commonKeys are the keys of webhook that every service has, behind its own.
+var commonKeys = []string{"headers", "tls", "proxy", "insecure"}
 
 // offerable are the keys of webhook that a service may offer.
 var offerable = []string{"bearer", "basic", "runbook_url"}
+
+// MoreKeys returns the keys of webhook that the service has besides its own.
+func (s *Service) MoreKeys() []string { return slices.Concat(s.Offers, commonKeys) }
 
 // settingsType returns the type of the struct that the settings of the service are decoded into: url, its own keys, and
 // the fields of webhookSettings for the others.
@@ -177,7 +186,7 @@ func (s *Service) settingsType() reflect.Type {
 		add("azure_identity", reflect.TypeFor[serviceIdentity](), tagsOf("which managed identity of the VM to use", "", false))
 	}
 	webhook := reflect.TypeFor[webhookSettings]()
-	for _, key := range slices.Concat(s.Offers, CommonKeys) {
+	for _, key := range slices.Concat(s.Offers, commonKeys) {
 		for f := range webhook.Fields() {
 			name := f.Tag.Get("yaml")
 			if name == key || oneOf(name, key+"_file", key+"_env", key+"_vault") {
@@ -317,7 +326,7 @@ func (s *Service) Check() error {
 
 // checkKeys returns the errors about the declarations of the service's own keys.
 func (s *Service) checkKeys() (wrong KeyErrors) {
-	taken := slices.Concat(CommonKeys, offerable, []string{"azure_identity", "url", "url_file", "url_env", "url_vault"})
+	taken := slices.Concat(commonKeys, offerable, []string{"azure_identity", "url", "url_file", "url_env", "url_vault"})
 	for i, k := range s.Keys {
 		at := fmt.Sprintf("keys.%d.", i)
 		wrong.when(!keyName.MatchString(k.Name), at+"name", "%q is no name of a key; expected lower case letters, digits and _",

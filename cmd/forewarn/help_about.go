@@ -31,7 +31,20 @@ func (p *program) helpAbout(root *cobra.Command, args []string) error {
 		}
 		return nil
 	}
+	if own := p.ownService(last); own != nil {
+		p.page(terminalText(blocksOf(serviceSection(own, ownKeyTable(own))), p.helpWidth()))
+		return nil
+	}
 	entries := explainPath(phrase)
+	if len(entries) == 0 {
+		entries = explainSpelling(phrase)
+	}
+	if c, rest, err := root.Find([]string{phrase + "s"}); len(entries) == 0 && err == nil && len(rest) == 0 {
+		return c.Help()
+	}
+	if len(entries) == 0 {
+		entries = sectionsAbout(last)
+	}
 	if len(entries) == 0 {
 		return exit(exitUsage, fmt.Errorf("no help about %q; %s", phrase, helpHint(args[len(args)-1])))
 	}
@@ -146,6 +159,42 @@ func isAbout(line, name string) bool {
 	})
 }
 
+// explainSpelling explains another spelling of a secret, such as token_vault: what its key is, and how it is spelled.
+func explainSpelling(phrase string) []entry {
+	for suffix, about := range map[string]string{"_vault": "vault", "_file": "secrets", "_env": "secrets"} {
+		if key, ok := strings.CutSuffix(phrase, suffix); ok {
+			return append(explainPath(key), sectionsAbout(about)...)
+		}
+	}
+	return nil
+}
+
+// sectionsAbout returns the sections of the topics whose heading has a word, in the singular or the plural. A word of
+// less than four letters says too little.
+func sectionsAbout(word string) (found []entry) {
+	singular := func(s string) string { return strings.TrimSuffix(strings.ToLower(s), "s") }
+	is := func(other string) bool { return singular(other) == singular(word) }
+	if len(word) < 4 {
+		return nil
+	}
+	shown := ""
+	for _, t := range topics {
+		for line := range strings.Lines(t.markdown()) {
+			level := headingLevel(line)
+			heading := strings.TrimSpace(line[level:])
+			if level < 2 || !slices.ContainsFunc(strings.Fields(heading), is) {
+				continue
+			}
+			section := sectionOf(t.markdown(), heading)
+			if !strings.Contains(shown, section) {
+				shown += section
+				found = append(found, entry{t.name, blocksOf(section)})
+			}
+		}
+	}
+	return found
+}
+
 // helpHint suggests what may have been meant by a name that nothing explains, or where to look.
 func helpHint(name string) string {
 	if near, ok := wording.Nearest(name, helpWords()); ok {
@@ -154,9 +203,10 @@ func helpHint(name string) string {
 	return "forewarn help lists the topics, forewarn help settings the keys"
 }
 
-// helpWords returns the names that the tables explain: keys, fields, functions, metrics and others.
+// helpWords returns the names of topics, and those that the tables explain: keys, fields, functions, metrics and others.
 func helpWords() (names []string) {
 	for _, t := range topics {
+		names = append(names, t.name)
 		for _, b := range blocksOf(t.markdown()) {
 			if b.kind != tableBlock {
 				continue

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -141,16 +140,6 @@ var allKinds = sync.OnceValue(func() map[string]sinks.Kind {
 	return kinds
 })
 
-// yamlBlock shows entries of sinks.
-func yamlBlock(entries string) string {
-	var b strings.Builder
-	b.WriteString("```yaml\nsinks:\n")
-	for line := range strings.Lines(entries) {
-		b.WriteString("  " + line)
-	}
-	return b.String() + "```\n"
-}
-
 // serviceSections has a section for each service, by purpose.
 func serviceSections(sink *schemaKey) string {
 	var b strings.Builder
@@ -158,7 +147,7 @@ func serviceSections(sink *schemaKey) string {
 		sections := ""
 		for _, s := range sinks.Services() {
 			if s.Kind().Purpose == purpose.Name {
-				sections += serviceSection(s, sink.below(s.Name))
+				sections += serviceSection(s, keyTable(sink.below(s.Name), s.MoreKeys()...))
 			}
 		}
 		if sections != "" {
@@ -168,43 +157,9 @@ func serviceSections(sink *schemaKey) string {
 	return b.String() + "\n"
 }
 
-func serviceSection(s *sinks.Service, keys *schemaKey) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "\n### %s\n\n%s ([documentation of %s](%s)).\n\n", s.Name, strings.ToUpper(s.About[:1])+s.About[1:],
-		s.Title, s.Rules)
-	b.WriteString(yamlBlock(s.Example))
-	if s.Notes != "" {
-		b.WriteString("\n" + s.Notes)
-	}
-	more := slices.Concat(s.Offers, sinks.CommonKeys)
-	fmt.Fprintf(&b, "\n%s\nMore keys, as in [webhook](../README.md#webhook): `%s`.\n",
-		cmp.Or(s.Answers, "Any 2xx is accepted."), strings.Join(more, "`, `"))
-	b.WriteString(keyTable(keys, more...))
-	return strings.TrimSuffix(b.String(), "\n")
-}
-
 // messageFields are the fields of a message about nothing, for their kinds.
 func messageFields() map[string]any {
 	return sinks.MessageFields(delivery.Delivery{Event: event.New()}, time.UTC, time.Time{})
-}
-
-// markdownTable makes a table; bars in its cells are text.
-func markdownTable(head []string, rows [][]string) string {
-	var b strings.Builder
-	line := func(cells []string) {
-		for i, c := range cells {
-			cells[i] = strings.ReplaceAll(c, "|", `\|`)
-		}
-		b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
-	}
-	b.WriteString("\n")
-	line(head)
-	b.WriteString("|" + strings.Repeat(" --- |", len(head)) + "\n")
-	for _, r := range rows {
-		line(r)
-	}
-	b.WriteString("\n")
-	return b.String()
 }
 
 // marked is text whose words in angle brackets are no HTML.
