@@ -18,8 +18,11 @@ package=$here/forewarn.deb
 echo "$1  $package" | sha256sum --check --quiet || fail "$package is not the one with the SHA-256 $1"
 
 case $package in
-# At the first boot others install things too.
-*.deb) DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 --allow-downgrades --reinstall install "$package" ;;
+*.deb)
+	dpkg --configure --pending || true # what an installation that was cut off has left
+	# At the first boot others install things too.
+	DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 --allow-downgrades --reinstall install "$package"
+	;;
 *.rpm) rpm --upgrade --oldpackage --replacepkgs "$package" ;;
 esac
 
