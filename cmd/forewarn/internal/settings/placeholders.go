@@ -7,9 +7,11 @@ import (
 	"strings"
 )
 
-// Placeholders are what the project's examples leave for the reader to fill in.
+// Placeholders are what the project's examples leave for the reader to fill in. Of words in upper case only those count
+// that the examples have as the first part of a host: people do write hosts of their own so.
 var (
-	yourOwn     = regexp.MustCompile(`\bYOUR[ _-]?[A-Z]*\b|(?i:\bchange[ _-]?me\b)`)
+	yourOwn = regexp.MustCompile(`\bYOUR[ _-]?[A-Z]*\b|(?i:\bchange[ _-]?me\b)|` +
+		`//(?:APP|ENDPOINT|INSTANCE|NAME|NAMESPACE|TOPIC)\.`)
 	exampleHost = regexp.MustCompile(`(?i)\bexample\.(?:com|org|net)\b`)
 )
 
