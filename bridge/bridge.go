@@ -86,7 +86,6 @@ type Bridge struct {
 
 	reloading  sync.Mutex    // one reload at a time
 	deciding   sync.Mutex    // held by update; taken before mu
-	nextDue    time.Time     // tellDue has nothing to do before; guarded by deciding
 	routed     chan struct{} // closed when Run has set the routes
 	watchEnded chan struct{} // closed when the poll loop has ended
 	identified chan struct{} // closed when instance metadata has said which VM this is, or won't soon
@@ -211,7 +210,6 @@ func (b *Bridge) join() (c commit, show func()) {
 	b.delivering, b.current, b.polled = false, false, make(chan struct{})
 	b.mu.Unlock()
 	b.reread.Store(true)
-	b.nextDue = time.Time{}
 	events, unreadable := decodeAll(file.Groups)
 	c = b.events.join(events, answer.At, b.options.Booted)
 	for _, err := range unreadable {

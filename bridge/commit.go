@@ -130,9 +130,6 @@ func (b *Bridge) apply(tx *outbox.Tx, c commit) {
 			supersede(tx, *a, isNew, op)
 		}
 	}
-	if len(c.open) > 0 || c.Routes != nil {
-		b.nextDue = time.Time{}
-	}
 	c.Groups = b.events.set(c.open)
 	tx.Apply(c.Batch)
 }

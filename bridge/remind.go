@@ -10,15 +10,11 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// lookAtLeast is the longest interval between looks at what is due.
-const lookAtLeast = time.Minute
-
 // remindAgain is the time after a change of an event in which a route that was told of it gets no reminder.
 const remindAgain = 10 * time.Minute
 
 // tellDue tells what is due because of the time that is left: events to routes whose lead has come, and reminders, once
-// for each time of a route. It looks at the events only when the next is due or something has changed, and after a
-// start not before the first poll: an event may be over by now.
+// for each time of a route. After a start it waits for the first poll: an event may be over by now.
 func (b *Bridge) tellDue(now time.Time) {
 	b.mu.Lock()
 	polled := !b.imds.lastTurn.IsZero()
@@ -27,11 +23,7 @@ func (b *Bridge) tellDue(now time.Time) {
 		return
 	}
 	b.update(now, func() (c commit) {
-		if b.nextDue.After(now) {
-			return c
-		}
 		s := b.situation(observation{now: now})
-		b.nextDue = now.Add(lookAtLeast)
 		for _, op := range b.events.all() {
 			due := s.due(op, s.routes)
 			if len(due) > 0 {
@@ -41,10 +33,6 @@ func (b *Bridge) tellDue(now time.Time) {
 			for _, lead := range dueLeads(s.routes, op.Routes, op.event, now) {
 				b.remind(&c, s, op, lead)
 			}
-			b.nextDue = nextLead(s.routes, op.event, now, b.nextDue)
-		}
-		if !s.current {
-			b.nextDue = now
 		}
 		return c
 	})
@@ -65,18 +53,6 @@ func (b *Bridge) offerDue(c *commit, s situation, op *openEvent, due []Route) {
 	}
 	s.offer(c, op, others)
 	s.offerAnswer(c, op, given)
-}
-
-// nextLead returns when the next lead or reminder of the event may be due, at most at.
-func nextLead(routes []Route, e imds.Event, now, at time.Time) time.Time {
-	for _, r := range routes {
-		for _, lead := range append([]time.Duration{r.Terms.Lead}, r.Terms.Remind...) {
-			if due := e.NotBefore.Add(-lead); due.After(now) && due.Before(at) {
-				at = due
-			}
-		}
-	}
-	return at
 }
 
 // dueLeads returns the leads for which a reminder of the event is due: for each route, the shortest lead that has been
