@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -162,8 +161,7 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	if deliveries == nil {
 		deliveries = []HistoryDelivery{}
 	}
-	// Not slices.SortFunc: for each type of struct, that costs the binary 15 KB.
-	sort.Slice(deliveries, func(i, j int) bool { return deliveries[i].Sink < deliveries[j].Sink })
+	slices.SortFunc(deliveries, func(x, y HistoryDelivery) int { return strings.Compare(x.Sink, y.Sink) })
 	life.Changes = append(life.Changes, HistoryChange{
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, RawNotBefore: e.RawNotBefore(),
 		Fields:    d.Changed,
@@ -177,14 +175,14 @@ func (b *HistoryBuilder) Histories(p Period) []EventHistory {
 	var picked []*EventHistory
 	byEvent := func(x, y *EventHistory) int { return strings.Compare(x.Event, y.Event) }
 	for _, l := range slices.SortedFunc(maps.Values(b.histories), byEvent) {
-		sort.SliceStable(l.Changes, func(i, j int) bool { return l.Changes[i].Time.Before(l.Changes[j].Time) })
+		slices.SortStableFunc(l.Changes, func(x, y HistoryChange) int { return x.Time.Compare(y.Time) })
 		l.Outcome = outcome(l.Changes)
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, imds.Upper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)
 		}
 	}
-	sort.SliceStable(picked, func(i, j int) bool { return picked[i].Changes[0].Time.Before(picked[j].Changes[0].Time) })
+	slices.SortStableFunc(picked, func(x, y *EventHistory) int { return x.Changes[0].Time.Compare(y.Changes[0].Time) })
 	histories := make([]EventHistory, len(picked))
 	for i, l := range picked {
 		histories[i] = *l

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -152,6 +152,6 @@ func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
 			all = append(all, k)
 		}
 	}
-	sort.SliceStable(all, func(i, j int) bool { return all[i].Name < all[j].Name })
+	slices.SortFunc(all, func(x, y SinkStatus) int { return strings.Compare(x.Name, y.Name) })
 	return all
 }

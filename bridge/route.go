@@ -42,7 +42,7 @@ type Route struct {
 
 // routesThat returns the routes for which is holds.
 func routesThat(is func(Route) bool, routes []Route) (found []Route) {
-	for _, r := range routes { // not slices.DeleteFunc: for each type of struct, that costs the binary some kB
+	for _, r := range routes {
 		if is(r) {
 			found = append(found, r)
 		}

@@ -311,7 +311,7 @@ func (b *Bridge) reportDisk(now time.Time) {
 		if !d.told && delivering && now.Sub(d.since) >= unwritableAfter && now.Sub(d.ended) >= unwritableEvery {
 			d.told = true
 			b.reportBridge(cloudevent.OutboxUnwritable, map[string]any{"file": b.outbox.Path(), "since": d.since.UTC(),
-				"pending": b.pending(now), "error": err.Error()}, "")
+				"pending": b.outbox.Totals().Pending, "error": err.Error()}, "")
 		}
 	case d.since.IsZero():
 	case !d.told:
@@ -323,14 +323,6 @@ func (b *Bridge) reportDisk(now time.Time) {
 			"gap": gap{d.since.UTC(), d.worked.UTC()}}, "")
 		*d = diskOutage{ended: now}
 	}
-}
-
-// pending returns how many deliveries are pending.
-func (b *Bridge) pending(now time.Time) (n int) {
-	for _, st := range b.outbox.Stats() {
-		n += st.Pending
-	}
-	return n
 }
 
 // reportUnavailable reports that the endpoint has given no valid answer for long.

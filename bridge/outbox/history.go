@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 )
@@ -151,7 +150,7 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	}
 	o.mu.Unlock()
 	all := slices.Collect(maps.Values(results))
-	sort.Slice(all, func(i, j int) bool { return all[i].Route < all[j].Route })
+	slices.SortFunc(all, func(a, b Result) int { return strings.Compare(a.Route, b.Route) })
 	return Record{Seq: seq, Body: p.bodies[key], Deliveries: all}
 }
 

@@ -3,7 +3,6 @@ package outbox
 import (
 	"cmp"
 	"slices"
-	"sort"
 	"strings"
 
 	"forewarn/bridge/delivery"
@@ -48,7 +47,7 @@ func (tx *Tx) setMutes(list []delivery.Mute) {
 // dropMutes keeps the mutes that ended last. When they began doesn't matter: deliveries may have waited for a long one.
 func (tx *Tx) dropMutes() {
 	ended := slices.DeleteFunc(slices.Clone(tx.mutes), (*delivery.Mute).Active)
-	sort.SliceStable(ended, func(i, j int) bool { return ended[i].Ended.After(ended[j].Ended) })
+	slices.SortStableFunc(ended, func(a, b *delivery.Mute) int { return b.Ended.Compare(a.Ended) })
 	for _, m := range ended[min(keepMutes, len(ended)):] {
 		tx.mutes = slices.DeleteFunc(tx.mutes, func(other *delivery.Mute) bool { return other == m })
 		delete(tx.newMutes, m.ID)
