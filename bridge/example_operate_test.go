@@ -211,7 +211,7 @@ func ExampleHistory() {
 		log.Fatal(err)
 	}
 	for _, c := range lives[0].Changes {
-		fmt.Println(lives[0].Type, c.Change, c.Deliveries[0].Sink, c.Deliveries[0].State)
+		fmt.Println(lives[0].Type, c.Change, c.Deliveries[0].Route, c.Deliveries[0].State)
 	}
 	// Output:
 	// dev.forewarn.scheduledevent.scheduled

@@ -122,12 +122,12 @@ func ExampleHistoryBuilder() {
 	var lives bridge.HistoryBuilder
 	for minute, name := range map[int]string{2: "canceled", 0: "reboot"} { // in any order
 		_, ce := cloudEventOf(name, minute)
-		lives.Add(ce, []bridge.HistoryDelivery{{Sink: "ops-mail", State: "accepted"}})
+		lives.Add(ce, []bridge.HistoryDelivery{{Route: "ops-mail", State: "accepted"}})
 	}
 	for _, life := range lives.Histories(bridge.Period{VM: "vm-0"}) {
 		fmt.Println(life.Type, life.Outcome)
 		for _, c := range life.Changes {
-			fmt.Println(" ", c.Change, c.Deliveries[0].Sink)
+			fmt.Println(" ", c.Change, c.Deliveries[0].Route)
 		}
 	}
 	// Output:

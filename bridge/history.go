@@ -46,18 +46,7 @@ type HistoryChange struct {
 }
 
 // A HistoryDelivery is the delivery of a change to one route.
-type HistoryDelivery struct {
-	Sink     string    `json:"sink"`
-	State    string    `json:"state"`       // accepted, superseded, pending, dead, dropped
-	At       time.Time `json:"at,omitzero"` // when it reached the state; of the last attempt while pending
-	Attempts int       `json:"attempts"`
-	Answer   string    `json:"answer,omitempty"` // of the destination
-	AnswerID string    `json:"answerId,omitempty"`
-	Reason   string    `json:"reason,omitempty"`
-	Error    string    `json:"error,omitempty"`
-	// ReplayedBy is the user who last replayed it as a dead letter.
-	ReplayedBy string `json:"replayedBy,omitempty"`
-}
+type HistoryDelivery = outbox.Result
 
 // A Period selects events by a prefix of the EventId, a VM name, and the time of the last change. Empty fields select
 // all.
@@ -127,14 +116,7 @@ func (b *HistoryBuilder) AddRecord(r outbox.Record) {
 	if json.Unmarshal(r.Body, &ce) != nil {
 		return
 	}
-	var deliveries []HistoryDelivery
-	for _, d := range r.Deliveries {
-		deliveries = append(deliveries, HistoryDelivery{
-			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID,
-			Reason: d.Reason, Error: d.Error, ReplayedBy: d.ReplayedBy,
-		})
-	}
-	b.Add(ce, deliveries)
+	b.Add(ce, r.Deliveries)
 }
 
 // Add adds a CloudEvent with its deliveries. It ignores CloudEvents that are not about an Azure event.
@@ -161,7 +143,7 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	if deliveries == nil {
 		deliveries = []HistoryDelivery{}
 	}
-	slices.SortFunc(deliveries, func(x, y HistoryDelivery) int { return strings.Compare(x.Sink, y.Sink) })
+	slices.SortFunc(deliveries, func(x, y HistoryDelivery) int { return strings.Compare(x.Route, y.Route) })
 	life.Changes = append(life.Changes, HistoryChange{
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, RawNotBefore: e.RawNotBefore(),
 		Fields:    d.Changed,

@@ -55,7 +55,7 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 		changeAt(t, "A", "vm-0", imds.Scheduled, at),
 		changeAt(t, "A", "vm-0", imds.Scheduled, at),
 	} {
-		b.Add(ce, []bridge.HistoryDelivery{{Sink: "b"}, {Sink: "a"}})
+		b.Add(ce, []bridge.HistoryDelivery{{Route: "b"}, {Route: "a"}})
 	}
 	for _, tt := range []struct {
 		p    bridge.Period
@@ -79,7 +79,7 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 		!slices.Equal(h.Resources, []string{"vm-0"}) || h.Changes[0].Observer != "vm-0" || !h.Changes[0].Time.Equal(at) {
 		t.Errorf("the history of A is %+v", h)
 	}
-	if d := h.Changes[0].Deliveries; len(d) != 2 || d[0].Sink != "a" || d[1].Sink != "b" {
+	if d := h.Changes[0].Deliveries; len(d) != 2 || d[0].Route != "a" || d[1].Route != "b" {
 		t.Errorf("its deliveries are %+v, want those to a and b, in order", d)
 	}
 	if (h.Outcome == "") == (b.Histories(bridge.Period{Event: "B"})[0].Outcome == "") {

@@ -219,7 +219,7 @@ func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
 				if err != nil || len(lives) != 1 {
 					t.Fatalf("History = %v, %v", lives, err)
 				}
-				want := bridge.HistoryDelivery{Sink: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver}
+				want := bridge.HistoryDelivery{Route: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver}
 				if tt.why != nil {
 					want.Error = tt.why.Error()
 				}

@@ -242,7 +242,7 @@ func (p *process) record() (list []recorded) {
 	for _, l := range lives {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
-				list = append(list, recorded{l.Event, c.ID, d.Sink, d.State, d.Attempts})
+				list = append(list, recorded{l.Event, c.ID, d.Route, d.State, d.Attempts})
 			}
 		}
 	}

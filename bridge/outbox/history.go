@@ -16,18 +16,19 @@ type Record struct {
 	Deliveries []Result // by route
 }
 
-// A Result is the state of one delivery. Its JSON is how the file stores a settled one.
+// A Result is the state of one delivery. Commands print its JSON; the file holds that of a settled one, without what the
+// key contains.
 type Result struct {
-	Route    string    `json:"-"`
-	State    string    `json:"state"` // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
-	At       time.Time `json:"at"`    // when it ended; while it is pending, when it was last attempted
+	Route    string    `json:"sink,omitempty"`
+	State    string    `json:"state"`       // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
+	At       time.Time `json:"at,omitzero"` // when it ended; while it is pending, when it was last attempted
 	Attempts int       `json:"attempts"`
 	Answer   string    `json:"answer,omitempty"` // what the destination said
 	AnswerID string    `json:"answerId,omitempty"`
+	Reason   string    `json:"reason,omitempty"` // of a dead letter
+	Error    string    `json:"error,omitempty"`  // of the last attempt
 	// ReplayedBy is the user who last made a dead letter pending again; "" for none.
 	ReplayedBy string `json:"replayedBy,omitempty"`
-	Error      string `json:"error,omitempty"` // of the last attempt
-	Reason     string `json:"-"`
 }
 
 // pageSize is how many records Walk reads at a time.

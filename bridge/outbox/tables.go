@@ -86,6 +86,9 @@ func encode(record any) []byte {
 		d := *r
 		d.Route, d.State = "", ""
 		record = &d
+	case Result:
+		r.Route = ""
+		record = r
 	}
 	data, err := json.Marshal(record)
 	if err != nil {

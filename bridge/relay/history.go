@@ -67,15 +67,15 @@ func (h *history) deliveries(group, id string) []bridge.HistoryDelivery {
 		w, waiting := rec.Waiting[streams.Token(id)]
 		switch {
 		case settled && m.State == resultDead:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Reason: m.Answer})
+			list = append(list, bridge.HistoryDelivery{Route: sink, State: m.State, At: m.At, Reason: m.Answer})
 		case settled:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.State, At: m.At, Answer: m.Answer,
+			list = append(list, bridge.HistoryDelivery{Route: sink, State: m.State, At: m.At, Answer: m.Answer,
 				Attempts: m.Attempts})
 		case waiting:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: w.Attempts, Error: w.Error})
+			list = append(list, bridge.HistoryDelivery{Route: sink, State: statePending, Attempts: w.Attempts, Error: w.Error})
 		}
 	}
-	sort.Slice(list, func(i, j int) bool { return list[i].Sink < list[j].Sink })
+	sort.Slice(list, func(i, j int) bool { return list[i].Route < list[j].Route })
 	return list
 }
 

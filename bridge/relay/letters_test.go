@@ -86,7 +86,7 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 		histories, _ := r.Histories(bridge.Period{})
 		for _, h := range histories {
 			for _, d := range h.Changes[0].Deliveries {
-				states[d.Sink+" "+d.State]++
+				states[d.Route+" "+d.State]++
 			}
 		}
 		if states["hook dead"] != 4 || states["slow pending"] != 4 {

@@ -650,7 +650,7 @@ func TestARelayKnowsItsFleet(t *testing.T) {
 		}
 		for _, h := range histories {
 			for _, c := range h.Changes {
-				if len(c.Deliveries) != 1 || c.Deliveries[0].State != "accepted" || c.Deliveries[0].Sink != "hook" {
+				if len(c.Deliveries) != 1 || c.Deliveries[0].State != "accepted" || c.Deliveries[0].Route != "hook" {
 					t.Errorf("%s was told to %+v", c.ID, c.Deliveries)
 				}
 			}

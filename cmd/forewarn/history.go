@@ -233,13 +233,13 @@ func historyText(histories []bridge.EventHistory, zone *time.Location) string {
 		width := 0 // of the longest sink's name
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
-				width = max(width, len(d.Sink))
+				width = max(width, len(d.Route))
 			}
 		}
 		for _, c := range l.Changes {
 			fmt.Fprintf(&b, "  %s  %s\n", clock.Due(c.Time, time.Time{}, zone), changeWords(c, l.Outcome, zone))
 			for _, d := range c.Deliveries {
-				fmt.Fprintf(&b, "    %-*s  %s\n", width, d.Sink, deliveryWords(d, c.Time, zone))
+				fmt.Fprintf(&b, "    %-*s  %s\n", width, d.Route, deliveryWords(d, c.Time, zone))
 			}
 		}
 	}
@@ -380,10 +380,10 @@ func printHistoryCSV(w io.Writer, histories []bridge.EventHistory) error {
 			}
 			for _, d := range deliveries {
 				attempts := strconv.Itoa(d.Attempts)
-				if d.Sink == "" {
+				if d.Route == "" {
 					attempts = ""
 				}
-				rows = append(rows, append(row[:len(row):len(row)], d.Sink, d.State, when(d.At), attempts,
+				rows = append(rows, append(row[:len(row):len(row)], d.Route, d.State, when(d.At), attempts,
 					d.Answer, d.AnswerID, d.Reason, d.Error, d.ReplayedBy))
 			}
 		}

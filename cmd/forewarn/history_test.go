@@ -38,7 +38,7 @@ func TestHistoryAsCSVHoldsNoFormula(t *testing.T) {
 	} {
 		var out strings.Builder
 		life := bridge.EventHistory{Event: text, Resources: []string{text}, Changes: []bridge.HistoryChange{{
-			Time: time.Unix(0, 0), Deliveries: []bridge.HistoryDelivery{{Sink: "hook", Answer: text, Error: text}},
+			Time: time.Unix(0, 0), Deliveries: []bridge.HistoryDelivery{{Route: "hook", Answer: text, Error: text}},
 		}}}
 		if err := printHistoryCSV(&out, []bridge.EventHistory{life}); err != nil {
 			t.Fatal(err)

@@ -178,9 +178,9 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
 				if d.State != "accepted" {
-					t.Errorf("%s is %s %s for %s, want it accepted", c.ID, d.State, d.Reason, d.Sink)
+					t.Errorf("%s is %s %s for %s, want it accepted", c.ID, d.State, d.Reason, d.Route)
 				}
-				told[d.Sink] = append(told[d.Sink], c.ID)
+				told[d.Route] = append(told[d.Route], c.ID)
 			}
 		}
 	}

@@ -333,10 +333,10 @@ func (s *soak) judge() {
 	for _, l := range histories {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
-				deliveries[d.Sink]++
-				gone := d.Sink == "renamed" && d.State == "pending" // it isn't in the last settings
-				if d.State != "accepted" && (d.Sink != "chat" || d.State != "superseded") && !gone {
-					s.t.Errorf("%s is %s %s for %s: %s", c.ID, d.State, d.Reason, d.Sink, d.Error)
+				deliveries[d.Route]++
+				gone := d.Route == "renamed" && d.State == "pending" // it isn't in the last settings
+				if d.State != "accepted" && (d.Route != "chat" || d.State != "superseded") && !gone {
+					s.t.Errorf("%s is %s %s for %s: %s", c.ID, d.State, d.Reason, d.Route, d.Error)
 				}
 			}
 		}

@@ -52,7 +52,7 @@ func deliveryWords(deliveries []bridge.HistoryDelivery) string {
 		case state == outbox.StateSuperseded: // a newer message included it
 			state = outbox.StateAccepted
 		}
-		by[state] = append(by[state], wording.Printable(d.Sink))
+		by[state] = append(by[state], wording.Printable(d.Route))
 	}
 	var parts []string
 	for _, s := range []struct{ state, words string }{

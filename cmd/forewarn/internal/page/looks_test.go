@@ -194,8 +194,8 @@ func TestPageShowsWhoWasNotifiedOfAnEvent(t *testing.T) {
 	for i := range f.Histories {
 		if changes := f.Histories[i].Changes; f.Histories[i].Event == statustest.EventID("reboot") {
 			changes[len(changes)-1].Deliveries = []bridge.HistoryDelivery{
-				{Sink: "audit", State: outbox.StateAccepted}, {Sink: "ops-chat", State: outbox.StateSuperseded},
-				{Sink: "mail", State: outbox.StatePending}, {Sink: "runbook", State: outbox.StateDead},
+				{Route: "audit", State: outbox.StateAccepted}, {Route: "ops-chat", State: outbox.StateSuperseded},
+				{Route: "mail", State: outbox.StatePending}, {Route: "runbook", State: outbox.StateDead},
 			}
 		}
 	}

@@ -23,7 +23,7 @@ func sampleHistory(now time.Time, label, typ string, ago, begun, over time.Durat
 	add := func(kind imds.ChangeKind, at time.Time) {
 		l.Changes = append(l.Changes, bridge.HistoryChange{
 			ID: l.Event + "-" + string(kind), Change: kind, Time: at, Observer: statustest.Observer.Name,
-			Deliveries: []bridge.HistoryDelivery{{Sink: "audit", State: "accepted"}, {Sink: "ops-chat", State: "accepted"}},
+			Deliveries: []bridge.HistoryDelivery{{Route: "audit", State: "accepted"}, {Route: "ops-chat", State: "accepted"}},
 		})
 	}
 	add(imds.Scheduled, at)
@@ -106,7 +106,7 @@ func hostileFacts(now time.Time) pageFacts {
 		}
 		for j := range l.Changes {
 			l.Changes[j].Observer = evil
-			l.Changes[j].Deliveries = []bridge.HistoryDelivery{{Sink: evil, State: "accepted"}}
+			l.Changes[j].Deliveries = []bridge.HistoryDelivery{{Route: evil, State: "accepted"}}
 		}
 	}
 	for i := range f.Dead {

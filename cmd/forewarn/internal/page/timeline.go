@@ -276,8 +276,8 @@ func timesOf(l bridge.EventHistory) eventTimes {
 			s.over = time.Time{} // it came back
 		}
 		for _, d := range c.Deliveries {
-			if d.State == outbox.StateAccepted && !slices.Contains(s.deliveredTo, d.Sink) {
-				s.deliveredTo = append(s.deliveredTo, d.Sink)
+			if d.State == outbox.StateAccepted && !slices.Contains(s.deliveredTo, d.Route) {
+				s.deliveredTo = append(s.deliveredTo, d.Route)
 			}
 		}
 	}
