@@ -91,12 +91,12 @@ type Outbox struct {
 	returned   *memory   // what a file holds that waits for Join
 
 	state     state
-	why       error         // why not everything is on disk, or soon is; nil while it is
-	unusable  error         // why the file must be set aside; nil if it need not
-	operation uint64        // number of what the writer does; reports about earlier ones are ignored
-	tried     *sync.Cond    // mu; broadcasts when a try to write has ended
-	jobs      []func(error) // for the writer
-	soon      *time.Timer   // wakes the writer; nil if it need not
+	why       error       // why not everything is on disk, or soon is; nil while it is
+	unusable  error       // why the file must be set aside; nil if it need not
+	operation uint64      // number of what the writer does; reports about earlier ones are ignored
+	tried     *sync.Cond  // mu; broadcasts when a try to write has ended
+	upkeeps   []upkeep    // that the writer is still to do
+	soon      *time.Timer // wakes the writer; nil if it need not
 
 	kick    chan struct{} // wakes the writer
 	arrived chan struct{} // closed when returned was set

@@ -16,32 +16,16 @@ const (
 	compactEvery  = 24 * time.Hour
 )
 
-// addJob makes the writer run do between two writes, because do reads or writes the disk. It returns at once; the
-// channel gets the error.
-func (o *Outbox) addJob(do func() error) <-chan error {
-	done := make(chan error, 1)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.state == closed || o.readOnly {
-		done <- errClosed
-		return done
-	}
-	o.jobs = append(o.jobs, func(err error) { // err is that of the write before
-		if err == nil {
-			if err = do(); err != nil {
-				o.log.Warn("cannot maintain the outbox", "err", o.noteDamage(err))
-			}
-		}
-		done <- err
-	})
-	wake(o.kick)
-	return done
+// An upkeep is what Maintain asks the writer for.
+type upkeep struct {
+	now  time.Time
+	done chan<- error
 }
 
 // Maintain drops what is too old. About every ten minutes, or if the history has grown a lot, it also drops history on
-// disk, and once a day it shrinks the file if most of it is free. Call it about once a second. It returns at once; done
-// returns the error of what it does on disk.
-func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
+// disk, and once a day it shrinks the file if most of it is free. Call it about once a second. It returns at once; the
+// channel gets the error of what it does on disk.
+func (o *Outbox) Maintain(now time.Time) <-chan error {
 	o.mu.Lock()
 	grown := o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
 	due := grown || now.Sub(o.maintained) >= maintainEvery
@@ -60,22 +44,35 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 		o.log.Warn("dead letters dropped because of their age", "dropped", aged)
 		o.currentCallbacks().forgot(ForgotDeadLetter, aged)
 	}
-	if !due {
-		nothing := make(chan error, 1)
-		nothing <- nil
-		return nothing
+	done := make(chan error, 1)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case !due:
+		done <- nil
+	case o.state == closed, o.readOnly:
+		done <- errClosed
+	default:
+		o.upkeeps = append(o.upkeeps, upkeep{now, done})
+		wake(o.kick)
 	}
-	return o.addJob(func() error { return o.maintainFile(now) })
+	return done
 }
 
-// maintainFile drops history, and shrinks the file.
-func (o *Outbox) maintainFile(now time.Time) error {
-	err := o.dropHistory(now)
-	if err != nil || now.Sub(o.compacted) < compactEvery {
-		return err
+// maintainFile drops history, and shrinks the file. It does nothing after a failed try to write.
+func (o *Outbox) maintainFile(now time.Time, failed error) error {
+	if failed != nil {
+		return failed
 	}
-	o.compacted = now
-	return o.storage.Compact()
+	err := o.dropHistory(now)
+	if err == nil && now.Sub(o.compacted) >= compactEvery {
+		o.compacted = now
+		err = o.storage.Compact()
+	}
+	if err != nil {
+		o.log.Warn("cannot maintain the outbox", "err", o.noteDamage(err))
+	}
+	return err
 }
 
 // dropOldLetters drops dead letters because of their age, and returns their number.

@@ -206,14 +206,14 @@ func (o *Outbox) noteDamage(err error) error {
 	return err
 }
 
-// write is a goroutine that opens the file, writes the waiting records on request, and then does the jobs that were asked
+// write is a goroutine that opens the file, writes the waiting records on request, and then does the upkeep that was asked
 // for before. Only it writes to the storage. It ends after Close, and if Open fails.
 func (o *Outbox) write() {
 	defer close(o.done)
 	for {
 		o.mu.Lock()
-		last, jobs := o.state == closed, o.jobs
-		o.jobs = nil
+		last, upkeeps := o.state == closed, o.upkeeps
+		o.upkeeps = nil
 		if o.soon != nil {
 			o.soon.Stop()
 			o.soon = nil
@@ -224,8 +224,12 @@ func (o *Outbox) write() {
 			return
 		}
 		o.ended(err, o.nextOperation())
-		for _, job := range jobs {
-			o.do(job, err)
+		for _, u := range upkeeps {
+			_ = o.watched(func() error {
+				u.done <- o.maintainFile(u.now, err)
+				return nil
+			})
+			o.ended(err, o.nextOperation())
 		}
 		if last {
 			return
@@ -246,15 +250,6 @@ func (o *Outbox) refuse(err error) bool {
 	return true
 }
 
-// do does a job. err is that of the last try to write.
-func (o *Outbox) do(job func(error), err error) {
-	_ = o.watched(func() error {
-		job(err)
-		return nil
-	})
-	o.ended(err, o.nextOperation())
-}
-
 // awaitWork returns when the writer is to try again. After a failure it waits, whatever changes: that doesn't make the
 // disk work.
 func (o *Outbox) awaitWork(err error) {
@@ -269,7 +264,7 @@ func (o *Outbox) awaitWork(err error) {
 		case <-o.kick:
 		}
 		o.mu.Lock()
-		resting := o.state == failing && len(o.jobs) == 0
+		resting := o.state == failing && len(o.upkeeps) == 0
 		o.mu.Unlock()
 		if !resting {
 			return
