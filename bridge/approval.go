@@ -348,9 +348,17 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 		op.Approval = &d
 	}
 	op.Approved = op.Approved || d.Attempts > 0
-	if a.Result == cloudevent.ResultUnanswered && d.Seq == op.Latest {
-		op.Asked = a.By
+	if a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultUnanswered {
+		op.Asked = &cloudevent.Asked{By: a.By, Time: now.UTC(), Answered: a.Result == cloudevent.ResultApproved}
 	}
+}
+
+// asked returns the last approval that Azure took, or may have taken; nil for none.
+func (op *openEvent) asked() *cloudevent.Asked {
+	if d := op.Approval; d.unsent() && d.Attempts > 0 {
+		return &cloudevent.Asked{By: d.by(), Time: d.Decided}
+	}
+	return op.Asked
 }
 
 // ApproveNow approves the event with that id for a user, whatever the rules say. shown is the Digest of the event as
@@ -421,7 +429,9 @@ func (s situation) addApproval(c *commit, e imds.Event, op *openEvent, a cloudev
 	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
 	times := max(s.used[id]+1, int(s.now.UnixMilli()))
 	in.Repeat, in.Approval = times-1, &a
-	if a.Result != cloudevent.ResultWithheld && a.Result != cloudevent.ResultRefused {
+	switch a.Result {
+	case cloudevent.ResultWithheld, cloudevent.ResultRefused, cloudevent.ResultPromised: // then the rules are of interest
+	default:
 		in.Rules = nil
 	}
 	ce, err := cloudevent.Wrap(change, in)

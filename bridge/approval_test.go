@@ -473,11 +473,17 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 		first := s.start((&ear{}).all("a"))
 		other := newStage(t)
 		other.azure, other.vm, other.opts.Rules = s.azure, "vm-1", []bridge.Rule{leader}
-		second := other.start((&ear{}).all("a"))
+		audit := &ear{}
+		second := other.start(audit.all("a"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0", "vm-1"}, NotBefore: time.Now().Add(15 * time.Minute)})
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
+		// Who hears of it from the other VM only must know that it may begin before its time.
+		if rules := dataIn(t, audit.accepted()[0].Event).Rules; len(rules) != 1 || rules[0].VM != "vm-0" {
+			t.Errorf("the other VM announces it with the rules %+v, want that of vm-0", rules)
+		}
+		wantIDs(t, audit.withheld(t))
 		if by := s.azure.Approvals()[0].VM; by != "vm-0" {
 			t.Errorf("%s approved, want the first in the event", by)
 		}
@@ -1013,8 +1019,8 @@ func TestStatusKnowsWhichRulesWillApprove(t *testing.T) {
 	})
 }
 
-// The status of an event that Azure was asked to begin says when and by whom it was approved, also after a restart,
-// until the event changes. One that Azure refused, or that nobody has approved, has no such thing.
+// The status of an event that Azure was asked to begin says when and by whom it was approved, also after a restart and
+// when the event has changed. One that Azure refused, or that nobody has approved, has no such thing.
 func TestStatusSaysWhatWasApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
@@ -1045,10 +1051,10 @@ func TestStatusSaysWhatWasApproved(t *testing.T) {
 					switch {
 					case got.Approval != tt.why:
 						t.Errorf("%s the status says %q, want %q", when, got.Approval, tt.why)
-					case (got.Approved == nil) != (tt.by == ""):
-						t.Errorf("%s the status says %+v, want it approved by %q", when, got.Approved, tt.by)
-					case got.Approved != nil && (got.Approved.By != tt.by || time.Since(got.Approved.At) > time.Minute):
-						t.Errorf("%s the status says %+v, want it approved by %s just now", when, got.Approved, tt.by)
+					case (got.Asked == nil) != (tt.by == ""):
+						t.Errorf("%s the status says %+v, want it approved by %q", when, got.Asked, tt.by)
+					case got.Asked != nil && (got.Asked.By != tt.by || !got.Asked.Answered || time.Since(got.Asked.Time) > time.Minute):
+						t.Errorf("%s the status says %+v, want it approved by %s just now", when, got.Asked, tt.by)
 					}
 				}
 				check("then")
@@ -1059,8 +1065,8 @@ func TestStatusSaysWhatWasApproved(t *testing.T) {
 				check("after a restart")
 				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
 				pause(3 * time.Second)
-				if got := b.Status().Events[0]; got.Approved != nil || got.Approval != "" {
-					t.Errorf("after a change the status says %+v %q, want nothing", got.Approved, got.Approval)
+				if got := b.Status().Events[0]; (got.Asked == nil) != (tt.by == "") || got.Approval != "" {
+					t.Errorf("after a change the status says %+v %q, want who asked", got.Asked, got.Approval)
 				}
 				b.end()
 			})

@@ -290,7 +290,7 @@ func facts(change imds.Change, ce event.Event, a outbox.Addition, op *openEvent)
 // circumstances returns what all CloudEvents about an event have in common now. op is the state of the event.
 func (s situation) circumstances(op *openEvent) cloudevent.Circumstances {
 	in := s.common
-	in.Announced, in.Begun = op.Announced, op.Begun
+	in.Announced, in.Begun, in.Asked = op.Announced, op.Begun, op.asked()
 	if !op.NotYet {
 		in.Rules = op.Promised
 	}

@@ -58,8 +58,8 @@ type openEvent struct {
 	NotYet   bool              `json:"notYet,omitempty"`
 	// Answer is the last CloudEvent about its approval since the latest change.
 	Answer *kept `json:"answer,omitempty"`
-	// Asked is who has asked Azure about the latest change without an answer: Azure may have taken that.
-	Asked string `json:"asked,omitempty"`
+	// Asked is the last approval that Azure took, or may have taken.
+	Asked *cloudevent.Asked `json:"asked,omitempty"`
 	// Waiting are the routes whose lead has not come. Then they get the latest change or, if their filter doesn't take
 	// that, the announcement.
 	Waiting []string `json:"waiting,omitempty"`
@@ -111,7 +111,7 @@ func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet =
 func (op *openEvent) note(a outbox.Addition) {
 	switch kind := imds.ChangeKind(a.Change); {
 	case kind.OfAzure():
-		op.Latest, op.cloudEvent, op.Answer, op.Asked = a.Seq, a.Body, nil, ""
+		op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
 	case kind == imds.Approved:
 		op.Answer = &kept{a.Seq, a.Body}
 	}
@@ -186,6 +186,7 @@ func (op *openEvent) merge(was *openEvent) {
 	op.Announced, op.Occurrence = was.Announced, max(op.Occurrence, was.Occurrence)
 	op.LongestPause = max(op.LongestPause, was.LongestPause)
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
+	op.Asked = cmp.Or(op.Asked, was.Asked)
 	for _, r := range was.Routes {
 		if !slices.Contains(op.Routes, r) {
 			op.Routes = append(op.Routes, r)

@@ -30,13 +30,17 @@ func RuleName(number int, r Rule) string {
 func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op *openEvent) []cloudevent.Rule {
 	e := c.Event
 	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
-	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || due || len(s.rules) == 0 {
+	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || due || isEviction(e) || len(s.rules) == 0 {
 		return nil
 	}
 	describe(&a.Message, ce)
 	delivered := func(sink string) acceptance { return planned(sink, a, op.Waiting, s.routes, s.mutes) }
 	return judge(s.rules, e, cloudevent.Fields(ce), s.approver, delivered, s.now, s.now).standing()
 }
+
+// isEviction reports whether the event is the eviction of a Spot VM. Half a minute ahead nobody has to know whether a rule
+// lets it begin sooner.
+func isEviction(e imds.Event) bool { return imds.SameWord(e.Type, "Preempt") }
 
 // planned returns what a rule knows of a delivery that is about to be added, or that will be when the lead of its route
 // has come, which is one of those that wait.
@@ -69,11 +73,12 @@ type verdicts []verdict
 // stands reports whether the rule approves the event, or will before it may begin.
 func (v verdict) stands() bool { return v.approve || v.onCourse }
 
-// standing returns the rules that stand.
+// standing returns the rules that stand, here or on the VM to which they leave the event.
 func (all verdicts) standing() (rules []cloudevent.Rule) {
 	for _, v := range all {
-		if v.stands() {
-			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After, Wait: v.Wait.Seconds()})
+		if v.stands() || v.leader != "" {
+			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After, Wait: v.Wait.Seconds(),
+				From: v.from.Round(time.Second).UTC(), VM: v.leader})
 		}
 	}
 	return rules
@@ -196,17 +201,23 @@ const failingFor = time.Minute
 
 // keepPromise looks after what people were told of an event that is not approved now. They are told if a rule that they
 // were told of is no longer in the settings, or if none of the rules will approve the event: at once when that is for
-// good, otherwise once after failingFor, as something that may still pass. stuck is why an approval that the rules have
-// made has no answer; "" if they have made none.
+// good, otherwise once after failingFor, as something that may still pass. If they were told of none, and one has been on
+// course for failingFor, they are told that. stuck is why an approval that the rules have made has no answer; "" if they
+// have made none.
 func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
-	if len(op.Promised) == 0 {
-		return
-	}
 	now, standing := time.Now(), all.standing()
 	if stuck != "" {
 		standing = nil
 	}
-	lasting := b.outbox.Durable() != nil || b.reviews.stuckFor(op.event.ID, op.Latest, len(standing) > 0, now) >= failingFor
+	since := b.reviews.steadyFor(op.event.ID, op.Latest, len(standing) > 0, now)
+	if len(op.Promised) == 0 {
+		ours := slices.ContainsFunc(standing, func(r cloudevent.Rule) bool { return r.VM == "" })
+		if ours && since >= failingFor && op.asked() == nil && !isEviction(op.event) {
+			b.retell(op, cloudevent.Approval{Result: cloudevent.ResultPromised, By: standing[0].Name}, standing)
+		}
+		return
+	}
+	lasting := b.outbox.Durable() != nil || since >= failingFor
 	notYet := len(standing) == 0 && !all.final()
 	if notYet && (op.NotYet || !lasting) {
 		return
@@ -219,22 +230,19 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 		return
 	}
 	a := all.withheld(untrue, now, b.zone())
-	a.NotYet, a.Asked = notYet, op.Asked
+	a.NotYet = notYet
 	if stuck != "" {
 		a.Sink, a.Error = "", stuck
 	}
-	if d := op.Approval; d.unsent() && d.Attempts > 0 {
-		a.Asked = d.by()
-	}
-	b.withhold(op, a, standing)
+	b.retell(op, a, standing)
 }
 
-// withhold puts on record that rules don't approve an event that they were to approve, or not yet, and which ones still
-// do. It does nothing if the event has changed since it was seen as op, or if that is on record.
-func (b *Bridge) withhold(op *openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
+// retell puts on record what else than was told the rules do about an event, and which ones stand. It does nothing if the
+// event has changed since it was seen as op, or if that is on record.
+func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
 	wait := b.update(time.Now(), func() (c commit) {
 		now, current := time.Now(), b.events.get(op.event.ID)
-		if current == nil || len(current.Promised) == 0 || current.Latest != op.Latest {
+		if current == nil || len(current.Promised) != len(op.Promised) || current.Latest != op.Latest {
 			return c
 		}
 		next := c.change(current)

@@ -25,7 +25,9 @@ type review struct {
 	// monotonic clock, which does not jump. Times in the outbox don't; so after a restart a wait is counted anew.
 	change uint64
 	since  map[string]time.Time // by route; "" for the change itself
-	stuck  time.Time            // see stuckFor
+
+	onCourse bool      // a rule is on course to approve the change
+	turned   time.Time // when that became so, or no longer so
 }
 
 // with calls f with the review of an event, which f may change.
@@ -90,7 +92,7 @@ func (r *reviews) firstSeen(id string, change uint64, route string, now time.Tim
 
 func (v *review) firstSeen(change uint64, route string, now time.Time) time.Time {
 	if v.change != change || v.since == nil {
-		v.change, v.since, v.stuck = change, map[string]time.Time{}, time.Time{}
+		v.change, v.since, v.turned = change, map[string]time.Time{}, time.Time{}
 	}
 	if v.since[route].IsZero() {
 		v.since[route] = now
@@ -98,14 +100,14 @@ func (v *review) firstSeen(change uint64, route string, now time.Time) time.Time
 	return v.since[route]
 }
 
-// stuckFor returns for how long no rule has been on course to approve the event's change, and none has.
-func (r *reviews) stuckFor(id string, change uint64, onCourse bool, now time.Time) (d time.Duration) {
+// steadyFor returns for how long it has been so that a rule is on course to approve the event's change, or that none is.
+func (r *reviews) steadyFor(id string, change uint64, onCourse bool, now time.Time) (d time.Duration) {
 	r.with(id, func(v *review) {
 		v.firstSeen(change, "", now)
-		if onCourse || v.stuck.IsZero() {
-			v.stuck = now
+		if v.onCourse != onCourse || v.turned.IsZero() {
+			v.onCourse, v.turned = onCourse, now
 		}
-		d = now.Sub(v.stuck)
+		d = now.Sub(v.turned)
 	})
 	return d
 }

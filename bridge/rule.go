@@ -51,6 +51,9 @@ type ruling struct {
 	failure  string    // what it said
 
 	notFor string // what the rule is not for, such as "a Redeploy", if that is the reason; else ""
+	leader string // the VM that the event names first, if the rule leaves the event to it; else ""
+
+	from time.Time // when a sink that it waits for gets the change, if that is still to come
 }
 
 func no(format string, args ...any) ruling {
@@ -117,12 +120,15 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	if verdict := r.matchEvent(e, fields, self); !verdict.approve {
 		return verdict
 	}
-	from, waits, muted := observed, ruling{approve: true}, ruling{}
+	from, waits, muted, gets := observed, ruling{approve: true}, ruling{}, time.Time{}
 	for _, route := range r.After {
 		a := delivered(route)
 		from = later(from, a.at)
 		if a.accepted() {
 			continue
+		}
+		if a.at.After(now) {
+			gets = later(gets, a.at)
 		}
 		missing := a.missing(route)
 		if missing.final {
@@ -136,6 +142,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 		}
 	}
 	ready := from.Add(r.Wait)
+	waits.from = gets
 	switch {
 	case waits.approve && !now.Before(ready):
 		return waits
@@ -255,14 +262,16 @@ func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) rulin
 		return notYet("the name of this VM is not confirmed yet")
 	case len(e.Resources) == 0:
 		return no("Azure names no VM")
-	case imds.SameWord(only.VMs, "leader") && !e.LedBy(self):
-		return no("it does not name this VM first (only.vms)")
 	case len(others) > 0 && !r.Others:
 		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
 	case len(only.Sources) > 0 && e.Source == "":
 		return no("Azure does not say whether it comes from %s (only.sources)", strings.Join(only.Sources, " or "))
 	case except.mayMatchEvent(e, self):
 		return no("Azure does not say whether it comes from %s (except)", strings.Join(except.Sources, " or "))
+	case imds.SameWord(only.VMs, "leader") && !e.LedBy(self):
+		r := no("it is left to %s, which Azure names first (only.vms)", imds.Printable(e.Resources[0], 60))
+		r.leader = e.Resources[0]
+		return r
 	}
 	return ruling{approve: true}
 }

@@ -53,7 +53,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"others are allowed", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "", false},
 		{"others are allowed, and it does not name this VM", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not name this VM", true},
 		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
-		{"the second does not", with(func(r *Rule) { r.Others = true; r.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "does not name this VM first", true},
+		{"the second does not", with(func(r *Rule) { r.Others = true; r.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "it is left to vm-1, which Azure names first", true},
 		{"it has begun", user, event(func(e *imds.Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
 		{"its status is unheard of", user, event(func(e *imds.Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
 		{"its type is another", user, event(func(e *imds.Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},

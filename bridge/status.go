@@ -1,11 +1,9 @@
 package bridge
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"forewarn/bridge/clock"
@@ -48,23 +46,17 @@ type IMDSStatus struct {
 
 // An EventStatus is an open event.
 type EventStatus struct {
-	Event       json.RawMessage `json:"event"` // as Azure sent it
-	NotBefore   time.Time       `json:"notBefore,omitzero"`
-	SecondsLeft float64         `json:"secondsLeft"` // until NotBefore; 0 if that has passed or is unknown
-	AffectsSelf bool            `json:"affectsSelf"`
-	Approval    string          `json:"approval,omitempty"` // why it isn't approved; "" if no rule is for it and nobody asked
-	Approved    *ApprovedStatus `json:"approved,omitempty"` // set if its latest change was approved
-	Set         string          `json:"set,omitempty"`      // scale set of the observer; from a relay only
-	Group       string          `json:"group,omitempty"`    // resource group, likewise
-	Known       imds.Event      `json:"-"`                  // Event, decoded
+	Event       json.RawMessage   `json:"event"` // as Azure sent it
+	NotBefore   time.Time         `json:"notBefore,omitzero"`
+	SecondsLeft float64           `json:"secondsLeft"` // until NotBefore; 0 if that has passed or is unknown
+	AffectsSelf bool              `json:"affectsSelf"`
+	Approval    string            `json:"approval,omitempty"` // why it isn't approved; "" if no rule is for it and nobody asked
+	Asked       *cloudevent.Asked `json:"asked,omitempty"`    // nil if nobody asked Azure to start it, or Azure refused
+	Set         string            `json:"set,omitempty"`      // scale set of the observer; from a relay only
+	Group       string            `json:"group,omitempty"`    // resource group, likewise
+	Known       imds.Event        `json:"-"`                  // Event, decoded
 
 	Rules []cloudevent.Rule `json:"-"` // that will approve it, by what they say now
-}
-
-// An ApprovedStatus is when an event was approved, and by whom: "rule 1", or a user.
-type ApprovedStatus struct {
-	At time.Time `json:"at"`
-	By string    `json:"by"`
 }
 
 // A SinkStatus is the status of a route.
@@ -232,11 +224,10 @@ func (b *Bridge) Status() Status {
 	}
 	for _, op := range open {
 		e := op.event
-		approved, refused := op.approval()
 		review := b.reviews.get(e.ID)
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: op.notApproved(cmp.Or(refused, review.why)), Approved: approved, Rules: review.standing,
+			Approval: op.notApproved(review.why), Asked: op.asked(), Rules: review.standing,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
@@ -267,27 +258,17 @@ func firstLeads(routes []Route, open []*openEvent) map[string]time.Time {
 	return first
 }
 
-// approval returns the approval of the event's latest change, or else why it was refused.
-func (op *openEvent) approval() (approved *ApprovedStatus, refused string) {
-	d := op.Approval
-	if d == nil || d.Seq != op.Latest {
-		return nil, ""
-	}
-	switch d.Result {
-	case cloudevent.ResultApproved:
-		return &ApprovedStatus{At: d.Ended, By: d.By}, ""
-	case cloudevent.ResultRefused:
-		return nil, d.By + ": Azure refused the approval"
-	}
-	return nil, ""
-}
-
-// notApproved returns why the event isn't approved as far as is known: why, and who has asked Azure without an answer.
+// notApproved returns why an event that is to come isn't approved, as far as is known: that Azure refused its latest
+// change, else why.
 func (op *openEvent) notApproved(why string) string {
-	if op.Asked == "" {
-		return why
+	d := op.Approval
+	switch {
+	case op.event.Status == imds.StatusStarted:
+		return ""
+	case d != nil && d.Seq == op.Latest && d.Result == cloudevent.ResultRefused:
+		return d.By + ": Azure refused the approval"
 	}
-	return strings.TrimSuffix(op.Asked+" asked Azure, which hasn't answered, so it may begin at any time; "+why, "; ")
+	return why
 }
 
 // reasons returns why the endpoint can't be relied on. zone is that of the people who read it.

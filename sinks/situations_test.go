@@ -264,8 +264,7 @@ func situations() map[string]situation {
 	notYet.NotYet, notYet.Error, muted.NotYet = true, "exit status 75: 3 sessions left", true
 	muted.Error = `sink "drain" is muted until 05:55:00 CET`
 	unheard, meanwhile := notYet, failed
-	unheard.Sink, unheard.Error, unheard.Asked = "", "Azure hasn't answered the approval (attempts: 5): no answer within 10s; it is tried again", unheard.By
-	meanwhile.Asked = "root (alice)"
+	unheard.Sink, unheard.Error = "", "Azure hasn't answered the approval (attempts: 5): no answer within 10s; it is tried again"
 	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
 	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
@@ -273,7 +272,11 @@ func situations() map[string]situation {
 		"approved-withheld-unheard": unheard, "approved-withheld-meanwhile": meanwhile,
 		"approved-withheld-sink": oddName, "approved-withheld-yet": notYet, "approved-withheld-muted": muted,
 	} {
-		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
+		asked := map[string]*cloudevent.Asked{
+			"approved-withheld-unheard":   {By: unheard.By, Time: at("03:55:40").clock()},
+			"approved-withheld-meanwhile": {By: "root (alice)", Time: at("03:55:50").clock()},
+		}[name]
+		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a, Asked: asked}, true, nil)
 		if a.Result != cloudevent.ResultWithheld { // that is told before the event begins
 			tell(name+"-begun", "03:56:33", imds.Change{Kind: imds.Approved, Event: begun},
 				circumstances{Approval: &a, Begun: at("03:56:30").clock()}, true, nil)
@@ -281,6 +284,23 @@ func situations() map[string]situation {
 	}
 	tell("approved-withheld-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
 		circumstances{Approval: &gone, Rules: []cloudevent.Rule{{Name: `rule "anyway"`, Wait: 600}}}, true, nil)
+	promised := cloudevent.Approval{Result: cloudevent.ResultPromised, By: first.Name, Decided: messageTime.clock(), After: 64.5}
+	tell("approved-promised", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
+		circumstances{Approval: &promised, Rules: []cloudevent.Rule{first}}, true, nil)
+	agreed := &cloudevent.Asked{By: "root (alice)", Time: at("03:55:50").clock(), Answered: true}
+	unsure := &cloudevent.Asked{By: "root (alice)", Time: at("03:55:50").clock()}
+	tell("updated-asked", "03:58:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"),
+		circumstances{Asked: agreed}, true, nil)
+	tell("reminder-asked", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
+		circumstances{Asked: agreed}, true, nil)
+	tell("reminder-unanswered", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
+		circumstances{Asked: unsure}, true, nil)
+	tell("scheduled-by-leader", "03:56:00", scheduled(reboot), circumstances{Rules: []cloudevent.Rule{
+		{Name: `rule "leader first"`, After: []string{"audit"}, Wait: 10, VM: "vm-db-2"}}}, true, nil)
+	tell("scheduled-by-rule-with-lead", "03:56:00", scheduled(reboot), circumstances{Rules: []cloudevent.Rule{
+		{Name: `rule "drain first"`, After: []string{"drain"}, From: at("04:05:00").clock()}}}, true, nil)
+	tell("approved-withheld-due", "04:10:01", imds.Change{Kind: imds.Approved, Event: reboot},
+		circumstances{Approval: &failed}, true, nil)
 	tell("approved-refused-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
 		circumstances{Approval: &refused, Rules: []cloudevent.Rule{{Name: `rule "drain first"`, After: []string{"drain"}}}}, true, nil)
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)

@@ -413,7 +413,7 @@ func notifies(f map[string]any, chosen []string) bool {
 		return true
 	case string(imds.Approved):
 		approval, _ := data["approval"].(map[string]any)
-		return approval["result"] == cloudevent.ResultWithheld
+		return oneOf[any](approval["result"], cloudevent.ResultWithheld, cloudevent.ResultPromised)
 	case string(imds.Updated):
 		changed, _ := data["changed"].([]any)
 		return slices.ContainsFunc(changed, func(field any) bool {

@@ -74,7 +74,7 @@ func (s *speaker) youCan() Fact {
 	if text == "" {
 		return Fact{Label: "You can", Text: s.say("cannot")}
 	}
-	return Fact{Label: "You can", Text: text, Command: s.say("approval")}
+	return Fact{Label: "You can", Text: text, Command: s.say("command")}
 }
 
 // links returns the pages about the VM, if the message is about this one, and the runbook. A group of events has none.

@@ -104,6 +104,7 @@ type Data struct {
 	Back                time.Time       `json:"back,omitzero"`
 	LongestPause        float64         `json:"longestPause,omitzero"` // seconds
 	Approval            *Approval       `json:"approval,omitempty"`
+	Asked               *Asked          `json:"asked,omitempty"`
 	Rules               []Rule          `json:"rules,omitempty"`
 	Lead                string          `json:"lead,omitempty"`
 	Truncated           []string        `json:"truncated,omitempty"`
@@ -124,6 +125,7 @@ type Circumstances struct {
 	Repeat         int       // number of earlier CloudEvents about this change, as far as remembered; 0 for the first
 	End            End       // of a Vanished
 	Approval       *Approval // of an Approved
+	Asked          *Asked    // nil if nobody has
 	Rules          []Rule    // that will approve what is scheduled
 }
 
@@ -132,6 +134,18 @@ type Rule struct {
 	Name  string   `json:"name"`            // as in Approval.By
 	After []string `json:"after,omitempty"` // sinks that must have accepted the change
 	Wait  float64  `json:"wait,omitempty"`  // seconds after the last of them has
+	// From is when it can approve at the earliest, if a sink that it waits for gets the change only then.
+	From time.Time `json:"from,omitzero"`
+	// VM is the one whose forewarn has the rule, if only that may approve: the first that the event names. Nothing is
+	// known of its settings; this observer's have such a rule.
+	VM string `json:"vm,omitempty"`
+}
+
+// An Asked is the last approval that Azure took or may have taken, whatever changed since: the event may begin at any time.
+type Asked struct {
+	By       string    `json:"by"`       // as in Approval
+	Time     time.Time `json:"time"`     // UTC
+	Answered bool      `json:"answered"` // Azure took it; else nobody knows
 }
 
 // An End is what is known about the end of an event.
@@ -146,6 +160,7 @@ const (
 	ResultApproved   = "approved"   // Azure took it
 	ResultRefused    = "refused"    // Azure did not
 	ResultUnanswered = "unanswered" // it was sent, and nobody knows whether Azure took it
+	ResultPromised   = "promised"   // a rule will approve it, which no CloudEvent before has said
 	ResultWithheld   = "withheld"   // its CloudEvent said that a rule would approve it, and none does, or not yet
 	ResultMoot       = "moot"       // it was not sent: the event changed, began or ended first, or the rules changed
 )
@@ -162,8 +177,6 @@ type Approval struct {
 	Error    string    `json:"error,omitempty"`  // why not
 	// NotYet means that it is withheld for a reason that may pass, and approved if that does in time.
 	NotYet bool `json:"notYet,omitempty"`
-	// Asked is who has asked Azure without an answer, if it is withheld all the same: the event may begin at any time.
-	Asked string `json:"asked,omitempty"`
 }
 
 // Wrap makes the CloudEvent of a change. It returns an invalid one together with its error.
@@ -218,6 +231,9 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	}
 	if c.Kind != imds.Started && c.Kind != imds.Vanished {
 		d.Rules = in.Rules
+	}
+	if c.Kind != imds.Vanished {
+		d.Asked = in.Asked
 	}
 	if c.Kind == imds.Reminder {
 		d.Lead = LeadText(c.Lead)

@@ -229,6 +229,10 @@ func Samples(all bool) ([]event.Event, error) {
 		wrap(held, Circumstances{Observer: observer, Approval: &notYet})
 		changed := &Approval{Result: ResultWithheld, By: "rule 2", Error: "rule 2 was removed from the settings"}
 		wrap(held, Circumstances{Observer: observer, Approval: changed, Rules: sampleRules[:1]})
+		late := &Approval{Result: ResultPromised, By: sampleRules[0].Name}
+		wrap(held, Circumstances{Observer: observer, Approval: late, Rules: sampleRules})
+		held.Kind, held.Lead = imds.Reminder, time.Hour
+		wrap(held, Circumstances{Observer: observer, Asked: &Asked{By: "jane", Time: sampleTime, Answered: true}})
 	}
 	for _, about := range sampleTroubles {
 		add(WrapBridge(about.typ, about.data, observer, sampleTime))

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/cmd/forewarn/internal/statustest"
 )
@@ -198,7 +199,7 @@ func TestStatusText(t *testing.T) {
 	allowed := bridge.EventStatus{
 		Event: statustest.Event(eventID("allowed"), "Reboot", "User", "", now.Add(14*time.Minute), -1,
 			"vm-db-1"), NotBefore: now.Add(14 * time.Minute),
-		Approved: &bridge.ApprovedStatus{At: now.Add(-3 * time.Second), By: "rule 1"},
+		Asked: &cloudevent.Asked{Time: now.Add(-3 * time.Second), By: "rule 1", Answered: true},
 	}
 	st.Events = append([]bridge.EventStatus{far, allowed}, st.Events...)
 	st.Events[2].Approval = "it waits for ops-chat"

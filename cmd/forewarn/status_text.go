@@ -173,9 +173,12 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 				due = "in " + wording.Span(left)
 			}
 		}
-		if e.Approved != nil && a.EventStatus != wording.Started {
-			state = "approved " + wording.Ago(now, e.Approved.At) + " ago by " + wording.Printable(e.Approved.By)
-			due = "any moment"
+		if e.Asked != nil && a.EventStatus != wording.Started {
+			when := wording.Ago(now, e.Asked.Time) + " ago by " + wording.Printable(e.Asked.By)
+			state, due = "asked "+when+", no answer", "any moment"
+			if e.Asked.Answered {
+				state = "approved " + when
+			}
 		}
 		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", wording.Printable(a.EventID),
 			wording.Printable(a.EventType), state, due, when, wording.Printable(vmWords(a.Resources, s.Observer.Name))))

@@ -115,37 +115,33 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 		return eventView{Headline: "An event that cannot be read"}
 	}
 	var seen, begun time.Time // zero if the history cannot be read
-	var approval string
 	var newest bridge.HistoryChange
 	if i := slices.IndexFunc(histories, func(l bridge.EventHistory) bool { return l.Event == azure.ID }); i >= 0 {
 		times := timesOf(histories[i])
 		seen, begun = times.announced, times.begun
 		newest = histories[i].Changes[len(histories[i].Changes)-1]
-		for _, c := range histories[i].Changes {
-			if c.Approval != nil {
-				approval = capitalize(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
-			}
-		}
 	}
 	change := imds.Change{Kind: imds.Scheduled, Event: azure}
 	if azure.Status == wording.Started {
 		change.Kind = imds.Started
 	}
-	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now, Rules: e.Rules}) // an invalid one is shown too
+	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now, Rules: e.Rules, Asked: e.Asked}) // an invalid one is shown too
 	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
 	links, _ := templates.Links(f) // the embedded words don't fail on it
 	v := eventView{
 		ID: azure.ID, ShortID: p.renderText("shortID", f), Class: typeClass(azure.Type), Headline: p.renderText("fact", f),
 		State: "Announced", When: p.moment(e.NotBefore), Why: p.renderText("why", f), Effect: p.renderText("effect", f),
-		HowLong: p.renderText("howLong", f), Approval: approval, Seen: p.moment(seen),
+		HowLong: p.renderText("howLong", f), Seen: p.moment(seen),
 		DeliveredTo: deliveryWords(newest.Deliveries), Links: links,
 	}
-	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
+	switch {
+	case e.Asked != nil:
+		v.Approval = p.renderText("askedBy", f) + "."
+	case e.Approval != "" && len(e.Rules) > 0:
+		v.Approval = "Not approved yet: " + wording.Printable(e.Approval) + "."
+	case e.Approval != "":
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
-		if len(e.Rules) > 0 {
-			v.Approval = "Not approved yet: " + wording.Printable(e.Approval) + "."
-		}
 	}
 	switch {
 	case azure.Status == wording.Started:
@@ -171,7 +167,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	if !v.Begun {
 		v.YouCan = p.renderText("youCan", f)
 		if v.YouCan != "" {
-			v.Command = p.renderText("approval", f)
+			v.Command = p.renderText("command", f)
 		} else {
 			v.YouCan = p.renderText("cannot", f)
 		}

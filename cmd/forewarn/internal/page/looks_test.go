@@ -11,7 +11,6 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
-	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/statustest"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -84,13 +83,15 @@ func TestPageShowsApprovals(t *testing.T) {
 	if text := shown(t, f); !strings.Contains(text, "Approval Not approved: it waits for ops-chat.") {
 		t.Errorf("of an event that waits for its approval the page says:\n%s", text)
 	}
-	life := &f.Histories[len(f.Histories)-1]
-	life.Changes = append(life.Changes, bridge.HistoryChange{
-		Change: imds.Approved, Time: time.Now(), Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved,
-			By: "rule 1", Status: "200 OK"},
-	})
-	if text := shown(t, f); !strings.Contains(text, "Approval Approved by rule 1, Azure answered 200 OK, ") {
-		t.Errorf("of an event that was approved the page says:\n%s", text)
+	f.Status.Events[0].Asked = &cloudevent.Asked{By: "rule 1", Time: time.Now(), Answered: true}
+	text := shown(t, f)
+	for _, want := range []string{" at the latest ", "It may begin at any time: rule 1 asked Azure at ", "to start it, and Azure agreed. "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("of an event that was approved the page says:\n%s\nwant %q", text, want)
+		}
+	}
+	if strings.Contains(text, "forewarn approve") {
+		t.Errorf("of an event that was approved the page says how to approve it:\n%s", text)
 	}
 }
 

@@ -216,6 +216,7 @@ func (p pageWriter) bar(l bridge.EventHistory, o imds.Observer) timelineBar {
 	}
 	switch {
 	case !s.over.IsZero():
+		f["change"] = string(imds.Vanished) // the last may be an answer to an approval, which came later
 		b.Headline = p.renderText("real", f)
 		b.Outcome = p.renderText("state", f) // over, cancelled, gone
 	case !s.begun.IsZero():

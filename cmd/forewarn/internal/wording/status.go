@@ -212,6 +212,8 @@ func ApprovalWords(a cloudevent.Approval) string {
 		return "approval by " + by + " refused: " + Printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
 	case cloudevent.ResultWithheld:
 		return withheldWords(a, by)
+	case cloudevent.ResultPromised:
+		return "to be approved by " + by + " after all"
 	case cloudevent.ResultUnanswered:
 		return "approval by " + by + " sent, Azure may have accepted it: " + Printable(a.Error)
 	}

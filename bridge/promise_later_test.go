@@ -1,0 +1,164 @@
+package bridge_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
+)
+
+// When people were told of no rule, or that none starts the event early, and one is on course after all, they are told
+// that: whether a mute has ended, a reload brought the rule back, or a dead letter was replayed. What a rule approves within
+// the minute is told by that.
+func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
+	rejected := always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))
+	for _, tt := range []struct {
+		claim  string
+		wait   time.Duration
+		before func(b *running) // the event is announced
+		then   func(b *running, drain *ear)
+		told   []string
+	}{
+		{"a mute has ended", 3 * time.Minute, func(b *running) { b.mute(time.Hour) },
+			func(b *running, _ *ear) { b.unmute() },
+			[]string{cloudevent.ResultPromised, cloudevent.ResultApproved}},
+		{"and the rule approves at once", 5 * time.Second, func(b *running) { b.mute(time.Hour) },
+			func(b *running, _ *ear) { b.unmute() },
+			[]string{cloudevent.ResultApproved}},
+		{"a reload brings it back", 3 * time.Minute, nil,
+			func(b *running, _ *ear) {
+				rules := b.s.opts.Rules
+				b.Reload(b.Routes, nil, bridge.SettingsInfo{})
+				pause(time.Minute)
+				b.Reload(b.Routes, rules, bridge.SettingsInfo{})
+			},
+			[]string{cloudevent.ResultWithheld, cloudevent.ResultPromised, cloudevent.ResultApproved}},
+		{"a dead letter is replayed", 3 * time.Minute, nil,
+			func(b *running, drain *ear) {
+				drain.say(nil)
+				letter := b.Outbox.List(outbox.Selection{State: outbox.StateDead})[0]
+				if _, err := b.Replay([]string{letter.Key}, "", "alice"); err != nil {
+					panic(err)
+				}
+			},
+			[]string{cloudevent.ResultWithheld, cloudevent.ResultPromised, cloudevent.ResultApproved}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				rule := namedRule()
+				rule.Wait = tt.wait
+				s.opts.Rules = []bridge.Rule{rule}
+				drain, audit := &ear{}, &ear{}
+				if tt.claim == "a dead letter is replayed" {
+					drain.say(rejected)
+				}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				if tt.before != nil {
+					tt.before(b)
+				}
+				s.userReboot(idA)
+				pause(10 * time.Second)
+				tt.then(b, drain)
+				pause(5 * time.Minute)
+				wantIDs(t, audit.results(t), tt.told...)
+				wantIDs(t, s.approvals(), idA)
+				b.end()
+			})
+		})
+	}
+}
+
+// What is told of an event that Azure was asked to start says who asked and whether Azure agreed, also when the event has
+// changed, and in a reminder. Only then does nobody read that it comes at its own time, or that they are to ask.
+func TestWhatIsToldAfterAnApprovalSaysWhoAsked(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		fault    imdstest.Fault
+		answered bool
+	}{
+		"Azure agreed":        {imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveIgnore}, true},
+		"Azure didn't answer": {imdstest.Fault{Path: imdstest.Approvals, Status: 503}, false},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.azure.SetFault(tt.fault)
+				audit := &ear{}
+				b := s.start(audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{5 * time.Minute} }))
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+					NotBefore: time.Now().Add(time.Hour)})
+				pause(10 * time.Second)
+				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+				pause(time.Minute)
+				s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "another one" })
+				pause(55 * time.Minute)
+				wantIDs(t, audit.types(), "scheduled", "approved", "updated", "reminder")
+				for i, h := range audit.accepted() {
+					asked := dataIn(t, h.Event).Asked
+					if i > 0 && (asked == nil || asked.By != "root" || asked.Answered != tt.answered) {
+						t.Errorf("%s says %+v, want that root has asked", h.Event.ID(), asked)
+					}
+				}
+				if asked := b.Status().Events[0].Asked; asked == nil || asked.By != "root" {
+					t.Errorf("the status says %+v", asked)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// A rule that waits for a sink with a lead is announced with the time at which that begins.
+func TestARuleIsAnnouncedWithTheLeadOfItsSink(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		audit := &ear{}
+		drain := (&ear{}).all("drain").With(func(r *bridge.Terms) { r.Lead = 5 * time.Minute })
+		b := s.start(drain, audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(2 * time.Second)
+		data := dataIn(t, audit.accepted()[0].Event)
+		if len(data.Rules) != 1 || !data.Rules[0].From.Equal(data.NotBefore.Add(-5*time.Minute)) {
+			t.Errorf("announced with %+v, want from five minutes before %v", data.Rules, data.NotBefore)
+		}
+		b.end()
+	})
+}
+
+// Half a minute before the eviction of a Spot VM nobody has to read of rules, nor that one failed.
+func TestAnEvictionIsToldWithoutRules(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		rule := namedRule()
+		rule.Only.Types = bridge.TypesValues
+		s.opts.Rules = []bridge.Rule{rule}
+		audit := &ear{}
+		drain := &ear{answer: always(delivery.ErrRejected)}
+		b := s.start(drain.all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Preempt", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(30 * time.Second)})
+		pause(20 * time.Second)
+		wantIDs(t, audit.promised(t), "-")
+		b.end()
+	})
+}
+
+// mute mutes the drain.
+func (b *running) mute(d time.Duration) {
+	if _, err := b.Mute(bridge.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, d); err != nil {
+		panic(err)
+	}
+}
+
+// unmute ends all mutes.
+func (b *running) unmute() {
+	if _, err := b.Unmute(nil, true, "alice"); err != nil {
+		panic(err)
+	}
+}
