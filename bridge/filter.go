@@ -1,9 +1,11 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/expr-lang/expr"
@@ -114,7 +116,8 @@ func whenEnv() map[string]any {
 func (w *When) evaluate(fields map[string]any) (bool, error) {
 	v, err := expr.Run(w.program, fields)
 	if err != nil {
-		return false, err
+		first, _, _ := strings.Cut(err.Error(), "\n") // the rest repeats the expression
+		return false, errors.New(first)
 	}
 	return v.(bool), nil
 }

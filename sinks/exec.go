@@ -20,6 +20,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/templates"
 )
 
 type execSettings struct {
@@ -389,7 +390,7 @@ func (c *command) find(env []variable) (string, error) {
 			return found, nil
 		}
 	}
-	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
+	return "", fmt.Errorf("%s: %w in %s", templates.HideKeys(name, name), exec.ErrNotFound, path)
 }
 
 // run runs the program, and returns how it ended and what it has left running. An error means that it was not started.
@@ -436,7 +437,7 @@ func (c *command) Render(d delivery.Delivery) (string, error) {
 	}
 	var b strings.Builder
 	for i, arg := range c.args {
-		b.WriteString(" "[:min(i, 1)] + quoted(arg))
+		b.WriteString(" "[:min(i, 1)] + quoted(templates.HideKeys(arg, arg)))
 	}
 	b.WriteString("\n\n")
 	for _, v := range env {

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"forewarn/templates"
 )
 
 // A Path is a setting that names a file or directory of this machine. A relative one is relative to the directory of
@@ -48,13 +50,25 @@ func (p Program) check(key string) error {
 	name, want := p[0], ""
 	switch {
 	case hasArguments(name):
-		want = "%q is a program with arguments; expected an item of the list for each, such as [/usr/local/bin/drain, --now]"
+		want, name = "%q is a program with arguments; expected an item of the list for each, such as "+
+			"[/usr/local/bin/drain, --now]", programIn(name)
 	case name == "" || !filepath.IsAbs(name) && filepath.Base(name) != name:
 		want = "%q is no program; expected an absolute path, or a name that is found in PATH"
 	default:
 		return nil
 	}
-	return &KeyError{key + ".0", fmt.Errorf(want, name)}
+	return &KeyError{key + ".0", fmt.Errorf(want, templates.HideKeys(name, name))}
+}
+
+// programIn returns the program in a text that hasArguments: they may be secret.
+func programIn(text string) string {
+	program, _, _ := strings.Cut(text, " ")
+	for i, r := range text {
+		if (r == ' ' || r == '\t') && isProgram(text[:i]) {
+			return text[:i]
+		}
+	}
+	return program
 }
 
 // hasArguments reports whether a text is rather a program and its arguments than the name of a program. The path of a

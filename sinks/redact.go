@@ -3,7 +3,6 @@ package sinks
 import (
 	"encoding/base64"
 	"net/url"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -285,23 +284,8 @@ func (r *redactor) hideBytes(secret []byte) {
 	r.hide(all[len(all)-1])
 }
 
-// keys matches what may be a key wherever it stands.
-var keys = regexp.MustCompile(`[A-Za-z0-9]{20,}`)
-
-// hideKeys adds what looks like a key in a text that need not be secret, such as a body of the settings: a long row of
-// letters and digits that holds both, and is no part of a path on this machine.
-func (r *redactor) hideKeys(text string) {
-	for _, part := range split(text, " \t\r\n\"'=,") {
-		if filepath.IsAbs(part) {
-			continue
-		}
-		for _, key := range keys.FindAllString(part, -1) {
-			if strings.ContainsAny(key, "0123456789") && strings.ContainsAny(key, letters) {
-				r.hide(key)
-			}
-		}
-	}
-}
+// hideKeys adds what looks like a key in a text that need not be secret, such as a body of the settings.
+func (r *redactor) hideKeys(text string) { r.hide(templates.Keys(text)...) }
 
 // split returns the parts of a text between separators, without empty ones.
 func split(text, separators string) []string {

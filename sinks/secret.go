@@ -13,10 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"forewarn/templates"
 )
 
 // hidden is printed in place of a secret.
-const hidden = "[secret]"
+const hidden = templates.Hidden
 
 // A Secret is a text that is never revealed by printing, logging or encoding it: all of them show [secret]. The zero
 // value holds no text, and shows the same. The text is behind a pointer because some printers read unexported fields

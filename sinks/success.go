@@ -9,11 +9,16 @@ import (
 
 	"github.com/expr-lang/expr"
 	"github.com/expr-lang/expr/vm"
+
+	"forewarn/templates"
 )
 
 // A success is an expression over an answer that says whether the destination has taken the message. Some services have
 // their failures inside a 200. The zero value takes every answer.
-type success struct{ program *vm.Program }
+type success struct {
+	program *vm.Program
+	text    string
+}
 
 // An answered is what such an expression sees.
 type answered struct {
@@ -30,11 +35,10 @@ func parseSuccess(src string) (success, error) {
 	}
 	program, err := expr.Compile(src, expr.Env(answered{}), expr.AsBool())
 	if err != nil {
-		first, _, _ := strings.Cut(err.Error(), "\n") // the rest repeats the expression
 		return success{}, fmt.Errorf("%s; expected an expression over status, headers, json and text, such as "+
-			"json.errors == false", first)
+			"json.errors == false", success{text: src}.problem(err))
 	}
-	return success{program}, nil
+	return success{program, src}, nil
 }
 
 // check returns an error that says why the answer isn't one of success.
@@ -49,11 +53,16 @@ func (s success) check(r response) error {
 	_ = json.Unmarshal([]byte(r.body), &a.JSON) // what isn't JSON is nil
 	yes, err := expr.Run(s.program, a)
 	if err != nil {
-		first, _, _ := strings.Cut(err.Error(), "\n") // the rest repeats the expression
-		return fmt.Errorf("the expression of success fails: %s", first)
+		return fmt.Errorf("the expression of success fails: %s", s.problem(err))
 	}
 	if yes != true {
 		return errors.New("success doesn't hold")
 	}
 	return nil
+}
+
+// problem returns what an error says of the expression, without the keys in it.
+func (s success) problem(err error) string {
+	first, _, _ := strings.Cut(err.Error(), "\n") // the rest repeats the expression
+	return templates.HideKeys(first, s.text)
 }

@@ -281,7 +281,8 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	return answer, err
 }
 
-// Render returns the request that Deliver would make. The path of the URL and the headers of the settings are hidden.
+// Render returns the request that Deliver would make. The path of the URL, the headers of the settings, and keys in the
+// text of the body are hidden.
 func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	a, err := w.secrets.read()
 	if exceptUnread(err) != nil {
@@ -305,7 +306,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 		fmt.Fprintf(&b, "%s: %s\n", name, value)
 	}
 	body, err := io.ReadAll(req.Body)
-	fmt.Fprintf(&b, "\n%s\n", body)
+	fmt.Fprintf(&b, "\n%s\n", templates.HideKeys(string(body), w.bodyText))
 	return b.String(), err
 }
 

@@ -49,7 +49,7 @@ func CheckNames(text string, fields *Shape) error {
 	tree.Mode = parse.SkipFuncCheck
 	defines := make(map[string]*parse.Tree)
 	if _, err := tree.Parse(text, "", "", defines); err != nil {
-		return err
+		return withoutKeys(err, text)
 	}
 	c := &nameChecker{text: text, defines: defines, walked: make(map[walk]bool)}
 	c.define("text", fields)

@@ -39,19 +39,23 @@ var words string
 var wordSet = sync.OnceValues(func() (*template.Template, error) { return newSet("words").Parse(words) })
 
 // A Template is a parsed template. The embedded ones are parsed at their first use. It is safe for concurrent use.
-type Template struct{ parsed func() (executor, error) }
+type Template struct {
+	parsed func() (executor, error)
+	text   string // of the settings; "" for an embedded one
+}
 
 // An executor is a template of text/template or of html/template.
 type executor interface{ Execute(io.Writer, any) error }
 
 // Execute applies the template to fields and writes the result to w. It fails, after part of the result may have been
-// written, if the template does, or if it exceeds a bound: 8 MiB of output, or 100 nested calls of include.
+// written, if the template does, or if it exceeds a bound: 8 MiB of output, or 100 nested calls of include. Its error shows
+// none of the text's Keys.
 func (t *Template) Execute(w io.Writer, fields any) error {
 	parsed, err := t.parsed()
 	if err != nil {
 		return err
 	}
-	return parsed.Execute(&boundedWriter{w, maxOutput}, fields)
+	return withoutKeys(parsed.Execute(&boundedWriter{w, maxOutput}, fields), t.text)
 }
 
 // embedded returns one of the default texts.
@@ -61,7 +65,7 @@ func embedded(name string) *Template { return embeddedAs(name, parseText) }
 func embeddedHTML(name string) *Template { return embeddedAs(name, parseHTML) }
 
 func embeddedAs[T executor](name string, parse func(name, text string) (T, error)) *Template {
-	return &Template{sync.OnceValues(func() (executor, error) {
+	return &Template{parsed: sync.OnceValues(func() (executor, error) {
 		text, err := files.ReadFile(name)
 		if err != nil {
 			return nil, err
@@ -82,30 +86,30 @@ func Say(w io.Writer, word string, fields any) error {
 
 // Parse parses a template that may use Funcs, include and the shared words, as in {{template "headline" .}}. A missing
 // field prints as <no value>; a function takes it as empty. An error names the template, the line and, where
-// text/template knows it, the column.
+// text/template knows it, the column. It shows none of the text's Keys.
 func Parse(name, text string) (*Template, error) {
 	t, err := parseText(name, text)
-	return ready(t, err)
+	return ready(t, text, err)
 }
 
 // ParseHTML is Parse for HTML: each value is escaped for the place where it is inserted. What include returns is plain
 // text, which is escaped like any other value.
 func ParseHTML(name, text string) (*Template, error) {
 	t, err := parseHTML(name, text)
-	return ready(t, err)
+	return ready(t, text, err)
 }
 
-// ready returns a Template that has been parsed already.
-func ready(parsed executor, err error) (*Template, error) {
+// ready returns the Template of a text that has been parsed already.
+func ready(parsed executor, text string, err error) (*Template, error) {
 	switch {
 	case err == nil:
-		return &Template{func() (executor, error) { return parsed, nil }}, nil
+		return &Template{func() (executor, error) { return parsed, nil }, text}, nil
 	case strings.HasSuffix(err.Error(), "not defined"):
 		err = fmt.Errorf("%w; forewarn help fields lists the functions", err)
 	case strings.HasSuffix(err.Error(), "unexpected EOF"):
 		err = fmt.Errorf("%w; expected an {{end}} for each {{if}}, {{range}} and {{with}}", err)
 	}
-	return nil, err
+	return nil, withoutKeys(err, text)
 }
 
 // ParseURL is Parse for a URL or a part of one: each value is percent-encoded, so that it stays one part of the path or
@@ -116,7 +120,7 @@ func ParseURL(name, text string) (*Template, error) {
 		t.Funcs(template.FuncMap{percentEncoder: percentEncode})
 		err = encodeValues(t.Root)
 	}
-	return ready(t, err)
+	return ready(t, text, err)
 }
 
 // parseText parses a text, and adds the shared words that it doesn't define itself. All sets have the same trees of them,

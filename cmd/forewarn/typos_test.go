@@ -9,6 +9,7 @@ import (
 	crand "crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -90,6 +91,64 @@ func TestNoTypoShowsASecret(t *testing.T) {
 		})
 	}
 	typists.Wait()
+}
+
+// What looks like a key is shown by nothing that is said of the settings, also where none belongs: in a command, a
+// template, a condition, or the file of a template or a service.
+func TestNoKeyInATextIsShown(t *testing.T) {
+	key := strings.Repeat(marker, 3) + "AB"
+	const url = "url: https://hook.example/x1"
+	sinks := map[string]string{
+		"a program with arguments":       `exec: {command: "/bin/true --pw ` + marker + ` --key KEY"}`,
+		"a name that is no program":      `exec: {command: [KEY-drain]}`,
+		"an argument":                    `exec: {command: [/bin/true, --pw=KEY]}`,
+		"a program that prints a token":  `email: {host: a.example, from: a@a.example, to: b@a.example, auth: xoauth2, username: u, token_command: "/bin/true --pw KEY"}`,
+		"a function in a body":           `webhook: {` + url + `, body_text: '{{KEY "X"}}'}`,
+		"a part of a word in a body":     `webhook: {` + url + `, body_text: '{{if}} KEY'}`,
+		"a word that ends a body":        `webhook: {` + url + `, body_text: '{{.type "KEY"}}'}`,
+		"a name in a body":               `webhook: {` + url + `, body_text: '{{.KEY}}'}`,
+		"what fails in a body":           `webhook: {` + url + `, body_text: '{{index .type "KEY"}}'}`,
+		"a body":                         `webhook: {` + url + `, body_text: '{"key": "KEY", "type": {{json .type}}}'}`,
+		"a body that is not JSON":        `webhook: {` + url + `, body_text: 'KEY'}`,
+		"a function in a body's file":    `webhook: {` + url + `, body_text_file: function}`,
+		"a name in a body's file":        `webhook: {` + url + `, body_text_file: name}`,
+		"what fails in a body's file":    `webhook: {` + url + `, body_text_file: fails}`,
+		"a body's file":                  `webhook: {` + url + `, body_text_file: right}`,
+		"a condition of success":         `webhook: {` + url + `, success: json.a == KEY}`,
+		"a condition of success, typed":  `webhook: {` + url + `, success: 'status == "KEY"'}`,
+		"a link":                         `webhook: {` + url + `, body_text: '{}', runbook_url: 'https://a.example/{{KEY}}'}`,
+		"the subject of a mail":          `email: {host: a.example, from: a@a.example, to: b@a.example, subject: '{{KEY}}'}`,
+		"the HTML of a mail":             `email: {host: a.example, from: a@a.example, to: b@a.example, html: '<a href="{{.type | KEY}}">'}`,
+		"the text of a chat":             `slack: {token: x, channel: "#ops", text: '{{KEY}}'}`,
+		"the subject of a stream":        `nats: {url: nats://127.0.0.1, subject: 'a.{{KEY}}.{{.id}}'}`,
+		"the text of a line for syslog":  `syslog: {url: udp://127.0.0.1, text: '{{KEY}}'}`,
+		"a condition":                    "when: KEY == 1\n    file: {path: \"-\"}",
+		"a condition, typed":             "when: 'azeventtype == \"KEY\" + 1'\n    file: {path: \"-\"}",
+		"a condition that fails":         "when: 'int(azeventtype) == 1 || azeventtype == \"KEY\"'\n    file: {path: \"-\"}",
+		"a condition that ends too soon": "when: '\"KEY'\n    file: {path: \"-\"}",
+		"a service's body":               "own: {url: https://hook.example/x1}\nservices: own.yaml",
+	}
+	files := map[string]string{
+		"function": `{{KEY "X"}}`, "name": "{{.KEY}}", "fails": `{{index .type "KEY"}}`, "right": `{"key": "KEY"}`,
+		"own.yaml": "title: Own\nfor: own\nbody: '{{KEY \"X\"}}'\n",
+	}
+	for what, sink := range sinks {
+		t.Run(what, func(t *testing.T) {
+			w := newTypist(t)
+			dir := filepath.Dir(w.path)
+			var err error
+			for name, text := range files {
+				text = strings.ReplaceAll(text, "KEY", key)
+				err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := "imds: {endpoint: \"http://127.0.0.1:1\", vm_name: vm-0}\nstate: state\nlisten: \"\"\nsinks:\n" +
+				"  - name: a\n    " + strings.ReplaceAll(sink, "KEY", key) + "\n"
+			w.mustNotShow(t, text, uint64(len(failingWays)-1))
+		})
+	}
 }
 
 // The files in which typos are made have every secret key of every kind of sink.

@@ -241,7 +241,7 @@ func (doc *document) keyError(e entry, err error) error {
 
 // unknownName returns a problem with a name in a template, which may be in a file of its own.
 func (doc *document) unknownName(e entry, key string, u *templates.UnknownName) error {
-	what := unknownWord("name", u.Name, u.Known, doc.showable(e.value))
+	what := templates.HideKeys(unknownWord("name", u.Name, u.Known, doc.showable(e.value)), u.Name)
 	if strings.HasSuffix(key, "_file") {
 		return doc.errorAt(e.pos, "%s: %s, line %d: %s", key, e.value.text, u.Line, what)
 	}

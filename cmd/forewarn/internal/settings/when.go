@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/templates"
 )
 
 // exprWords makes messages of the compiler of conditions readable: it also replaces Go's names of types.
@@ -51,7 +52,7 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	default:
 		what += "; expected a condition that is true or false, such as duration > 10"
 	}
-	return nil, doc.errorAt(at, "when: %s", what)
+	return nil, doc.errorAt(at, "when: %s", templates.HideKeys(what, n.text))
 }
 
 // quotesOf reports whether a message repeats a word of text that is not a known one.
