@@ -84,6 +84,7 @@ func examine(w *world) []finding {
 		o.handedBack(r)
 		o.floors(r)
 		o.alone(r)
+		o.repeats(r)
 		o.handsOn(r)
 		o.fallbacks(r, owed)
 	}

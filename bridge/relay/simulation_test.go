@@ -88,6 +88,7 @@ type routePlan struct {
 	fallback string
 	after    time.Duration // of the fallback
 	above    int           // of the digest
+	repeat   time.Duration
 }
 
 func (r routePlan) route(s delivery.Sink) bridge.Route {
@@ -96,7 +97,7 @@ func (r routePlan) route(s delivery.Sink) bridge.Route {
 		Filter: bridge.Filter{Only: bridge.Only{VMs: "all", Types: r.types, Sources: r.sources, Changes: r.changes}},
 		Terms: bridge.Terms{Lead: r.lead, Bridge: r.bridge, Terms: delivery.Terms{
 			Timeout: r.timeout, MaxAge: r.maxAge, Late: r.late, Batch: r.batch, Parallel: r.parallel, Durable: r.durable,
-			Fallback: delivery.Fallback{Sink: r.fallback, After: r.after}, DigestAbove: r.above,
+			Fallback: delivery.Fallback{Sink: r.fallback, After: r.after}, DigestAbove: r.above, Repeat: r.repeat,
 		}},
 	}
 }
@@ -113,7 +114,7 @@ func someRoutes(r *rand.Rand) []routePlan {
 			lead: pick(r, 0, 10*time.Minute), changes: pick(r, nil, []string{"scheduled", "updated", "vanished"},
 				[]string{"scheduled", "updated"})},
 		{name: "page", late: delivery.LateSend, timeout: 10 * time.Second, types: []string{"Reboot", "Preempt"},
-			changes: []string{"scheduled", "vanished"}},
+			changes: []string{"scheduled", "vanished"}, repeat: time.Minute},
 	}
 	for i := range all {
 		if r.IntN(3) == 0 && all[i].name != "page" {
@@ -130,7 +131,8 @@ func someRoutes(r *rand.Rand) []routePlan {
 			all[i].fallback, all[i].after = "", 0
 		}
 	}
-	well := routePlan{name: "well", late: delivery.LateSend, timeout: 10 * time.Second, bridge: bridge.LevelAll}
+	well := routePlan{name: "well", late: delivery.LateSend, timeout: 10 * time.Second, bridge: bridge.LevelAll,
+		repeat: time.Minute}
 	return append([]routePlan{well}, all...)
 }
 

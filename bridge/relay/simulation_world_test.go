@@ -46,6 +46,7 @@ type world struct {
 
 	// What happened.
 	attempts []*attempt
+	repeated []repeated
 	breaks   []breakage
 	changes  []time.Duration // a relay started, stopped, was killed or reloaded
 	most     int             // deliveries of a sink that were ever pending at once
@@ -534,6 +535,13 @@ func handedOf(d delivery.Delivery) handed {
 	return h
 }
 
+// A repeated is what a destination was told once more.
+type repeated struct {
+	sink string
+	at   time.Duration
+	handed
+}
+
 // An attempt is one call of a destination.
 type attempt struct {
 	sink       string
@@ -584,6 +592,9 @@ func (d destination) Deliver(ctx context.Context, batch []delivery.Delivery) (an
 	if d.m.dead() {
 		return answer, errDead
 	}
+	if batch[0].Repeated {
+		return answer, d.repeat(batch[0])
+	}
 	a := &attempt{sink: d.name, machine: d.m, start: now(), how: "accepted"}
 	for _, one := range batch {
 		a.batch = append(a.batch, handedOf(one))
@@ -620,6 +631,19 @@ func (d destination) Deliver(ctx context.Context, batch []delivery.Delivery) (an
 		panic("a destination that panics")
 	}
 	return answer, err
+}
+
+// repeat takes what a relay repeats. It may fail, which changes nothing.
+func (d destination) repeat(one delivery.Delivery) error {
+	d.w.mu.Lock()
+	d.w.repeated = append(d.w.repeated, repeated{sink: d.name, at: now(), handed: handedOf(one)})
+	fails := chance(d.w.seed, 20, d.name, one.Event.ID(), len(d.w.repeated))
+	d.w.mu.Unlock()
+	time.Sleep(50 * time.Millisecond)
+	if fails {
+		return errRefused
+	}
+	return nil
 }
 
 // take takes a batch as the destination does at the moment, and says how many of it.
