@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -134,7 +135,7 @@ func serviceKind(name string) Kind {
 }
 
 // ServiceName returns the name of the service that a file declares.
-func ServiceName(file string) string { return strings.TrimSuffix(path.Base(file), ".yaml") }
+func ServiceName(file string) string { return strings.TrimSuffix(filepath.Base(file), ".yaml") }
 
 // Kind returns the kind of sink that the service is.
 func (s *Service) Kind() Kind {

@@ -398,7 +398,7 @@ func TestNothingIsReadFromKeyVaultToCheckSettings(t *testing.T) {
 		{"slack", "{webhook_url_vault: URL}"},
 		{"email", "{host: mail.test, from: a@mail.test, to: [b@mail.test], username: a, password_vault: URL}"},
 		{"nats", "{url_vault: URL, creds_vault: URL}"},
-		{"exec", "{command: [/bin/true], env: {KEY: {vault: URL}}}"},
+		{"exec", "{command: [go], env: {KEY: {vault: URL}}}"},
 	} {
 		opened, err := open(tt.kind, strings.ReplaceAll(tt.settings, "URL", vaultURL), h)
 		if err != nil {

@@ -21,7 +21,8 @@ const pipeBuffer = 64 << 10
 // so that no other program can take the name.
 //
 // go-winio, the usual package for pipes, is not used: forewarn has golang.org/x/sys/windows anyway, and os.File reads
-// and writes overlapped handles with deadlines since Go 1.25, which is most of what go-winio adds.
+// and writes overlapped handles with deadlines since Go 1.25, which is most of what go-winio adds. Under wine 10 its
+// version 0.6.4 leaves one of twenty requests that come together without an answer.
 type pipeListener struct {
 	path    string
 	closing sync.Once

@@ -85,7 +85,7 @@ func TestAMissingFileIsShown(t *testing.T) {
 	for _, path := range []string{filepath.Join(dir, "tokn"), "sec/tokn", "./tokn", "/nowhere/tokn"} {
 		_, err := Loader{Kinds: sinks.Kinds()}.Parse(filepath.Join(dir, "forewarn.yaml"),
 			[]byte("sinks: [{name: a, slack: {channel: C1, token_file: '"+path+"'}}]\n"))
-		if err == nil || !strings.Contains(err.Error(), filepath.FromSlash("/tokn: ")) {
+		if err == nil || !strings.Contains(filepath.ToSlash(err.Error()), "/tokn: ") {
 			t.Errorf("without %s, the settings give %v", path, err)
 		}
 	}
