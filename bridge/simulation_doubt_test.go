@@ -56,6 +56,9 @@ func (x doubt) now(at time.Duration, request int) string {
 func (a *azure) doubtful(how string) (body []byte, events map[string]azureEvent, version int) {
 	kinds := []string{"", asksNobody, oddRunes, oddFields, twice}
 	version = a.version*len(kinds) + slices.Index(kinds, how)
+	if how == "" {
+		return a.document(), a.events, version
+	}
 	events = maps.Clone(a.events)
 	for id, e := range events {
 		switch how {
@@ -67,9 +70,6 @@ func (a *azure) doubtful(how string) (body []byte, events map[string]azureEvent,
 			e.alike = true
 		}
 		events[id] = e
-	}
-	if how == "" {
-		return a.document(), events, version
 	}
 	var list []map[string]any
 	for _, id := range a.order {

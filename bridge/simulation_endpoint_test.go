@@ -42,13 +42,13 @@ type answer struct {
 	fact
 	asked    int // when it was asked, in the order of all facts
 	askedAt  time.Duration
-	polled   bool   // by the poll loop, and not by an approval that has another look
-	what     string // document, unchanged, empty, failed
-	events   map[string]azureEvent
-	partial  bool          // it held an entry that cannot be told from others
-	version  int           // of what the document lists
-	doubtful bool          // what the document says of events is in doubt
-	turned   time.Duration // when the poll loop came round; 0 if it did not, or did not ask
+	polled   bool                  // by the poll loop, and not by an approval that has another look
+	what     string                // document, unchanged, empty, failed
+	events   map[string]azureEvent // that it lists; not of a look that leaves no doubt
+	partial  bool                  // it held an entry that cannot be told from others
+	version  int                   // of what the document lists
+	doubtful bool                  // what the document says of events is in doubt
+	turned   time.Duration         // when the poll loop came round; 0 if it did not, or did not ask
 }
 
 // looks reports whether the request that is being made is an approval's look at the document, and not the poll loop's.
@@ -117,9 +117,16 @@ func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	w.mu.Lock()
 	etag, doubt := strconv.Itoa(w.azure.incarnation), w.doubt.now(w.now(), a.asked)
-	var body []byte
-	body, a.events, a.version = w.azure.doubtful(doubt)
-	a.doubtful = doubt != ""
+	body, events, version := w.azure.doubtful(doubt)
+	a.version, a.doubtful = version, doubt != ""
+	if a.polled || a.doubtful {
+		a.events, w.azure.kept = events, true
+	}
+	if how == "lists an event twice" { // of which the last counts
+		for id := range events {
+			body = added(body, `{"EventId":"`+id+`","EventStatus":"Started"}`, false)
+		}
+	}
 	w.mu.Unlock()
 	resp := respond(req, 200, etag, body)
 	switch how {
@@ -152,12 +159,8 @@ func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	case "lists a broken entry":
 		resp = respond(req, 200, etag, added(body, `{"EventStatus":"Scheduled"}`, true))
 		a.what, a.partial = "document", true
-	case "lists an event twice": // of which the last counts
+	case "lists an event twice":
 		a.what, a.doubtful = "document", true
-		for id := range a.events {
-			body = added(body, `{"EventId":"`+id+`","EventStatus":"Started"}`, false)
-		}
-		resp = respond(req, 200, etag, body)
 	default:
 		panic("no such trouble: " + how)
 	}

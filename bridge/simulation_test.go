@@ -33,6 +33,7 @@ func TestSimulation(t *testing.T) {
 		first, n = again, 1
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(800)) // much is made, and little kept
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(2 << 30))
 	var failed, next atomic.Uint64
 	next.Store(first)
 	var players sync.WaitGroup

@@ -64,6 +64,7 @@ type azure struct {
 	incarnation int
 	order       []string // ids, in the order of the document
 	events      map[string]azureEvent
+	kept        bool                       // an answer has it too, so that it stays as it is
 	other       bool                       // the same content is written in another way
 	begun       map[string][]begin         // when events were Started
 	ended       map[string][]time.Duration // when they were listed no more
@@ -88,7 +89,7 @@ func (a *azure) put(e azureEvent, at time.Duration, quiet bool) {
 	if e.notBefore >= 0 {
 		e.notBefore = e.notBefore.Truncate(time.Second)
 	}
-	a.events = maps.Clone(a.events) // what was served before stays as it was
+	a.unshare()
 	a.events[e.id] = e
 	if e.status == "Started" {
 		visible := at + 10*time.Second
@@ -103,9 +104,16 @@ func (a *azure) put(e azureEvent, at time.Duration, quiet bool) {
 func (a *azure) remove(id string, at time.Duration) {
 	a.ended[id] = append(a.ended[id], at)
 	a.order = slices.DeleteFunc(slices.Clone(a.order), func(s string) bool { return s == id })
-	a.events = maps.Clone(a.events)
+	a.unshare()
 	delete(a.events, id)
 	a.changed(false)
+}
+
+// unshare makes what is listed another map than that of earlier answers.
+func (a *azure) unshare() {
+	if a.kept {
+		a.events, a.kept = maps.Clone(a.events), false
+	}
 }
 
 func (a *azure) changed(quiet bool) {

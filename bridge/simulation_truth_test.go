@@ -49,6 +49,7 @@ type belief struct {
 	kept     *belief      // what its file holds, which comes late; nil when it is there
 	late     bool         // that came, and no document since then lists the event
 	hidden   bool         // a partial document left it out after a while in which nobody may have watched
+	waits    *bool        // whether this run of the program waits for its VM's name; nil where that makes no difference yet
 	before   []checkpoint // what a crash may take it back to
 }
 
@@ -66,10 +67,19 @@ func (b belief) copy() belief {
 	return b
 }
 
+// anyhow returns the belief of a program that may wait for its VM's name or not.
+func (b belief) anyhow() belief {
+	b.waits = nil
+	return b
+}
+
 // key is the same for beliefs that make no difference.
 func (b belief) key() string {
 	var s strings.Builder
 	fmt.Fprint(&s, b.seen != nil, b.lives, b.former, b.times, b.accepted, len(b.before), b.kept != nil, b.late, b.hidden)
+	if b.waits != nil {
+		fmt.Fprint(&s, *b.waits)
+	}
 	if b.seen != nil {
 		fmt.Fprint(&s, *b.seen)
 	}
@@ -174,6 +184,7 @@ func (t *truth) begin(b *boot) {
 	stored, kept, owner, owned := t.stored, t.kept, t.owner, t.owned
 	t.before = func() { t.stored, t.kept, t.owner, t.owned = stored, kept, owner, owned }
 	t.boot, t.named, t.any = b, t.stored, t.kept
+	t.each(belief.anyhow)
 	if b.late == 0 {
 		return
 	}
@@ -233,10 +244,10 @@ func (t *truth) load() {
 	t.version, t.named, t.any = -1, max(t.named, t.stored), max(t.any, t.kept)
 	t.each(func(b belief) belief {
 		if b.kept == nil {
-			return b
+			return b.anyhow()
 		}
 		file := b.kept
-		merged := file.copy()
+		merged := file.anyhow().copy()
 		merged.changes, merged.before = b.changes, b.before
 		merged.late = merged.seen != nil
 		if len(b.changes) > len(file.changes) {
@@ -285,25 +296,26 @@ func (t *truth) answer(a *answer, first bool) {
 		}
 		unsure = true
 	}
-	if named := t.named; !first && t.learns(a) {
+	learns := !first && t.learns(a)
+	if named := t.named; learns {
 		t.named = maybe
 		defer func() { t.named = named }()
 	}
+	waits, still := no, false
 	if counts {
-		switch t.waits(a) {
-		case yes:
+		if waits, still = t.waits(a); waits == yes {
 			return
-		case maybe:
-			unsure = true
 		}
-		t.decides(a, unsure)
+		still = still && !learns
+		t.decides(a, unsure || waits == maybe)
 	}
+	unclear := unsure || waits == maybe
 	if valid := a.what == "document" || a.what == "unchanged" || a.what == "empty" && empty; valid {
 		away := t.valid < 0 || a.at-t.valid > time.Minute
-		if !unsure && !t.doubt {
+		if !unclear && !t.doubt {
 			t.away = &away
 		}
-		t.valid, t.doubt = a.at, unsure // or was too old when it was looked at
+		t.valid, t.doubt = a.at, unclear // or was too old when it was looked at
 	}
 	switch {
 	case a.what == "empty" && empty:
@@ -311,7 +323,7 @@ func (t *truth) answer(a *answer, first bool) {
 	case a.what != "document", a.version == t.version:
 		return
 	}
-	if a.what == "document" && !a.partial && !unsure {
+	if a.what == "document" && !a.partial && !unclear {
 		t.version = a.version
 	}
 	if a.what == "empty" || a.partial { // the next document is another one, whatever it lists
@@ -336,11 +348,18 @@ func (t *truth) answer(a *answer, first bool) {
 		news := false
 		for _, b := range beliefs {
 			next, changed := t.next(b, now, a)
-			after = append(after, next)
-			if changed && unsure {
-				after = append(after, b)
-			}
 			news = news || changed || b.late
+			switch mayWait := changed && waits == maybe && (b.waits == nil || *b.waits); {
+			case mayWait && b.waits != nil && still:
+				after = append(after, b)
+			case mayWait:
+				next.waits, b.waits = new(false), new(true)
+				after = append(after, next, b)
+			case changed && unsure:
+				after = append(after, next, b)
+			default:
+				after = append(after, next)
+			}
 		}
 		if news { // to compare them takes most of the time where there are thousands of events
 			after = distinct(after)
@@ -364,8 +383,9 @@ func (t *truth) learns(a *answer) bool {
 	return t.boot.loaded.seq > 0 && t.boot.loaded.at-just <= a.at && (taken.seq == 0 || a.at <= taken.at+just)
 }
 
-// waits says whether the program decides about nothing in an answer, because it waits for its VM's name.
-func (t *truth) waits(a *answer) known {
+// waits says whether the program decides about nothing in an answer, because it waits for its VM's name; still, that all
+// which is not known of that was not known when this run of the program began.
+func (t *truth) waits(a *answer) (waits known, still bool) {
 	since, urgent := a.at-t.boot.began.at, no
 	for _, e := range a.events {
 		urgent = max(urgent, e.urgent(a.clock))
@@ -376,11 +396,13 @@ func (t *truth) waits(a *answer) known {
 	})
 	switch {
 	case t.named == yes, t.any == yes, urgent == yes, since > 61*time.Second:
-		return no
-	case t.named == no && t.any == no && urgent == no && since < 59*time.Second && !useless && !a.partial && !a.doubtful:
-		return yes
+		return no, true
+	case urgent == maybe, since >= 59*time.Second, useless, a.partial, a.doubtful:
+		return maybe, false
+	case t.named == maybe, t.any == maybe:
+		return maybe, true
 	}
-	return maybe
+	return yes, true
 }
 
 // decides takes in that the program decides about an answer.
