@@ -169,10 +169,8 @@ func (all verdicts) sentence(p cloudevent.Rule, now time.Time, zone *time.Locati
 	sink, why := all.reason(p, now, zone)
 	v, there := all.successor(p)
 	switch {
-	case sink != "" && v.final:
-		return fmt.Sprintf("%s: sink %q failed: %s", p.Name, sink, why)
 	case sink != "":
-		return fmt.Sprintf("%s: sink %q failed and is tried again: %s", p.Name, sink, why)
+		return sinkFailed(p.Name, sink, why, v.final)
 	case there:
 		return v.named(now, zone)
 	}

@@ -99,11 +99,11 @@ func (a acceptance) missing(route string) ruling {
 	case a.state == "":
 		return no("%s did not get the latest change", sink)
 	case a.state == outbox.StatePending && a.muted:
-		return ruling{onCourse: true, why: "it waits for " + sink + ", which is muted until", until: a.at}
+		return ruling{onCourse: true, why: waitsFor(sink) + ", which is muted until", until: a.at}
 	case a.state == outbox.StatePending && a.failure != "":
-		return ruling{why: "it waits for " + sink + ", which failed and is tried again", sink: route, failure: a.failure}
+		return ruling{why: waitsFor(sink) + ", which failed and is tried again", sink: route, failure: a.failure}
 	case a.state == outbox.StatePending:
-		return ruling{onCourse: true, why: "it waits for " + sink}
+		return ruling{onCourse: true, why: waitsFor(sink)}
 	}
 	r := no("%s did not accept the latest change", sink)
 	r.sink, r.failure = route, a.failure
@@ -269,7 +269,7 @@ func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) rulin
 	case except.mayMatchEvent(e, self):
 		return no("Azure does not say whether it comes from %s (except)", strings.Join(except.Sources, " or "))
 	case imds.SameWord(only.VMs, "leader") && !e.LedBy(self):
-		r := no("it is left to %s, which Azure names first (only.vms)", imds.Printable(e.Resources[0], 60))
+		r := no("%s", leftTo(e.Resources[0]))
 		r.leader = e.Resources[0]
 		return r
 	}

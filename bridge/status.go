@@ -266,7 +266,7 @@ func (op *openEvent) notApproved(why string) string {
 	case op.event.Status == imds.StatusStarted:
 		return ""
 	case d != nil && d.Seq == op.Latest && d.Result == cloudevent.ResultRefused:
-		return d.By + ": Azure refused the approval"
+		return refusedBy(d.By)
 	}
 	return why
 }

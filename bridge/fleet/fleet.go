@@ -85,6 +85,7 @@ type azureEvent struct {
 	from       cloudevent.Place
 	observer   imds.Observer // of the last change, with no other set or group than those of from
 	stage      streams.Stage
+	approval   bridge.ToldApproval
 }
 
 // deletes reports whether the event deletes its VMs.
@@ -231,7 +232,12 @@ func (f *Fleet) add(r streams.Raw) {
 	if data.Observer.Name != "" {
 		l.setObserver(data.Observer)
 	}
-	if !m.Change.Kind.OfAzure() || l.stage.Outdated(m) {
+	ofAzure := m.Change.Kind.OfAzure()
+	if ofAzure && l.stage.Outdated(m) {
+		return
+	}
+	l.approval.Note(m.CE)
+	if !ofAzure {
 		return
 	}
 	l.stage.Update(m)
@@ -417,10 +423,12 @@ func (f *Fleet) OpenEvents(now time.Time) []bridge.EventStatus {
 			continue
 		}
 		e := l.latest
-		all = append(all, bridge.EventStatus{
+		s := bridge.EventStatus{
 			Event: e.Raw, Known: e, NotBefore: e.NotBefore, Set: l.observer.ScaleSet, Group: l.observer.ResourceGroup,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
-		})
+		}
+		l.approval.Tell(&s)
+		all = append(all, s)
 	}
 	return all
 }

@@ -241,8 +241,12 @@ func TestATimeThatCantBeIsADeadLetter(t *testing.T) {
 		}
 		var ce map[string]any
 		bad := []string{"time"}
-		for _, name := range []string{"notBefore", "announced", "begun", "notEarlierThan", "back"} {
+		for _, name := range []string{"notBefore", "announced", "begun", "notEarlierThan", "back", "asked", "rules"} {
 			bad = append(bad, "data."+name)
+		}
+		values := map[string]any{ // instead of never
+			"asked": map[string]any{"by": "jane", "time": never},
+			"rules": []any{map[string]any{"name": "rule 1", "from": never}},
 		}
 		for n, name := range bad {
 			if err := json.Unmarshal(body, &ce); err != nil {
@@ -253,6 +257,9 @@ func TestATimeThatCantBeIsADeadLetter(t *testing.T) {
 				of, name = ce["data"].(map[string]any), inData
 			}
 			of[name] = never
+			if value, ok := values[name]; ok {
+				of[name] = value
+			}
 			changed, err := json.Marshal(ce)
 			if err != nil {
 				t.Fatal(err)

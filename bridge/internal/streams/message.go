@@ -251,6 +251,12 @@ func (m Message) checkTimes() error {
 	if d.Approval != nil {
 		times = append(times, d.Approval.Decided)
 	}
+	if d.Asked != nil {
+		times = append(times, d.Asked.Time)
+	}
+	for _, r := range d.Rules {
+		times = append(times, r.From)
+	}
 	for _, at := range times {
 		if year := at.UTC().Year(); year < 0 || year > 9999 {
 			return fmt.Errorf("it has a time in the year %d", year)
