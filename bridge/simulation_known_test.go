@@ -102,6 +102,18 @@ var knownStories = []struct {
 		}}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a sink that waits for its lead no longer hears of updates, and the event may begin at any time", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m", func(r *routePlan) { r.lead = 10 * time.Minute }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), list{event: moved}},
+		{at(3 * time.Minute), reload{changes: map[string]routeChange{
+			"webhook": {"changes: first", func(r *routePlan) { r.changes = []string{"first"} }},
+		}}},
+		{at(34 * time.Minute), list{event: anytime}}, // so that the announcement is told
+		{at(50 * time.Minute), unlist{reboot.id}},
+	}},
 	{"a sink comes while the disk hangs, which alone has what is open", []step{
 		{at(time.Minute), reload{routes: []string{"webhook"}}},
 		{at(2 * time.Minute), list{event: reboot}},
@@ -118,9 +130,10 @@ var knownStories = []struct {
 }
 
 var (
-	begun  = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
-	soon   = func() azureEvent { e := reboot; e.notBefore = 10 * time.Minute; return e }()
-	freeze = func() azureEvent {
+	begun   = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
+	soon    = func() azureEvent { e := reboot; e.notBefore = 10 * time.Minute; return e }()
+	anytime = func() azureEvent { e := reboot; e.notBefore = -1; return e }()
+	freeze  = func() azureEvent {
 		e := reboot
 		e.id, e.kind = "A0000000-0000-4000-8000-000000000002", "Freeze"
 		return e

@@ -37,6 +37,7 @@ func (o *oracle) late(id string, b belief, route string) {
 			switch {
 			case !waits:
 				o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
+			case !r.hears(newer): // by the filter of now, so that it gets the announcement
 			case c.kind == "scheduled", c.kind == "updated": // that it began, or ended, is as true as before
 				o.add("late with a lead", "%s was told %s at %v though %s is due later", r.name, t.id, short(t.start), newer.id)
 			}
