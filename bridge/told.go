@@ -3,6 +3,7 @@ package bridge
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,8 +26,8 @@ type ToldApproval struct {
 	result    cloudevent.Approval // the last one; zero if there is none, or a rule stands all the same
 }
 
-// maxToldRules is how many rules are kept of those that a CloudEvent names.
-const maxToldRules = 20
+// maxTold is how many rules are kept of those that a CloudEvent names, and how many sinks of each.
+const maxTold = 20
 
 // Note takes in a CloudEvent about the event. It ignores another VM's copy of the latest change, and what comes of an
 // approval after NotBefore has moved.
@@ -49,12 +50,13 @@ func (t *ToldApproval) Note(ce event.Event) {
 		t.change, t.notBefore = ce.ID(), d.NotBefore
 	case !d.NotBefore.Equal(t.notBefore):
 		return
-	case result.Result == cloudevent.ResultUnanswered && !t.names(result.By): // what a user asks for; the rules stand
+	case result.Result == cloudevent.ResultUnanswered && !isRule(result.By, t.rules): // what a user asks for; the rules stand
 		return
 	}
-	t.rules, t.result = append([]cloudevent.Rule(nil), d.Rules[:min(len(d.Rules), maxToldRules)]...), result
-	if len(t.rules) > 0 {
-		t.result = cloudevent.Approval{}
+	t.rules, t.result = nil, result
+	for _, r := range d.Rules[:min(len(d.Rules), maxTold)] {
+		r.After = slices.Clone(r.After[:min(len(r.After), maxTold)])
+		t.rules, t.result = append(t.rules, r), cloudevent.Approval{}
 	}
 }
 
@@ -67,14 +69,9 @@ func (t *ToldApproval) noteAsked(kind imds.ChangeKind, asked *cloudevent.Asked, 
 	}
 }
 
-// names reports whether one of the rules has the name.
-func (t *ToldApproval) names(name string) bool {
-	for _, r := range t.rules {
-		if r.Name == name {
-			return true
-		}
-	}
-	return false
+// isRule reports whether one of the rules has the name.
+func isRule(name string, rules []cloudevent.Rule) bool {
+	return slices.ContainsFunc(rules, func(r cloudevent.Rule) bool { return r.Name == name })
 }
 
 // Tell puts it into the status of the event, in the words of the VM's own status.

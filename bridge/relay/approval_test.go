@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -149,6 +150,27 @@ func TestARelayKnowsWhatItsVMsToldOfApprovals(t *testing.T) {
 			if by != tt.by || by == "alice" && got.Asked.Answered {
 				t.Errorf("%s: Azure was asked: %+v, want by %q", tt.what, got.Asked, tt.by)
 			}
+		}
+		stop()
+	})
+}
+
+// Of a CloudEvent that names very many rules and sinks the status shows the first.
+func TestTheRulesThatAreShownAreFew(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run(route("hook", newRecorder()))
+		rules := slices.Repeat([]cloudevent.Rule{{Name: "rule 1", After: slices.Repeat([]string{"x"}, 1000)}}, 100)
+		s.publish(statement{kind: imds.Scheduled, rules: rules}.on(t, eventNo(1), 0))
+		pause(time.Second)
+		open := r.Status().Events
+		if len(open) != 1 {
+			t.Fatalf("%d events are open, want 1", len(open))
+		}
+		if n := len(open[0].Rules); n != 20 {
+			t.Errorf("%d rules are shown, want 20", n)
+		}
+		if n := len(open[0].Approval); n > 20_000 {
+			t.Errorf("what they wait for is %d bytes long", n)
 		}
 		stop()
 	})
