@@ -5,7 +5,6 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
-	"forewarn/bridge/outbox"
 )
 
 // A Meter counts what happens; Status has the present state. Its methods are called concurrently, some with locks
@@ -17,7 +16,7 @@ type Meter interface {
 	Committed(ceType string)
 	// The bridge also calls Failed for each dead letter, with its reason.
 	delivery.Meter
-	// Forgot counts records that were dropped because of size or age; what is ForgotDeadLetter or ForgotHistory.
+	// Forgot counts records that were dropped because of size or age: see outbox.Callbacks.
 	Forgot(what string, n int)
 }
 
@@ -27,12 +26,6 @@ var FailureReasons = []string{
 	delivery.ReasonRejected, delivery.ReasonExpired, delivery.ReasonLate, delivery.ReasonOverflow, delivery.ReasonRemoved,
 	delivery.ReasonLost, delivery.ReasonSubject,
 }
-
-// Kinds of records for Meter.Forgot.
-const (
-	ForgotDeadLetter = outbox.ForgotDeadLetter
-	ForgotHistory    = outbox.ForgotHistory
-)
 
 // noMeter counts nothing.
 type noMeter struct{}

@@ -241,7 +241,7 @@ func TestTheMeterCountsWhatIsForgotten(t *testing.T) {
 			s.reboot(fmt.Sprintf("AAAAAAAA-0000-4000-8000-00000000001%d", i))
 		}
 		pause(5 * time.Second)
-		m.want(t, "forgot", map[string]int{bridge.ForgotDeadLetter: 3})
+		m.want(t, "forgot", map[string]int{outbox.ForgotDeadLetter: 3})
 		b.end()
 	})
 }

@@ -67,7 +67,7 @@ func start(w *world) *process {
 }
 
 // What the program may forget.
-const forgotDeadLetter, forgotHistory = bridge.ForgotDeadLetter, bridge.ForgotHistory
+const forgotDeadLetter, forgotHistory = outbox.ForgotDeadLetter, outbox.ForgotHistory
 
 // A meter counts what the program says that it forgot.
 type meter struct{ w *world }

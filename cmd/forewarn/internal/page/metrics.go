@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -73,8 +74,8 @@ func NewMetrics() *Metrics {
 	for _, ceType := range cloudevent.Types {
 		m.events.expect(ceType)
 	}
-	m.forgotten.expect(bridge.ForgotDeadLetter)
-	m.forgotten.expect(bridge.ForgotHistory)
+	m.forgotten.expect(outbox.ForgotDeadLetter)
+	m.forgotten.expect(outbox.ForgotHistory)
 	return m
 }
 
