@@ -186,7 +186,7 @@ func (o *oracle) letter(sink string, s said) int {
 }
 
 // nothingLess: each change is told to each route that is owed it, or it is on record why not. A fallback doesn't get what it
-// has by itself, whatever became of that.
+// has by itself, whatever became of that; and what a fallback has makes room for others, where there is a bound.
 func (o *oracle) nothingLess(r routePlan, owed []said) {
 	for i, c := range owed {
 		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id })
@@ -198,6 +198,7 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 		unsent := c.outdated && (r.late != delivery.LateSend || r.lead > 0)
 		_, over := o.endOf(r, c)
 		has := c.instead != "" && slices.ContainsFunc(owed[:i], func(s said) bool { return s.to == "" && s.id == c.id })
+		has = has || o.bound > 0 && o.handedOver(r, c.id)
 		if !told && !covered && !has && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent && !over {
 			o.add("nothing is lost", "%s was never told %s, stored at %v", r.name, c.id, short(c.stored))
 		}
@@ -522,11 +523,8 @@ func (o *oracle) fallbacks(r routePlan, owed []said) {
 	if r.fallback == "" {
 		return
 	}
-	handedOver := func(id string) bool { // for which sink does not matter: one message of a CloudEvent is enough
-		return slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead != "" && s.id == id })
-	}
 	for _, e := range o.letters {
-		if e.Sink == r.name && e.Reason != delivery.ReasonLate && e.Reason != delivery.ReasonOverflow && e.Group != "" && !handedOver(e.ID) {
+		if e.Sink == r.name && e.Reason != delivery.ReasonLate && e.Reason != delivery.ReasonOverflow && e.Group != "" && !o.handedOver(r, e.ID) {
 			o.add("fallback", "%s gave %s up (%s), and %s was not told", r.name, e.ID, e.Reason, r.fallback)
 		}
 	}
@@ -537,10 +535,19 @@ func (o *oracle) fallbacks(r routePlan, owed []said) {
 			continue
 		}
 		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id && t.end <= limit })
-		if !told && !handedOver(c.id) && !o.overtaken(r, c) {
+		i := o.letter(r.name, c)
+		overflowed := i >= 0 && o.letters[i].Reason == delivery.ReasonOverflow
+		if !told && !overflowed && !o.handedOver(r, c.id) && !o.overtaken(r, c) {
 			o.add("fallback", "%s could not tell %s by %v, and %s was not told", r.name, c.id, short(limit), r.fallback)
 		}
 	}
+}
+
+// handedOver reports whether a route's fallback was handed a CloudEvent. For which sink does not matter: one message of it is
+// enough.
+func (o *oracle) handedOver(r routePlan, id string) bool {
+	return r.fallback != "" &&
+		slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead != "" && s.id == id })
 }
 
 // deadLetters: each has its reason, what is no CloudEvent is one, and what is one is told no more.
