@@ -136,6 +136,32 @@ func TestATakeoverCatchesUpBeforeItSpeaks(t *testing.T) {
 	})
 }
 
+// Also before a relay has read all that there was, a sink is told of an event in order: a change that is urgent doesn't
+// overtake an older one that is not.
+func TestWhatIsUrgentOvertakesNothingOfItsEventAtATakeover(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		stop()
+		a := eventNo(900).in(time.Hour)
+		scheduled, updated := a.say(t, imds.Scheduled, "vm-1"), a.in(10*time.Minute).updated(t, a)
+		s.publish(scheduled, updated)
+		var others []event.Event
+		for n := range 600 {
+			others = append(others, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		s.publish(others...)
+		_, stop = s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: s.over(&cable{latency: 20 * time.Millisecond})})
+		pause(time.Minute)
+		if told := sink.all(); len(told) != 602 {
+			t.Errorf("%d were told, want 602", len(told))
+		} else {
+			wantIDs(t, "told first", told[:2], scheduled, updated)
+		}
+		stop()
+	})
+}
+
 // A sink stops after 32 deliveries whose records aren't written, exec after one, so that another relay repeats no more.
 func TestASinkStopsWhileNothingIsPutOnRecord(t *testing.T) {
 	systemtest.Alone(t)

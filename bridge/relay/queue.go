@@ -177,18 +177,19 @@ func wake(c chan struct{}) {
 func (q *queue) Changed() <-chan struct{} { return q.updates.wake }
 
 // Changes implements delivery.Queue. It leaves out what is to become a dead letter, and what waits for its lead until that
-// has come; and until the stream is read as far as it was when the lease was taken, all that isn't urgent: an event may be
-// over.
+// has come; and until the stream is read as far as it was when the lease was taken, all but what is urgent and what comes
+// before that of the same event: an event may be over.
 func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
 	q.updates.nextLead = time.Time{}
 	c.Mutes = q.updates.mutes
+	urgentIn := q.urgentIn(now)
 	for seq := range q.updates.seqs {
 		e, u := q.pending[seq], q.transfers.due[seq]
 		switch {
-		case e != nil && (!e.offered || q.pos.catchUpTo > 0 && !urgent(e.item, now)):
+		case e != nil && (!e.offered || q.pos.catchUpTo > 0 && seq > urgentIn[e.group]):
 			continue
 		case e != nil && q.waits(e, now):
 			if q.updates.nextLead.IsZero() || e.item.PendingSince.Before(q.updates.nextLead) {
@@ -208,6 +209,22 @@ func (q *queue) Changes() (c delivery.Changes) {
 	}
 	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c
+}
+
+// urgentIn returns the last urgent delivery of each group that the Worker is still to hear of, while the stream isn't read as
+// far as it was when the lease was taken. mu is held.
+func (q *queue) urgentIn(now time.Time) map[*group]uint64 {
+	last := map[*group]uint64{}
+	if q.pos.catchUpTo == 0 {
+		return last
+	}
+	for seq := range q.updates.seqs {
+		e := q.pending[seq]
+		if e != nil && e.offered && !q.waits(e, now) && urgent(e.item, now) {
+			last[e.group] = max(last[e.group], seq)
+		}
+	}
+	return last
 }
 
 // Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
