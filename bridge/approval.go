@@ -96,12 +96,12 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.endApproval(e, op, *d, d.givenUp("the event changed"))
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
-		b.noteRuling(id, "", true) // nothing left to decide
-		b.reviews.setStanding(id, nil)
+		b.noteRuling(id, "", true) // nothing left to decide here
+		b.reviews.setPossible(id, ofOthers(b.verdicts(rules, e, op, now).standing()))
 		return
 	}
 	all := b.verdicts(rules, e, op, now)
-	b.reviews.setStanding(id, all.standing())
+	b.reviews.setPossible(id, all.possible())
 	if d.unsent() && d.waits(now) && !all.final() {
 		why := b.reviews.get(id).why
 		if why != "" && b.outbox.Durable() == nil { // else the next attempt finds out why
@@ -331,7 +331,11 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 			op.decided(d, a, now)
 		}
 		over := current == nil && op.event.ID != "" // else it was never on the list as far as is known
-		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, over)
+		rules := b.reviews.get(e.ID).possible
+		if d.Rule != 0 { // this one and those beside it have had their turn
+			rules = ofOthers(rules)
+		}
+		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, rules, over)
 		return c
 	})
 	_ = wait() // the outbox logs its errors
@@ -421,18 +425,21 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 }
 
 // addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it; if
-// Azure refused, or no rule approves what was promised, so do routes on LevelTrouble. over means that the event is over.
-func (s situation) addApproval(c *commit, e imds.Event, op *openEvent, a cloudevent.Approval, over bool) {
+// Azure refused, or no rule approves what was promised, so do routes on LevelTrouble. rules are those that may approve the
+// event all the same. over means that the event is over.
+func (s situation) addApproval(
+	c *commit, e imds.Event, op *openEvent, a cloudevent.Approval, rules []cloudevent.Rule, over bool,
+) {
 	change := imds.Change{Kind: imds.Approved, Event: e}
 	id := approvedID(e)
 	in := s.circumstances(op)
 	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
 	times := max(s.used[id]+1, int(s.now.UnixMilli()))
 	in.Repeat, in.Approval = times-1, &a
+	in.Rules = nil
 	switch a.Result {
-	case cloudevent.ResultWithheld, cloudevent.ResultRefused, cloudevent.ResultPromised: // then the rules are of interest
-	default:
-		in.Rules = nil
+	case cloudevent.ResultWithheld, cloudevent.ResultRefused, cloudevent.ResultPromised:
+		in.Rules = rules
 	}
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {

@@ -266,7 +266,7 @@ func (s situation) unseen(op *openEvent) (away bool, notEarlierThan time.Time) {
 func (s situation) endUnsent(c *commit, op *openEvent) {
 	if op.Approval.unsent() {
 		a := op.Approval.givenUp("the event is no longer listed")
-		s.addApproval(c, op.event, op, op.Approval.record(a, op, s.now), true)
+		s.addApproval(c, op.event, op, op.Approval.record(a, op, s.now), nil, true)
 	}
 }
 

@@ -75,13 +75,32 @@ func (v verdict) stands() bool { return v.approve || v.onCourse }
 
 // standing returns the rules that stand, here or on the VM to which they leave the event.
 func (all verdicts) standing() (rules []cloudevent.Rule) {
-	for _, v := range all {
-		if v.stands() || v.leader != "" {
-			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After, Wait: v.Wait.Seconds(),
-				From: v.from.Round(time.Second).UTC(), VM: v.leader})
+	for _, r := range all.possible() {
+		if r.Again == "" {
+			rules = append(rules, r)
 		}
 	}
 	return rules
+}
+
+// possible returns the rules that stand, and those that will if a sink that failed and is tried again succeeds.
+func (all verdicts) possible() (rules []cloudevent.Rule) {
+	for _, v := range all {
+		again := ""
+		if !v.final {
+			again = v.sink
+		}
+		if v.stands() || v.leader != "" || again != "" {
+			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After, Wait: v.Wait.Seconds(),
+				From: v.from.Round(time.Second).UTC(), Again: again, VM: v.leader})
+		}
+	}
+	return rules
+}
+
+// ofOthers returns the rules of other VMs among these.
+func ofOthers(rules []cloudevent.Rule) (others []cloudevent.Rule) {
+	return slices.DeleteFunc(slices.Clone(rules), func(r cloudevent.Rule) bool { return r.VM == "" })
 }
 
 // approving returns the number of the first rule that approves, counted from 1; 0 for none.
@@ -250,7 +269,7 @@ func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudev
 		} else {
 			next.promise(standing)
 		}
-		b.situation(observation{now: now}, op.event).addApproval(&c, op.event, next, a, false)
+		b.situation(observation{now: now}, op.event).addApproval(&c, op.event, next, a, standing, false)
 		return c
 	})
 	_ = wait() // the outbox logs its errors

@@ -149,6 +149,75 @@ func TestAnEvictionIsToldWithoutRules(t *testing.T) {
 	})
 }
 
+// A refusal and a reminder name the rules that may start the event all the same by what those say then: one that came by a
+// reload, and one whose sink failed and is tried again.
+func TestARefusalAndAReminderNameTheRulesOfThen(t *testing.T) {
+	for claim, tried := range map[string]bool{"a reload brought it": false, "its sink is tried again": true} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse, Times: 1})
+				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+				want, rules := `rule "drain first"`, []bridge.Rule{namedRule()}
+				if tried {
+					s.opts.Rules = rules
+				} else {
+					drain.say(always(errHang))
+				}
+				routes := []bridge.Route{drain.all("drain").With(func(r *bridge.Terms) { r.Timeout = 0 }),
+					audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{5 * time.Minute} })}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+					NotBefore: time.Now().Add(time.Hour)})
+				pause(2 * time.Minute)
+				if !tried {
+					b.Reload(b.mortal(routes), rules, bridge.SettingsInfo{})
+					pause(5 * time.Second)
+				}
+				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+				pause(55 * time.Minute)
+				for _, h := range audit.accepted() {
+					data := dataIn(t, h.Event)
+					if data.Lead == "" && (data.Approval == nil || data.Approval.Result != cloudevent.ResultRefused) {
+						continue
+					}
+					if len(data.Rules) != 1 || data.Rules[0].Name != want || (data.Rules[0].Again != "") != tried {
+						t.Errorf("%s names the rules %+v", h.Event.ID(), data.Rules)
+					}
+				}
+				if types := audit.types(); types[len(types)-1] != "reminder" {
+					t.Errorf("told were %q", types)
+				}
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
+}
+
+// That a newer change of its event overtook what a runbook had failed to do is no news while that is tried: nothing is
+// given up, and a replay would do the work twice.
+func TestWhatANewerChangeOvertakesIsNotReportedAsGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain, ops := &ear{answer: always(errSinkDown)}, &ear{}
+		people := ops.all("ops")
+		people.Terms.Bridge = bridge.LevelTrouble
+		acts := drain.all("drain").With(func(r *bridge.Terms) { r.Late = delivery.LateDrop })
+		b := s.start(acts, people)
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+			NotBefore: time.Now().Add(time.Hour)})
+		pause(10 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
+		pause(30 * time.Second)
+		if dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead}); len(dead) != 1 || dead[0].Reason != delivery.ReasonLate {
+			t.Errorf("the dead letters are %+v, want the announcement", dead)
+		}
+		wantIDs(t, ops.types(), "scheduled", "updated")
+		b.end()
+	})
+}
+
 // mute mutes the drain.
 func (b *running) mute(d time.Duration) {
 	if _, err := b.Mute(bridge.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, d); err != nil {

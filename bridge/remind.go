@@ -91,7 +91,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 	in := s.circumstances(op)
 	review := b.reviews.get(op.event.ID)
 	if review.asked { // people were told what the rules said then
-		in.Rules = review.standing
+		in.Rules = review.possible
 	}
 	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
@@ -127,7 +127,8 @@ func (s situation) addReminder(
 	c.log(slog.LevelInfo, "reminder due", "event", e.ID, "lead", cloudevent.LeadText(change.Lead), "id", id,
 		"to", strings.Join(a.To, ","))
 	c.add(ce, a)
-	if len(in.Rules) > 0 {
-		c.change(op).promise(in.Rules)
+	stand := slices.DeleteFunc(slices.Clone(in.Rules), func(r cloudevent.Rule) bool { return r.Again != "" })
+	if len(stand) > 0 {
+		c.change(op).promise(stand)
 	}
 }

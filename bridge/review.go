@@ -17,8 +17,8 @@ type reviews struct {
 // A review is what is known about the approval of one event.
 type review struct {
 	why      string            // it is not approved, for the status
-	asked    bool              // the rules were asked; standing is what they said
-	standing []cloudevent.Rule // those that still can approve it in time
+	asked    bool              // the rules were asked; possible is what they said
+	possible []cloudevent.Rule // see verdicts.possible
 	doubt    string            // what in the newest document speaks against it
 
 	// When each acceptance of one change of the event was first seen. The times come from this run, so they have the
@@ -60,7 +60,7 @@ func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
 			delete(r.byID, id)
 		}
 		if !rules {
-			v.why, v.asked, v.standing = "", false, nil
+			v.why, v.asked, v.possible = "", false, nil
 		}
 	}
 }
@@ -74,9 +74,9 @@ func (r *reviews) setRuling(id, why string) (news bool) {
 	return news
 }
 
-// setStanding records which rules still can approve an event in time, for its reminders.
-func (r *reviews) setStanding(id string, rules []cloudevent.Rule) {
-	r.with(id, func(v *review) { v.asked, v.standing = true, rules })
+// setPossible records which rules still can approve an event in time, for what is told of it next.
+func (r *reviews) setPossible(id string, rules []cloudevent.Rule) {
+	r.with(id, func(v *review) { v.asked, v.possible = true, rules })
 }
 
 // setDoubt records what speaks against an event; "" for nothing.

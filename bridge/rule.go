@@ -53,7 +53,7 @@ type ruling struct {
 	notFor string // what the rule is not for, such as "a Redeploy", if that is the reason; else ""
 	leader string // the VM that the event names first, if the rule leaves the event to it; else ""
 
-	from time.Time // when a sink that it waits for gets the change, if that is still to come
+	from time.Time // see cloudevent.Rule
 }
 
 func no(format string, args ...any) ruling {
@@ -143,13 +143,16 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	}
 	ready := from.Add(r.Wait)
 	waits.from = gets
+	if len(r.After) == 0 {
+		waits.from = ready
+	}
 	switch {
 	case waits.approve && !now.Before(ready):
 		return waits
 	case !e.NotBefore.IsZero() && !ready.Before(e.NotBefore):
 		return r.tooLate(waits, muted, ready)
 	case waits.approve:
-		return ruling{onCourse: true, why: "it waits until", until: ready}
+		return ruling{onCourse: true, why: "it waits until", until: ready, from: waits.from}
 	}
 	return waits
 }

@@ -227,7 +227,7 @@ func (b *Bridge) Status() Status {
 		review := b.reviews.get(e.ID)
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: op.notApproved(review.why), Asked: op.asked(), Rules: review.standing,
+			Approval: op.notApproved(review.why), Asked: op.asked(), Rules: review.possible,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
@@ -263,7 +263,7 @@ func firstLeads(routes []Route, open []*openEvent) map[string]time.Time {
 func (op *openEvent) notApproved(why string) string {
 	d := op.Approval
 	switch {
-	case op.event.Status == imds.StatusStarted:
+	case op.event.Status == imds.StatusStarted, op.Asked != nil && op.Asked.Answered:
 		return ""
 	case d != nil && d.Seq == op.Latest && d.Result == cloudevent.ResultRefused:
 		return refusedBy(d.By)

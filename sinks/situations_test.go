@@ -299,6 +299,9 @@ func situations() map[string]situation {
 		{Name: `rule "leader first"`, After: []string{"audit"}, Wait: 10, VM: "vm-db-2"}}}, true, nil)
 	tell("scheduled-by-rule-with-lead", "03:56:00", scheduled(reboot), circumstances{Rules: []cloudevent.Rule{
 		{Name: `rule "drain first"`, After: []string{"drain"}, From: at("04:05:00").clock()}}}, true, nil)
+	tell("reminder-again", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
+		circumstances{Rules: []cloudevent.Rule{{Name: first.Name, After: []string{"drain"}, Again: "drain"},
+			{Name: `rule "anyway"`, Wait: 600, From: at("04:08:00").clock()}}}, true, nil)
 	tell("approved-withheld-due", "04:10:01", imds.Change{Kind: imds.Approved, Event: reboot},
 		circumstances{Approval: &failed}, true, nil)
 	tell("approved-refused-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},

@@ -134,8 +134,10 @@ type Rule struct {
 	Name  string   `json:"name"`            // as in Approval.By
 	After []string `json:"after,omitempty"` // sinks that must have accepted the change
 	Wait  float64  `json:"wait,omitempty"`  // seconds after the last of them has
-	// From is when it can approve at the earliest, if a sink that it waits for gets the change only then.
+	// From is when it can approve at the earliest: a sink that it waits for gets the change only then, or its wait ends.
 	From time.Time `json:"from,omitzero"`
+	// Again names a sink in After that failed and is tried again. Until that succeeds the rule doesn't approve.
+	Again string `json:"again,omitempty"`
 	// VM is the one whose forewarn has the rule, if only that may approve: the first that the event names. Nothing is
 	// known of its settings; this observer's have such a rule.
 	VM string `json:"vm,omitempty"`
