@@ -317,6 +317,15 @@ func (o *oracle) made(t taken) time.Duration {
 	return at
 }
 
+// triedInstead reports whether a delivery is a dead letter because a newer change of its event came for the sink: that one is tried
+// instead, so nobody is told that anything was given up.
+func (o *oracle) triedInstead(e entry) bool {
+	other := func(id string) bool { return id != e.id }
+	return e.reason == "late" &&
+		(slices.ContainsFunc(o.taken[e.event][e.sink], func(t taken) bool { return other(t.id) }) ||
+			slices.ContainsFunc(o.left, func(l entry) bool { return l.event == e.event && l.sink == e.sink && other(l.id) }))
+}
+
 // troubleIsTold: each dead letter is told to who wants to hear of trouble, to nobody else, and never to the sink that
 // it is about.
 func (o *oracle) troubleIsTold() {
@@ -343,7 +352,7 @@ func (o *oracle) troubleIsTold() {
 	for _, e := range o.left {
 		if e.dead && e.event != "" && e.sink != "well" && len(o.boots) == 1 && len(o.ills) == 0 &&
 			o.plan.bounds == (bounds{}) && len(o.hands) == 0 &&
-			len(o.left) <= 20 && !strings.Contains(news.String(), `"key":"`+e.key+`"`) {
+			len(o.left) <= 20 && !o.triedInstead(e) && !strings.Contains(news.String(), `"key":"`+e.key+`"`) {
 			o.add("trouble", "nobody was told that %s is a dead letter", e.key)
 		}
 	}
