@@ -237,7 +237,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
 	last := cut(text[strings.LastIndexByte(text, '\n')+1:], 200)
-	answer, err := c.judge(ctx, d, end{state, last, describeLeft(left, redact), took})
+	answer, err := c.judge(ctx, d, end{state, last, describeLeft(left, redact, ctx.Err() != nil), took})
 	c.env.refuse(c.Host, err)
 	return answer, err
 }

@@ -106,8 +106,9 @@ func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []left
 	return slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
 }
 
-// describeLeft returns what people read of what a program has left running, "" if that is nothing.
-func describeLeft(left []leftover, redact *redactor) string {
+// describeLeft returns what people read of what a program has left running, "" if that is nothing. If the program was
+// stopped, it had no chance to wait, so there is no advice.
+func describeLeft(left []leftover, redact *redactor, stopped bool) string {
 	const most = 3 // names
 	var names []string
 	for _, l := range left[:min(len(left), most)] {
@@ -121,9 +122,6 @@ func describeLeft(left []leftover, redact *redactor) string {
 	switch {
 	case len(left) == 0:
 		return ""
-	case left[0] == unfound:
-		return "left something running that has its output open and can't be found to end it; wait for it, or start it " +
-			startApart
 	case len(left) == 1 && lives:
 		end = "which can't be ended"
 	case len(left) > 1:
@@ -132,6 +130,12 @@ func describeLeft(left []leftover, redact *redactor) string {
 			end = "which can't all be ended"
 		}
 	}
-	return fmt.Sprintf("left %s running (%s), %s; wait for %s, or start %s %s", what, strings.Join(names, ", "), end, it, it,
-		startApart)
+	text := fmt.Sprintf("left %s running (%s), %s", what, strings.Join(names, ", "), end)
+	if left[0] == unfound {
+		text = "left something running that has its output open and can't be found to end it"
+	}
+	if stopped {
+		return text
+	}
+	return fmt.Sprintf("%s; wait for %s, or start %s %s", text, it, it, startApart)
 }

@@ -156,14 +156,19 @@ func TestWhatIsLeftIsSaidInFewWords(t *testing.T) {
 	for range 500 {
 		many = append(many, leftover{pid: 4, name: "y"})
 	}
-	got := describeLeft(many, redact)
+	got := describeLeft(many, redact, false)
 	if !strings.HasPrefix(got, "left 503 processes running (") || !strings.Contains(got, "and 500 more") ||
 		len(got) > 300 || bytes.ContainsAny([]byte(got), "\x1b\n") || strings.Contains(got, "s3cret") {
 		t.Errorf("describeLeft = %q", got)
 	}
+	for _, left := range [][]leftover{{unfound}, many} {
+		if got := describeLeft(left, redact, true); strings.Contains(got, "wait for") || !strings.HasPrefix(got, "left ") {
+			t.Errorf("of a program that was stopped, describeLeft = %q, want no advice", got)
+		}
+	}
 	some := []leftover{{pid: 1, name: "a", lives: true}, {pid: 2, name: "b"}}
 	want := "left 2 processes running (a, b), which can't all be ended; wait for them, or start them " + startApart
-	if got := describeLeft(some, redact); got != want {
+	if got := describeLeft(some, redact, false); got != want {
 		t.Errorf("describeLeft = %q, want %q", got, want)
 	}
 }
