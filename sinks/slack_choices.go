@@ -45,6 +45,8 @@ func (k *slackSink) openChoices(s slackSettings) error {
 		wrong.when(!slices.Contains(broadcastable, change), fmt.Sprintf("broadcast.%d", i),
 			"%q is unknown; expected %s, or none alone", change, strings.Join(broadcastable, ", "))
 	}
+	wrong.when(strings.HasPrefix(strings.TrimSpace(s.Channel), "xox"), "channel",
+		`is a token, so it isn't shown; expected the token in token_file, and here a name such as "#ops", in quotes`)
 	if s.Mention == nil {
 		return wrong.err()
 	}

@@ -18,6 +18,7 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"channel: C1", "token", "missing"},
 		{"token: a", "channel", "missing"},
 		{"{token: a, channel: ' '}", "channel", "in quotes"},
+		{"{token: a, channel: xoxb-1}", "channel", "is a token, so it isn't shown"},
 		{"{token: '', channel: C1}", "token", "empty"},
 		{`{token: a, channel: C1, blocks: '[{"type":"section","text":"no object"}]'}`, "blocks", "no blocks of Slack"},
 		{`{token: a, channel: C1, blocks: '[{"text":{"type":"mrkdwn","text":"x"}}]'}`, "blocks", "has no type"},
