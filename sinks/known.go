@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"maps"
 	"slices"
 	"sync"
 )
@@ -62,6 +63,22 @@ func (k *KnownSecrets) all() map[string]bool {
 	}
 	return k.rows
 }
+
+// SecretValues are values of settings, for the test whether an error about other keys repeats one of them. The zero value
+// has none.
+type SecretValues struct{ redact redactor }
+
+// Add adds a value. Words and texts of up to three characters are in many errors: of those it adds none, and none that
+// are parts of an address.
+func (s *SecretValues) Add(value string) {
+	s.redact.hideSetting(value)
+	for n, rows := range s.redact.rows[:maxRow] {
+		maps.DeleteFunc(rows, func(row string, _ bool) bool { return n < 4 || isWord(row) })
+	}
+}
+
+// In reports whether a text repeats one of the values, as redactor.repeats does.
+func (s *SecretValues) In(text string) bool { return s.redact.repeats(text) }
 
 // size returns the number of bytes of texts.
 func size(texts []string) (n int) {

@@ -89,6 +89,16 @@ func (v Value) given() bool {
 	return v.Text.text != nil || v.File != "" || v.Env != "" || v.Vault != ""
 }
 
+// Current returns the value, and "" if it can't be read. Of a variable that isn't set it is the name, which may be a secret
+// in the wrong place.
+func (v Value) Current(h Host) string {
+	text, err := source{Value: v}.read(h)
+	if err != nil && v.File == "" {
+		return v.Env
+	}
+	return text
+}
+
 // A source is a Value and its place in the settings, for errors about it. The value is read each time it is used. The
 // key of the text is key; those of the others are key and sep with file, env or vault after it.
 type source struct {

@@ -151,6 +151,62 @@ func TestNoKeyInATextIsShown(t *testing.T) {
 	}
 }
 
+// A secret of the settings is not shown by an error about another key that repeats it, wherever the secret stands: in the
+// file itself, in one that it names, or below a key that nobody knows. The error has its place, its key, and what was
+// expected.
+func TestNoErrorRepeatsASecretOfTheSettings(t *testing.T) {
+	const long, short = "tok_" + marker + "_9f8_" + marker, marker
+	for _, tt := range []struct{ sink, secret, key string }{
+		{"webhook: {URL, bearer: KEY, success: json.token == KEY}", long, "webhook.success"},
+		{"webhook: {URL, bearer: KEY, success: json.token == KEY}", short, "webhook.success"},
+		{"webhook: {URL, bearer_file: holds, success: json.token == KEY}", long, "webhook.success"},
+		{"webhook: {URL, bearer_file: KEY, success: json.token == KEY}", long, "webhook.success"},
+		{"webhook: {URL, bearer_env: KEY, success: json.token == KEY}", long, "webhook.success"},
+		{"webhook: {URL, headers: {X-Key: {file: holds}}, success: json.token == KEY}", long, "webhook.success"},
+		{"webhook: {url: 'https://hook.example/KEY', success: json.token == KEY}", long, "webhook.success"},
+		{"webhook: {URL, bearer: KEY, method: KEY}", long, "webhook.method"},
+		{"timeout: KEY, webhook: {URL, bearer: KEY}", long, "timeout"},
+		{"when: azeventtype == KEY, webhook: {URL, bearer: KEY}", long, "when"},
+		{"when: severity == KEY, webhook: {URL, bearer: KEY}", short, "when"},
+		{"max_age: KEY, else: {token: KEY}", long, "max_age"},
+		{"email: {MAIL, password: KEY, auth: KEY}", long, "email.auth"},
+		{"email: {MAIL, password: KEY, auth: KEY}", short, "email.auth"},
+		{"email: {MAIL, password: hunter, auth: hunter}", short, "email.auth"},
+		{"slack: {token: xoxb-KEY, channel: C1, mention: xoxb-KEY}", long, "slack.mention.text"},
+	} {
+		w := newTypist(t)
+		sink := strings.NewReplacer("KEY", tt.secret, "URL", "url: https://hook.example/",
+			"MAIL", "host: a.example, from: a@a.example, to: b@a.example, username: u").Replace(tt.sink)
+		err := os.WriteFile(filepath.Join(filepath.Dir(w.path), "holds"), []byte(tt.secret+"\n"), 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := "imds: {endpoint: \"http://127.0.0.1:1\", vm_name: vm-0}\nstate: state\nlisten: \"\"\nsinks:\n- {name: a, " + sink + "}\n"
+		w.mustNotShow(t, text, 0)
+		says := regexp.MustCompile(`yaml:5:\d+: ` + tt.key + ": it repeats a secret, so it isn't shown; expected ")
+		if said := w.command("check"); !says.MatchString(said) || strings.Contains(said, `"hunter"`) {
+			t.Errorf("%s: check says %s, want %v", sink, said, says)
+		}
+	}
+}
+
+// An error that repeats no secret is shown whole, also if a secret is a part of its words.
+func TestAnErrorIsShownWhoseWordsAreLikeASecret(t *testing.T) {
+	for _, secret := range []string{"x", "pass", "a1", "v2", "expect", "lid", "em"} {
+		w := newTypist(t)
+		text := "state: state\nsinks:\n- {name: a, email: {host: a.example, from: a@a.example, to: b@a.example, " +
+			"username: u, password: " + secret + ", auth: kerberos}}\n- {name: b, webhook: {url: 'https://a.example/" +
+			secret + "', bearer: " + secret + "}}\n"
+		err := os.WriteFile(w.path, []byte(text), 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := w.command("check"); !strings.Contains(said, `email.auth: "kerberos" is not valid; expected `) {
+			t.Errorf("with the secret %s, check says %s", secret, said)
+		}
+	}
+}
+
 // The files in which typos are made have every secret key of every kind of sink.
 func TestTyposAreMadeInEverySecret(t *testing.T) {
 	all := strings.Join(typoFiles(t), "\n")

@@ -31,6 +31,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 		if string(*file) != n.text { // it is relative
 			below = " below " + doc.dir
 		}
+		n.secret = true
 		return doc.errorAt(n.pos, "%s: no such file%s; expected the path of a file. It isn't shown, because it may be "+
 			"a secret itself", path, below)
 	}
@@ -148,6 +149,7 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 		case i < len(fields):
 			below := join(path, e.key)
 			err := doc.fill(e.value, fields[i].value, below)
+			e.value.holds = holderOf(e.key, known, fields[i].value)
 			if err == nil {
 				err = doc.checkTags(e.value, fields[i], below)
 			}
@@ -155,6 +157,24 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 		}
 	}
 	return problems.err()
+}
+
+// holderOf returns what holds a secret, if a key names that: every secret has such a key for each of the three. The value
+// of the key is v, decoded.
+func holderOf(key string, known []string, v reflect.Value) (holder sinks.Value) {
+	for _, kind := range []string{"file", "env", "vault"} {
+		secret, ok := strings.CutSuffix(key, kind)
+		switch {
+		case !ok || !slices.Contains(known, secret+"vault"):
+		case kind == "file":
+			holder.File = sinks.Path(v.String())
+		case kind == "env" && v.Kind() == reflect.String:
+			holder.Env = v.String()
+		case kind == "vault":
+			holder.Vault = v.String()
+		}
+	}
+	return holder
 }
 
 // replacedKeys says of keys that there were what stands in their place.

@@ -14,6 +14,8 @@ import (
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+
+	"forewarn/sinks"
 )
 
 // A document is a parsed settings file, with the problems found so far.
@@ -33,11 +35,12 @@ type node struct {
 	items   []*node
 	entries []entry
 
-	// decode sets the first three; document.showable reads them.
-	open     bool // the value of a known key that is not secret
-	secret   bool // the value of a secret key
-	anyKeys  bool // a section with arbitrary keys, such as names of headers
-	anchored bool // inside an anchor, so it may be the value of other keys too
+	// decode sets the first four; document.showable and secretValues read them.
+	open     bool        // the value of a known key that is not secret
+	secret   bool        // the value of a secret key
+	anyKeys  bool        // a section with arbitrary keys, such as names of headers
+	holds    sinks.Value // the file, the variable or the secret in Key Vault that it names in place of a secret
+	anchored bool        // inside an anchor, so it may be the value of other keys too
 }
 
 // An entry is a key of a section, its position, and its value.

@@ -73,12 +73,13 @@ func (l Loader) readDocument(path string) *document {
 	return doc
 }
 
-// errorsOf returns the problems of all documents as an error, nil if there are none.
-func errorsOf(docs []*document) error {
+// errorsOf returns the problems of all documents as an error that repeats no secret, nil if there are none.
+func (l Loader) errorsOf(docs []*document) error {
 	var all Problems
 	for _, doc := range docs {
 		all = all.with(doc.err())
 	}
+	l.hideSecrets(all, docs)
 	return all.err()
 }
 

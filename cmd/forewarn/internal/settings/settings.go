@@ -153,14 +153,14 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	docs := append([]*document{doc}, l.include(doc, s.Include)...)
 	s.Names = sinkNames(docs)
 	if l.Kinds == nil {
-		return s, errorsOf(docs)
+		return s, l.errorsOf(docs)
 	}
 	kinds, presets := l.services(doc, s.Services)
 	l.Kinds = kinds
 	s.Routes = l.routes(docs, s)
 	s.Rules = l.rules(docs, s)
 	docs = append(docs, presets...)
-	if err := errorsOf(docs); err != nil {
+	if err := l.errorsOf(docs); err != nil {
 		return s, err
 	}
 	s.Hash = hash(docs)
