@@ -317,13 +317,18 @@ func (o *oracle) made(t taken) time.Duration {
 	return at
 }
 
-// triedInstead reports whether a delivery is a dead letter because a newer change of its event came for the sink: that one is tried
-// instead, so nobody is told that anything was given up.
+// triedInstead reports whether a delivery may be a dead letter because a newer change of its event came: that one was
+// tried instead, whatever became of it, so nobody is told that anything was given up.
 func (o *oracle) triedInstead(e entry) bool {
-	other := func(id string) bool { return id != e.id }
-	return e.reason == "late" &&
-		(slices.ContainsFunc(o.taken[e.event][e.sink], func(t taken) bool { return other(t.id) }) ||
-			slices.ContainsFunc(o.left, func(l entry) bool { return l.event == e.event && l.sink == e.sink && other(l.id) }))
+	if e.reason != "late" {
+		return false
+	}
+	for _, list := range o.taken[e.event] {
+		if slices.ContainsFunc(list, func(t taken) bool { return t.id != e.id }) {
+			return true
+		}
+	}
+	return false
 }
 
 // troubleIsTold: each dead letter is told to who wants to hear of trouble, to nobody else, and never to the sink that
