@@ -94,7 +94,7 @@ var leastRights = map[string]string{
 	"spec.template.spec.containers.0.securityContext.allowPrivilegeEscalation": "false",
 	"spec.template.spec.containers.0.securityContext.privileged":               "false",
 	"spec.template.spec.containers.0.securityContext.capabilities":             `{"drop":["ALL"]}`,
-	"spec.template.spec.containers.0.resources.limits.memory":                  `"512Mi"`, // as the unit has it
+	"spec.template.spec.containers.0.resources.limits.memory":                  `"768Mi"`, // as the unit has it
 	"spec.template.spec.containers.0.env.0":                                    `{"name":"GOMEMLIMIT","value":"384MiB"}`,
 }
 

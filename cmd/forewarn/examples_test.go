@@ -125,7 +125,7 @@ func TestUnitHasItsRequiredSettings(t *testing.T) {
 	for _, line := range []string{
 		"User=forewarn", "StateDirectory=forewarn", "CapabilityBoundingSet=", "AmbientCapabilities=", "NoNewPrivileges=yes",
 		"ProtectSystem=strict", "SystemCallFilter=@system-service", "Restart=always", "StartLimitIntervalSec=0",
-		"WatchdogSec=4min", "Before=network-online.target", "KillMode=mixed", "MemoryMax=512M",
+		"WatchdogSec=4min", "Before=network-online.target", "KillMode=mixed", "MemoryMax=768M",
 	} {
 		if !strings.Contains(unit, "\n"+line+"\n") {
 			t.Errorf("forewarn.service has no line %s", line)

@@ -326,7 +326,7 @@ func (fw *loaded) stop() (log []byte) {
 	fw.t.Helper()
 	if most := fw.peak(); most > 0 {
 		fw.t.Logf("%d MiB of its own at the peak", most)
-		if most > 404 { // the unit allows 512, of which the mapped outbox takes none that must be kept
+		if most > 660 { // the unit allows 768, of which the mapped outbox takes none that must be kept
 			fw.t.Errorf("it had %d MiB of its own, more than fits in what the unit allows", most)
 		}
 	}
