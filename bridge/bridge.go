@@ -185,7 +185,7 @@ func (b *Bridge) takeOver(ctx context.Context) {
 		c, show = b.join()
 		return c
 	})
-	b.update(time.Now(), func() commit { return b.offerTo(routes) })
+	b.update(time.Now(), func() commit { return b.offerTo(routes, true) })
 	b.reloading.Unlock()
 	b.awaitPoll(ctx)
 	show()
@@ -257,7 +257,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.began, b.pauses.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
-	b.update(now, func() commit { return b.offerTo(routes) })
+	b.update(now, func() commit { return b.offerTo(routes, false) })
 	b.endMutes()
 	close(b.routed)
 
@@ -329,7 +329,7 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 		b.routes, b.rules, b.settings = routes, rules, s
 		b.generation++
 		b.mu.Unlock()
-		return b.offerTo(routes)
+		return b.offerTo(routes, false)
 	})
 	_ = wait() // the outbox logs its errors
 	b.endMutes()

@@ -437,6 +437,31 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 	})
 }
 
+// A route that is new at a start without the file keeps an event that it got then: it is told the end also if the event names
+// its VM no longer when the file comes.
+func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		audit, mine := &ear{}, &ear{}
+		b := s.start(audit.all("audit"))
+		pause(2 * time.Second)
+		b, bring := s.lateFile(b, func() {}, audit.all("audit"), mine.self("mine"))
+		pause(10 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+		pause(2 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+		pause(2 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		types := mine.types()
+		if len(types) == 0 || types[len(types)-1] != "vanished" {
+			t.Errorf("told %q, want the end too", types)
+		}
+	})
+}
+
 // A reboot while the file could not be read yet ended the event in it as one in any other gap.
 func TestARebootBeforeALateFileIsKnown(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -157,8 +157,9 @@ func (r Route) Hears(c imds.Change, self string) bool {
 }
 
 // offerTo returns the commit that replaces the routes in the outbox. A new or returning route is offered every open event
-// whose latest change it does not have yet. The caller holds deciding.
-func (b *Bridge) offerTo(routes []Route) (c commit) {
+// whose latest change it does not have yet. joined means that a late file was taken up, which doesn't know the routes that
+// came since the start: what they get of an event since then stays so. The caller holds deciding.
+func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
 	c.Routes, c.Values = []outbox.Route{}, map[string][]byte{}
 	for _, r := range routes {
 		c.Routes = append(c.Routes, outbox.Route{
@@ -178,12 +179,12 @@ func (b *Bridge) offerTo(routes []Route) (c commit) {
 	s := b.situation(observation{now: now})
 	for _, op := range b.events.all() {
 		missed := routesThat(func(r Route) bool {
-			returned := slices.Contains(back, r.Name)
-			return isAdded(r.Name) || returned && b.outbox.Delivery(r.Name, op.Latest).State == ""
+			returned, gets := slices.Contains(back, r.Name), joined && slices.Contains(op.Routes, r.Name)
+			return isAdded(r.Name) && !gets || returned && b.outbox.Delivery(r.Name, op.Latest).State == ""
 		}, routes)
 		if len(missed) > 0 {
 			next := c.change(op)
-			next.forget(isAdded)
+			next.forget(func(route string) bool { return isAdded(route) && !joined })
 			s.offer(&c, next, missed)
 		}
 	}
