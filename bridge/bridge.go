@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -208,9 +209,14 @@ func (b *Bridge) join() (c commit, show func()) {
 		b.observer = observer
 	}
 	b.delivering, b.current, b.polled = false, false, make(chan struct{})
+	routes := b.routes
 	b.mu.Unlock()
 	b.reread.Store(true)
 	events, unreadable := decodeAll(file.Groups)
+	added, _ := b.newRoutes(routes)
+	for _, op := range events { // what was told of an earlier route of that name says nothing about this one
+		op.forget(func(route string) bool { return slices.Contains(added, route) })
+	}
 	c = b.events.join(events, answer.At, b.options.Booted)
 	for _, err := range unreadable {
 		c.log(slog.LevelError, cannotRead, "err", err)

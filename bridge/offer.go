@@ -167,8 +167,7 @@ func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
 		})
 	}
 	now := time.Now()
-	var added, back []string
-	b.outbox.Update(now, func(tx *outbox.Tx) { added, back = tx.NewRoutes(c.Routes) })
+	added, back := b.newRoutes(routes)
 	for _, name := range added { // what was told of an earlier route of that name says nothing about this one
 		if b.reported(valueBlocked + name) {
 			c.Values[valueBlocked+name] = []byte(troubleBefore)
@@ -189,6 +188,16 @@ func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
 		}
 	}
 	return c
+}
+
+// newRoutes returns the names of the routes that are new to the outbox, and of those that return.
+func (b *Bridge) newRoutes(routes []Route) (added, back []string) {
+	var all []outbox.Route
+	for _, r := range routes {
+		all = append(all, outbox.Route{Name: r.Name})
+	}
+	b.outbox.Update(time.Now(), func(tx *outbox.Tx) { added, back = tx.NewRoutes(all) })
+	return added, back
 }
 
 // withdrawUnwanted takes back the changes that became pending for returning routes while they were gone, and that their filters

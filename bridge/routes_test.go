@@ -430,11 +430,7 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 			pause(time.Minute)
 			b.end()
 			wantIDs(t, before.ids(), idA+"-scheduled")
-			want := []string{idB + "-scheduled"}
-			if late { // to the file it is a new sink, which is told what is open
-				want = append(want, idB+"-scheduled")
-			}
-			wantIDs(t, after.ids(), want...)
+			wantIDs(t, after.ids(), idB+"-scheduled")
 		})
 	}
 }
