@@ -1,0 +1,225 @@
+package sinks
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
+	"forewarn/templates"
+)
+
+// What a message that speaks for all VMs says in front is the same, whichever VM saw the change first.
+func TestAMessageForAllVMsIsTheSameWhoeverSawIt(t *testing.T) {
+	head := func(s situation) string {
+		f := fieldsOf(t, s)
+		blocks := render(t, texts.slackBlocks, f)
+		section, _, _ := strings.Cut(blocks, `{"type":"context"`)
+		mail, _, _ := strings.Cut(render(t, texts.text, f), "seen ")
+		return render(t, texts.slackText, f) + "\n" + render(t, texts.subject, f) + "\n" + section + "\n" + mail
+	}
+	ofFirst, ofLast, ofNone := fleetSituations(webHost(0)), fleetSituations(webHost(24)), fleetSituations(webHost(99))
+	for name, s := range ofFirst {
+		if strings.HasPrefix(name, "fleet-one") { // the VM that is hit knows more about itself
+			continue
+		}
+		want := head(s)
+		for _, other := range []situation{ofLast[name], ofNone[name]} {
+			if got := head(other); got != want {
+				t.Errorf("%s: another VM says\n%s\nwant\n%s", name, got, want)
+			}
+		}
+	}
+}
+
+// Nor does it matter for a digest, on a relay or on a VM with vms: leader or all.
+func TestADigestForAllVMsIsTheSameWhoeverSawIt(t *testing.T) {
+	digest := func(o imds.Observer) string {
+		var batch []delivery.Delivery
+		all := fleetSituations(o)
+		for _, name := range []string{"two-scheduled", "many-scheduled", "many-started", "two-cancelled"} {
+			batch = append(batch, all["fleet-"+name].batch...)
+		}
+		f := (&Host{ForAll: true}).fields(batch, messageTime.clock())
+		mail, _, _ := strings.Cut(render(t, texts.text, f), "Seen ")
+		return render(t, texts.slackText, f) + "\n" + render(t, texts.subject, f) + "\n" + mail
+	}
+	want := digest(webHost(0))
+	if !strings.Contains(want, "web_0 and web_1 will") || !strings.Contains(want, "25 VMs (web_0, ") {
+		t.Errorf("it says\n%s\nwant the VMs of each event", want)
+	}
+	for _, n := range []int{1, 24, 99} {
+		if got := digest(webHost(n)); got != want {
+			t.Errorf("web_%d says\n%s\nwant\n%s", n, got, want)
+		}
+	}
+}
+
+func deliveryOf(ce event.Event, err error) []delivery.Delivery {
+	if err != nil {
+		panic(err)
+	}
+	return []delivery.Delivery{{Event: ce, Attempt: 1}}
+}
+
+// fieldsOf returns what templates see of a situation.
+func fieldsOf(t *testing.T, s situation) map[string]any {
+	t.Helper()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := (&Host{Zone: berlin, KindOf: map[string]string{"ops-chat": "Slack"}}).fields(s.batch, s.now.clock())
+	maps.Copy(f, s.more)
+	return f
+}
+
+// texts are those that come with forewarn.
+var texts = struct{ slackText, slackBlocks, subject, text, html *templates.Template }{
+	templates.SlackText, templates.SlackBlocks, templates.EmailSubject, templates.EmailText, templates.EmailHTML,
+}
+
+// word returns what one of the shared words makes of fields.
+func word(t *testing.T, word string, fields map[string]any) string {
+	t.Helper()
+	var b strings.Builder
+	if err := templates.Say(&b, word, fields); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func render(t *testing.T, from *templates.Template, fields map[string]any) string {
+	t.Helper()
+	var b strings.Builder
+	if err := from.Execute(&b, fields); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// Every situation reads in Slack, by mail and as one plain text as its file shows, whole. They are read by a person, so
+// review them as one who is woken by them.
+func TestWhatPeopleRead(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	all := situations()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		f := fieldsOf(t, all[name])
+		var b strings.Builder
+		fmt.Fprintf(&b, "-- slack: notification\n%s\n", render(t, texts.slackText, f))
+		var blocks bytes.Buffer
+		if err := json.Indent(&blocks, []byte(render(t, texts.slackBlocks, f)), "", "  "); err != nil {
+			t.Fatalf("%s: the blocks are not JSON: %v", name, err)
+		}
+		fmt.Fprintf(&b, "-- slack: root message\n%s\n", blocks.String())
+		if all[name].reply {
+			f["reply"] = true
+			fmt.Fprintf(&b, "-- slack: reply\n%s\n", render(t, texts.slackText, f))
+			f["reply"] = false
+		}
+		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, texts.subject, f),
+			render(t, texts.text, f), render(t, texts.html, f))
+		fmt.Fprintf(&b, "-- message\n%s\n", word(t, "message", f))
+		golden(t, filepath.Join("messages", name+".golden"), b.String())
+	}
+}
+
+// A template of the settings has facts and links as lists. Those of the fields of Slack are escaped for it.
+func TestFactsAndLinksAreLists(t *testing.T) {
+	parsed, err := templates.Parse("text", "{{range facts .}}{{.Label}}={{.Text}}|{{.Command}}\n{{end}}"+
+		"{{range links .}}{{.Text}}={{.URL}}\n{{end}}{{(last (facts (slack .))).Text}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fieldsOf(t, situations()["scheduled"])
+	f["resources"] = []string{"vm-db-1", "<vm>"}
+	const want = `Why=Azure maintenance: "Host server is undergoing maintenance."|
+Effect=The VM restarts. Anything only in memory is lost.|
+How long=Azure does not say.|
+Also hit=<vm>|
+You can=Move work off it now. It can't be postponed. To let it start sooner (on <vm> too), run on vm-db-1:|sudo forewarn approve 602D9444
+VM=https://portal.azure.com/#@/resource/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/` +
+		`providers/Microsoft.Compute/virtualMachines/vm-db-1
+Runbook=https://wiki.example.com/reboot
+Move work off it now. It can't be postponed. To let it start sooner (on &lt;vm&gt; too), run on vm-db-1:`
+	if got := render(t, parsed, f); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Why and effect are said only where they are so: trouble of forewarn's has neither, and what is over has no effect any
+// more.
+func TestWhyAndEffectAreEmptyWhereTheyDontApply(t *testing.T) {
+	for name, want := range map[string][2]bool{
+		"scheduled": {true, true}, "started": {true, true}, "over": {true, false}, "cancelled": {true, false},
+		"gone": {true, false}, "bridge.sink.blocked": {}, "observer.silent": {}, "test": {true, true},
+	} {
+		f := fieldsOf(t, situations()[name])
+		why, effect := word(t, "why", f), word(t, "effect", f)
+		if why != "" != want[0] || effect != "" != want[1] {
+			t.Errorf("%s: why is %q, effect is %q", name, why, effect)
+		}
+	}
+}
+
+// The command that is to be copied has an id that is safe in a shell, whatever Azure sent, and stands on a line of its
+// own. What another destination answered is not for those who read this one.
+func TestWhatIsCopiedIsSafe(t *testing.T) {
+	e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": "602d9444;id>/x"})
+	f := fieldsOf(t, situation{batch: deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
+		cloudevent.Circumstances{
+			Observer: dbHost, Time: messageTime.clock(),
+		})), now: messageTime})
+	short := f["subject"].(string)[:8]
+	if strings.Trim(short, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
+		t.Fatalf("the subject is %v", f["subject"])
+	}
+	teams := openService(t, serviceNamed(t, "teams"), "https://a.example")
+	for name, line := range map[string]string{
+		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\"",
+		render(t, texts.text, f):        "\n               sudo forewarn approve " + short + "\n",
+		render(t, texts.html, f):        "<code>sudo forewarn approve " + short + "</code>",
+		bodyOf(t, teams, f):             `"text":"sudo forewarn approve ` + short + `"`,
+	} {
+		if !strings.Contains(name, line) || strings.Contains(name, "602d9444") {
+			t.Errorf("no line %q, or another, in\n%s", line, name)
+		}
+	}
+	s := situations()["scheduled-instead"]
+	s.batch[0].FallbackFor = &delivery.FallbackFor{Sink: "ops-chat", Error: "rejected: 422 from https://10.1.2.3: s3cr3t-name"}
+	if text := render(t, texts.text, fieldsOf(t, s)); strings.Contains(text, "s3cr3t") ||
+		!strings.Contains(text, `(sent here because Slack sink "ops-chat" refused it: 422)`) {
+		t.Errorf("the fallback says\n%s", text)
+	}
+}
+
+// No text says vanished or blocked to a person, or shows a field that is not there.
+func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	for name, s := range situations() {
+		f := fieldsOf(t, s)
+		for _, reply := range []bool{false, true} {
+			f["reply"] = reply
+			all := render(t, texts.slackText, f) + render(t, texts.slackBlocks, f) + render(t, texts.subject, f) +
+				render(t, texts.text, f) + render(t, texts.html, f)
+			for _, word := range []string{"vanished", "blocked", "<no value>", "0001", "%!"} {
+				if strings.Contains(strings.ToLower(all), word) {
+					t.Errorf("%s says %q:\n%s", name, word, all)
+				}
+			}
+		}
+	}
+}
