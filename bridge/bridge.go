@@ -330,9 +330,10 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	wait := b.update(time.Now(), func() commit { // a change goes to the old routes or to the new ones
+	now := time.Now()
+	wait := b.update(now, func() commit { // a change goes to the old routes or to the new ones
 		b.mu.Lock()
-		b.routes, b.rules, b.settings = routes, rules, s
+		b.routes, b.rules, b.settings = routes, timed(rules, b.rules, now), s
 		b.generation++
 		b.mu.Unlock()
 		return b.offerTo(routes, false)

@@ -94,6 +94,14 @@ func ParseWhen(src string) (*When, error) {
 	return &When{p}, nil
 }
 
+// text returns the expression; "" without one.
+func (w *When) text() string {
+	if w == nil {
+		return ""
+	}
+	return w.program.Source().String()
+}
+
 // severityNames replaces the names of severities in an expression by their numbers.
 type severityNames struct{}
 

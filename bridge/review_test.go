@@ -142,6 +142,58 @@ func TestAWaitIsCountedAnewAfterARestart(t *testing.T) {
 	}
 }
 
+// No wait begins before its rule is there, even if another rule has waited for the same sink by then. A reload that leaves
+// the rule as it is doesn't begin it anew.
+func TestAWaitDoesNotBeginBeforeItsRule(t *testing.T) {
+	systemtest.Alone(t)
+	rule := func(t *testing.T, wait time.Duration) bridge.Rule {
+		r := rebootRule
+		r.After, r.Wait, r.When = []string{"drain"}, wait, mustParseWhen(t, "duration < 0") // compiled for each
+		return r
+	}
+	for claim, tt := range map[string]struct {
+		first time.Duration                  // the wait of the first rule
+		then  func(*testing.T) []bridge.Rule // the rules after three minutes
+		after time.Duration                  // how long after that it is approved
+	}{
+		"it stays": {6 * time.Minute, func(t *testing.T) []bridge.Rule { return []bridge.Rule{rule(t, 6*time.Minute)} }, 3 * time.Minute},
+		"it stays under another name and number": {6 * time.Minute, func(t *testing.T) []bridge.Rule {
+			named := rule(t, 6*time.Minute)
+			named.Name = "by night"
+			return []bridge.Rule{rule(t, time.Hour), named}
+		}, 3 * time.Minute},
+		"another one comes": {time.Hour, func(t *testing.T) []bridge.Rule {
+			return []bridge.Rule{rule(t, time.Hour), rule(t, 6*time.Minute)}
+		}, 6 * time.Minute},
+		"it changes":             {time.Hour, func(t *testing.T) []bridge.Rule { return []bridge.Rule{rule(t, 6*time.Minute)} }, 6 * time.Minute},
+		"it goes and comes back": {6 * time.Minute, nil, 7 * time.Minute},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{rule(t, tt.first)}
+				b := s.start((&ear{}).all("drain"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(3 * time.Minute)
+				if tt.then == nil {
+					b.Reload(b.Routes, nil, bridge.SettingsInfo{})
+					pause(time.Minute)
+					b.Reload(b.Routes, []bridge.Rule{rule(t, tt.first)}, bridge.SettingsInfo{})
+					pause(-time.Minute + tt.after - 5*time.Second)
+				} else {
+					b.Reload(b.Routes, tt.then(t), bridge.SettingsInfo{})
+					pause(tt.after - 5*time.Second)
+				}
+				wantIDs(t, s.approvals())
+				pause(10 * time.Second)
+				wantIDs(t, s.approvals(), idA)
+				b.end()
+			})
+		})
+	}
+}
+
 // An event that changes is waited for anew.
 func TestAChangeBeginsTheWaitAnew(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -25,11 +26,36 @@ type Rule struct {
 	// After names the routes that must have accepted the event's latest change. A route whose filter refused that change
 	// keeps the rule from approving.
 	After []string
-	// Wait is counted from the last of these acceptances, or from the change if After is empty. If there was no rule then,
-	// it is counted from when there is one. After a restart it is counted anew.
+	// Wait is counted from the last of these acceptances, or from the change if After is empty, but not from before the
+	// rule was there. After a restart, and after a reload that changes the rule, it is counted anew.
 	Wait time.Duration
 	// Others allows events that also name other VMs, whose sinks this observer does not see.
 	Others bool
+
+	since time.Time // when a reload brought it, by the monotonic clock; zero if it was there at the start
+}
+
+// timed returns the rules that a reload brings, with the time since which each is there. One that does the same as one
+// before is that one, whatever its name and its place.
+func timed(rules, before []Rule, now time.Time) []Rule {
+	all := slices.Clone(rules)
+	for i, r := range all {
+		all[i].since = now
+		known := slices.IndexFunc(before, r.doesAs)
+		if known >= 0 {
+			all[i].since = before[known].since
+		}
+	}
+	return all
+}
+
+// doesAs reports whether two rules decide alike.
+func (r Rule) doesAs(other Rule) bool {
+	bare := func(r Rule) Rule {
+		r.Name, r.When, r.since = "", nil, time.Time{}
+		return r
+	}
+	return r.When.text() == other.When.text() && reflect.DeepEqual(bare(r), bare(other))
 }
 
 // A Match is a set of conditions of a Rule. Values ignore the case of ASCII letters.
@@ -120,7 +146,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	if verdict := r.matchEvent(e, fields, self); !verdict.approve {
 		return verdict
 	}
-	from, waits, muted, gets := observed, ruling{approve: true}, ruling{}, time.Time{}
+	from, waits, muted, gets := later(observed, r.since), ruling{approve: true}, ruling{}, time.Time{}
 	for _, route := range r.After {
 		a := delivered(route)
 		from = later(from, a.at)

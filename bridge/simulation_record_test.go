@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -78,7 +79,7 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 	}
 	for _, s := range o.setupsAt(p) {
 		for _, rule := range s.rules {
-			if why = o.refuses(rule, p, b.changes[last]); why == "" {
+			if why = o.refuses(rule, s, p, b.changes[last]); why == "" {
 				return ""
 			}
 		}
@@ -103,9 +104,9 @@ func (o *oracle) forgotten(c change, boot int) bool {
 	return c.lost || c.theirs && o.boots[c.boot].vm != o.boots[boot].vm
 }
 
-// refuses says why a rule does not approve an event as it was told last, "" if it does.
-func (o *oracle) refuses(rule rulePlan, p *post, c change) string {
-	vms, from := c.event.resources(), c.at
+// refuses says why a rule of a setup does not approve an event as it was told last, "" if it does.
+func (o *oracle) refuses(rule rulePlan, s setup, p *post, c change) string {
+	vms, from := c.event.resources(), max(c.at, o.since(rule, s))
 	for _, sink := range rule.after {
 		took := o.took(sink, p, c)
 		if took < 0 {
@@ -129,6 +130,22 @@ func (o *oracle) refuses(rule rulePlan, p *post, c change) string {
 		return "the disk could not keep the decision"
 	}
 	return ""
+}
+
+// since returns when a reload brought the rule of a setup, 0 if it was there at the start.
+func (o *oracle) since(rule rulePlan, s setup) time.Duration {
+	for i := len(o.setups) - 1; i >= 0; i-- {
+		was := o.setups[i]
+		there := slices.ContainsFunc(was.rules, func(r rulePlan) bool { return reflect.DeepEqual(r, rule) })
+		switch {
+		case was.seq > s.seq || was.boot == s.boot && there:
+		case was.boot == s.boot:
+			return o.setups[i+1].at
+		default:
+			return 0
+		}
+	}
+	return 0
 }
 
 // wrote reports whether a transaction reached the file in a period. Trouble may end sooner than is known for sure.
@@ -184,7 +201,7 @@ func (o *oracle) approvedBy(id string, b belief) {
 			}
 			right := func(s setup) bool {
 				first := func(r rulePlan) bool { return o.surelyApproves(r, s, p, b.changes[last]) }
-				return n <= len(s.rules) && o.refuses(s.rules[n-1], p, b.changes[last]) == "" &&
+				return n <= len(s.rules) && o.refuses(s.rules[n-1], s, p, b.changes[last]) == "" &&
 					!slices.ContainsFunc(s.rules[:n-1], first)
 			}
 			if !slices.ContainsFunc(o.setupsAt(p), right) {
@@ -217,7 +234,7 @@ func (o *oracle) surelyApproves(r rulePlan, s setup, p *post, c change) bool {
 		}
 		from = max(from, o.took(sink, p, c))
 	}
-	return p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, p, c) == ""
+	return p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, s, p, c) == ""
 }
 
 // outcome: how an event ended is never said wrongly.
