@@ -156,10 +156,3 @@ func (f *Fleet) Histories(p bridge.Period) (histories []bridge.EventHistory, gro
 	}
 	return histories, groups, f.forgotten
 }
-
-// Knows reports whether something of a group's event is kept.
-func (f *Fleet) Knows(group string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.events[group] != nil
-}

@@ -42,7 +42,7 @@ func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
 		}
 		<-s.js.PublishAsyncComplete()
 		pause(10 * time.Second)
-		histories, more := r.Histories(bridge.Period{})
+		histories, more, _ := r.Histories(t.Context(), bridge.Period{})
 		if n := len(histories); n < 1750 || n > 2000 || !more { // an eighth is forgotten at a time
 			t.Fatalf("of %d events it remembers %d, and that there were more: %v; want up to 2000", events, n, more)
 		}
@@ -79,7 +79,7 @@ func TestRecordsAboutBridgesKeepNoEventOutOfTheHistory(t *testing.T) {
 		r, stop := s.run()
 		s.publish(ce)
 		pause(time.Second)
-		histories, _ := r.Histories(bridge.Period{})
+		histories, _, _ := r.Histories(t.Context(), bridge.Period{})
 		if len(histories) != 1 || len(histories[0].Changes[0].Deliveries) != 1 {
 			t.Errorf("the history is %+v, want one event with one delivery", histories)
 		}
@@ -155,7 +155,7 @@ func TestARecordOfLongIdsIsBounded(t *testing.T) {
 		if st := r.Status(); len(sink.all()) != changes || !st.Ready {
 			t.Errorf("the sink heard %d of %d; ready %v because of %.200q", len(sink.all()), changes, st.Ready, st.Reasons)
 		}
-		histories, _ := r.Histories(bridge.Period{})
+		histories, _, _ := r.Histories(t.Context(), bridge.Period{})
 		if len(histories) != 1 || len(histories[0].Changes[0].Deliveries) != 1 {
 			t.Errorf("the history is %d events, the first change without its delivery", len(histories))
 		}

@@ -3,93 +3,96 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
-	"sort"
+	"slices"
 	"strings"
-	"sync"
 
 	"forewarn/bridge"
 	"forewarn/bridge/internal/streams"
 )
 
-// maxHistories is how many Azure events have their records kept for the history: more than a fleet knows of.
-const maxHistories = 16_000
-
-// A history keeps what the records of all sinks say of deliveries about Azure events, for people.
-type history struct {
-	mu      sync.Mutex
-	records map[string]map[string]record // by group and sink
-}
-
-// followRecords reads the records of all sinks for the history, until ctx is done.
-func (r *Relay) followRecords(ctx context.Context, st *storage) {
-	bucket := recordsBucket(r.Stream)
-	prefix := "$KV." + bucket + ".record."
-	add := func(m streams.Raw) {
-		sink, of, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
-		event, set := streams.CutGroup(of)
-		var rec record
-		if json.Unmarshal(m.Data, &rec) == nil {
-			r.history.add(streams.FromToken(sink), streams.GroupOf(streams.FromToken(event), set), rec, r.fleet.Knows)
-		}
-	}
-	problem := func(err error) { r.Log.Debug("the records can't be read for the history", "err", err) }
-	streams.KeepFollowing(ctx, st.js, "KV_"+bucket, streams.LastOf(prefix+">"), problem, add)
-}
-
-// add takes in what a sink remembers of an Azure event that its filter let pass. The history needs no others, such as
-// those about bridges. When there are too many, those of events that aren't known go.
-func (h *history) add(sink, group string, rec record, known func(group string) bool) {
-	if !rec.Matched {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.records[group] == nil {
-		if len(h.records) >= maxHistories {
-			maps.DeleteFunc(h.records, func(group string, _ map[string]record) bool { return !known(group) })
-		}
-		if len(h.records) >= maxHistories {
-			return
-		}
-		h.records[group] = map[string]record{}
-	}
-	h.records[group][sink] = rec
-}
-
-// deliveries returns what became of a CloudEvent, by sink.
-func (h *history) deliveries(group, id string) []bridge.HistoryDelivery {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	list := []bridge.HistoryDelivery{}
-	for sink, rec := range h.records[group] {
-		m, settled := rec.Settled[streams.Token(id)]
-		w, waiting := rec.Waiting[streams.Token(id)]
-		switch {
-		case settled && m.State == resultDead:
-			list = append(list, bridge.HistoryDelivery{Route: sink, State: m.State, At: m.At, Reason: m.Answer})
-		case settled:
-			list = append(list, bridge.HistoryDelivery{Route: sink, State: m.State, At: m.At, Answer: m.Answer,
-				Attempts: m.Attempts})
-		case waiting:
-			list = append(list, bridge.HistoryDelivery{Route: sink, State: statePending, Attempts: w.Attempts, Error: w.Error})
-		}
-	}
-	sort.Slice(list, func(i, j int) bool { return list[i].Route < list[j].Route })
-	return list
-}
-
 // Histories returns the events of the last 40 days that p selects, oldest first, and reports whether older ones were
-// dropped.
-func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, more bool) {
+// dropped. What became of deliveries is read from the records of all sinks; after an error it is missing.
+func (r *Relay) Histories(ctx context.Context, p bridge.Period) (histories []bridge.EventHistory, more bool, err error) {
 	histories, groups, more := r.fleet.Histories(p)
+	told, err := r.deliveries(ctx, groups)
 	for n, h := range histories {
-		for i := range h.Changes {
-			h.Changes[i].Deliveries = r.history.deliveries(groups[n], h.Changes[i].ID)
+		for i, change := range h.Changes {
+			if all := told[deliveriesKey{recordOf(groups[n]), streams.Token(change.ID)}]; all != nil {
+				h.Changes[i].Deliveries = all
+			}
 		}
 	}
-	sort.SliceStable(histories, func(i, j int) bool {
-		return histories[i].Changes[0].Time.Before(histories[j].Changes[0].Time)
+	slices.SortStableFunc(histories, func(a, b bridge.EventHistory) int {
+		return a.Changes[0].Time.Compare(b.Changes[0].Time)
 	})
-	return histories, more
+	return histories, more, err
+}
+
+// A deliveriesKey names a CloudEvent by how records do: see recordOf and streams.Message.DeliveryID.
+type deliveriesKey struct{ record, id string }
+
+// deliveries reads what the records of all sinks say of CloudEvents about the Azure events of groups.
+func (r *Relay) deliveries(
+	ctx context.Context, groups []string,
+) (told map[deliveriesKey][]bridge.HistoryDelivery, err error) {
+	if len(groups) == 0 {
+		return nil, nil
+	}
+	st, err := r.connected()
+	if err != nil {
+		return nil, err
+	}
+	told = map[deliveriesKey][]bridge.HistoryDelivery{}
+	wanted := map[string]bool{}
+	for _, group := range groups {
+		wanted[recordOf(group)] = true
+	}
+	prefix, which := "$KV."+recordsBucket(r.Stream)+".record.", ">"
+	if len(wanted) == 1 {
+		which = "*." + recordOf(groups[0])
+	}
+	from, err := streams.LastOf(prefix + which)()
+	if err != nil {
+		return nil, err
+	}
+	err = streams.ReadToEnd(ctx, st.js, "KV_"+recordsBucket(r.Stream), from, func(m streams.Raw) error {
+		sink, of, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
+		var rec record
+		if !wanted[of] || json.Unmarshal(m.Data, &rec) != nil {
+			return nil
+		}
+		rec.eachDelivery(streams.FromToken(sink), func(id string, d bridge.HistoryDelivery) {
+			ce, _, _ := strings.Cut(id, " ")
+			key := deliveriesKey{of, ce}
+			told[key] = append(told[key], d)
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read who was told what: %w", err)
+	}
+	for _, all := range told {
+		slices.SortStableFunc(all, func(a, b bridge.HistoryDelivery) int { return strings.Compare(a.Route, b.Route) })
+	}
+	return told, nil
+}
+
+// eachDelivery calls f with what became of the deliveries of a record to its sink, by streams.Message.DeliveryID: first
+// of those that are settled, in that order, then of those that wait.
+func (r *record) eachDelivery(sink string, f func(id string, d bridge.HistoryDelivery)) {
+	bySettled := func(a, b string) int { return r.Settled[a].At.Compare(r.Settled[b].At) }
+	for _, id := range slices.SortedFunc(maps.Keys(r.Settled), bySettled) {
+		was := r.Settled[id]
+		d := bridge.HistoryDelivery{Route: sink, State: was.State, At: was.At, Answer: was.Answer, Attempts: was.Attempts}
+		if was.State == resultDead {
+			d.Reason, d.Answer = was.Answer, ""
+		}
+		f(id, d)
+	}
+	for _, id := range slices.Sorted(maps.Keys(r.Waiting)) {
+		w := r.Waiting[id]
+		f(id, bridge.HistoryDelivery{Route: sink, State: statePending, Attempts: w.Attempts, Error: w.Error})
+	}
 }

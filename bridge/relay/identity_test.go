@@ -93,7 +93,7 @@ func TestASetEndsNoEventOfAnother(t *testing.T) {
 				if open := r.Status().Events; len(open) != 1 || open[0].Known.ID != a.id || open[0].Set != "db" {
 					t.Errorf("open are %+v, want that of db", open)
 				}
-				histories, _ := r.Histories(bridge.Period{Event: a.id})
+				histories, _, _ := r.Histories(t.Context(), bridge.Period{Event: a.id})
 				var changes []int
 				for _, h := range histories {
 					changes = append(changes, len(h.Changes))
@@ -144,7 +144,7 @@ func TestACloudEventOnAnothersSubjectIsADeadLetter(t *testing.T) {
 		if n := s.refused(r); n != 12 {
 			t.Errorf("%d are dead letters for their subject, want all 12", n)
 		}
-		histories, _ := r.Histories(bridge.Period{})
+		histories, _, _ := r.Histories(t.Context(), bridge.Period{})
 		if st := r.Status(); len(st.Events) > 0 || len(st.Relay.VMs) > 0 || len(histories) > 0 {
 			t.Errorf("they count: events %v, VMs %v, histories %v", st.Events, st.Relay.VMs, histories)
 		}
@@ -215,7 +215,7 @@ func TestAClockThatIsAheadHidesNothing(t *testing.T) {
 				if open := r.Status().Events; len(open) != 1 {
 					t.Errorf("%d events are open, want the one that is back", len(open))
 				}
-				histories, _ := r.Histories(bridge.Period{})
+				histories, _, _ := r.Histories(t.Context(), bridge.Period{})
 				for _, c := range histories[0].Changes {
 					if c.Time.After(time.Now()) {
 						t.Errorf("%s was seen at %v; it is %v now", c.ID, c.Time, time.Now())
@@ -270,7 +270,7 @@ func TestATimeThatCantBeIsADeadLetter(t *testing.T) {
 		s.publish(good)
 		pause(5 * time.Second)
 		wantIDs(t, "told", sink.all(), good)
-		histories, _ := r.Histories(bridge.Period{})
+		histories, _, _ := r.Histories(t.Context(), bridge.Period{})
 		for what, v := range map[string]any{"history": histories, "status": r.Status()} {
 			if _, err := json.Marshal(v); err != nil {
 				t.Errorf("the %s can't be read: %v", what, err)

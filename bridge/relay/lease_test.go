@@ -464,7 +464,7 @@ func testLostRequest(t *testing.T, f *stage) {
 	if n := len(sink.all()); n != 1 {
 		t.Errorf("after ten seconds the sink has heard %d CloudEvents, want 1", n)
 	}
-	if all, _ := r.Histories(bridge.Period{}); len(all) != 1 {
+	if all, _, _ := r.Histories(t.Context(), bridge.Period{}); len(all) != 1 {
 		t.Errorf("after ten seconds the history has %d events, want 1", len(all))
 	}
 	stop()

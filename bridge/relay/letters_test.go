@@ -83,7 +83,7 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 			t.Errorf("List = %+v and %d more, %v; want the first 3 in order and 1 more", list, more, err)
 		}
 		states := map[string]int{}
-		histories, _ := r.Histories(bridge.Period{})
+		histories, _, _ := r.Histories(t.Context(), bridge.Period{})
 		for _, h := range histories {
 			for _, d := range h.Changes[0].Deliveries {
 				states[d.Route+" "+d.State]++

@@ -302,7 +302,7 @@ func TestAnOvertakenReminderThatIsAcceptedKeepsItsReceiptOnARelay(t *testing.T) 
 		if want := []string{"", "thread-1"}; !slices.Equal(receipts, want) {
 			t.Errorf("the receipts are %q, want %q", receipts, want)
 		}
-		histories, _ := st.Histories(bridge.Period{})
+		histories, _, _ := st.Histories(t.Context(), bridge.Period{})
 		if len(histories) != 1 {
 			t.Fatalf("the history has %d events, want 1", len(histories))
 		}
@@ -644,7 +644,7 @@ func TestARelayKnowsItsFleet(t *testing.T) {
 		if len(st.Relay.Relays) != 1 || st.Relay.Relays[0].Name != "relay-1" {
 			t.Errorf("the relays are %+v", st.Relay.Relays)
 		}
-		histories, more := r.Histories(bridge.Period{})
+		histories, more, _ := r.Histories(t.Context(), bridge.Period{})
 		if len(histories) != 4 || more {
 			t.Errorf("%d lives, more %v; want 4 and no more", len(histories), more)
 		}

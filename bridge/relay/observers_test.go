@@ -332,7 +332,7 @@ func TestAnEventThatNobodyEndsExcusesNoSilenceForEver(t *testing.T) {
 		if got, want := open(), []string{"Redeploy"}; !slices.Equal(got, want) {
 			t.Errorf("more than a day after NotBefore %q are open, want %q", got, want)
 		}
-		if all, _ := r.Histories(bridge.Period{}); len(all) != 2 {
+		if all, _, _ := r.Histories(t.Context(), bridge.Period{}); len(all) != 2 {
 			t.Errorf("the history has %d events, want 2", len(all))
 		}
 		b.hush("web_0", "web_1")

@@ -69,7 +69,7 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 				if err != nil || len(list) > 0 {
 					t.Errorf("left are %+v, %v", list, err)
 				}
-				lives, _ := st.Histories(bridge.Period{})
+				lives, _, _ := st.Histories(t.Context(), bridge.Period{})
 				if len(lives) != 1 || !strings.Contains(lives[0].Changes[0].Deliveries[0].Answer, delivery.EventOver) {
 					t.Errorf("the history says %+v, want that the event is over", lives)
 				}

@@ -57,10 +57,9 @@ type Options struct {
 // A Relay delivers the CloudEvents of a stream to its routes, together with other relays.
 type Relay struct {
 	Options
-	self    holder
-	fleet   *fleet.Fleet
-	history history
-	dead    deadCollector
+	self  holder
+	fleet *fleet.Fleet
+	dead  deadCollector
 
 	deadReports []*deadReport  // not in the stream yet; only reportDead uses them
 	needs       bridge.NeedLog // has a lock of its own
@@ -107,7 +106,6 @@ func New(o Options) *Relay {
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
 		services: map[string]*service{}, down: errNotYet,
 		deadCounts: map[string]int{}, announced: map[string]string{},
-		history: history{records: map[string]map[string]record{}},
 	}
 	r.fleet = fleet.New(fleet.Options{
 		Log: o.Log,
@@ -212,7 +210,6 @@ func (r *Relay) session(ctx context.Context) error {
 	var all sync.WaitGroup
 	all.Go(func() { r.housekeeping(ctx, st, end) })
 	all.Go(func() { r.fleet.Follow(ctx, st.source()) })
-	all.Go(func() { r.followRecords(ctx, st) })
 	all.Go(func() { r.followMutes(ctx, st) })
 	all.Go(func() { r.reportTroubles(ctx) })
 	all.Go(func() {

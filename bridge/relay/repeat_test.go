@@ -45,7 +45,7 @@ func TestARelayRepeatsWhatIsOpen(t *testing.T) {
 		s.publish(over, a.say(t, imds.Vanished, "vm-2"))
 		pause(10 * time.Minute)
 		wantIDs(t, "the end", sink.all(), append(want, over)...)
-		lives, _ := r.Histories(bridge.Period{})
+		lives, _, _ := r.Histories(t.Context(), bridge.Period{})
 		for _, change := range lives[0].Changes {
 			if len(change.Deliveries) != 1 || change.Deliveries[0].Attempts != 1 {
 				t.Errorf("the history says %+v, want one delivery", change)

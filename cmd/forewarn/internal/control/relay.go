@@ -124,7 +124,11 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 	mux.HandleFunc("GET /history", func(w http.ResponseWriter, req *http.Request) {
 		q := req.URL.Query()
 		since, _ := time.Parse(time.RFC3339, q.Get("since"))
-		all, _ := r.Histories(bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since})
+		all, _, err := r.Histories(req.Context(), bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since})
+		if err != nil {
+			fail(w, err, http.StatusServiceUnavailable)
+			return
+		}
 		older := max(0, len(all)-limit(q))
 		answerRows(w, Rows[bridge.EventHistory]{More: older, Rows: all[older:]})
 	})

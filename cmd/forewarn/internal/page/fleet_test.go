@@ -32,8 +32,8 @@ type fakeRelay struct {
 
 func (r *fakeRelay) Status() bridge.Status { return r.status }
 func (r *fakeRelay) Alive() error          { return nil }
-func (r *fakeRelay) Histories(bridge.Period) ([]bridge.EventHistory, bool) {
-	return r.histories, false
+func (r *fakeRelay) Histories(context.Context, bridge.Period) ([]bridge.EventHistory, bool, error) {
+	return r.histories, false, nil
 }
 func (r *fakeRelay) List(context.Context, relay.Selection, int) ([]relay.Entry, int, error) {
 	return r.dead, 0, nil

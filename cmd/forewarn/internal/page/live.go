@@ -83,21 +83,49 @@ func parsePage() (*template.Template, error) {
 // pageChanges bounds the changes of the past that the page reads. It shows fewer events than that.
 const pageChanges = 1000
 
-// bridgeFacts returns a function that reads the facts of the page from a bridge and its outbox. It reads the history again only when
-// something has changed, and spends at most a twentieth of the time on that. The history may be large, so it is dropped
-// when nobody looks at the page for a while.
+// A past is the history that the page shows. It is read again only when something has changed, and at most a twentieth of
+// the time is spent on that. It may be large, so it is dropped when nobody looks at the page for a while.
+type past struct {
+	read func(now time.Time) (histories []bridge.EventHistory, more bool, err error)
+	drop *time.Timer
+
+	mu        sync.Mutex // guards the fields below
+	histories []bridge.EventHistory
+	more      bool
+	failed    error
+	known     string // what changes whenever the history does
+	at        time.Time
+	took      time.Duration
+}
+
+func newPast(read func(now time.Time) ([]bridge.EventHistory, bool, error)) *past {
+	h := &past{read: read}
+	h.drop = time.AfterFunc(historyCache, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.histories, h.failed, h.at = nil, nil, time.Time{}
+	})
+	return h
+}
+
+// show sets the history of f. The history changes only if state does.
+func (h *past) show(f *pageFacts, state string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	h.drop.Reset(historyCache)
+	if since := now.Sub(h.at); since > time.Minute || since > 20*h.took && (state != h.known || h.failed != nil) {
+		h.histories, h.more, h.failed = h.read(now)
+		h.known, h.at, h.took = state, now, time.Since(now)
+	}
+	f.Histories, f.MoreHistories, f.Err = h.histories, h.more, h.failed
+}
+
+// bridgeFacts returns a function that reads the facts of the page from a bridge and its outbox.
 func bridgeFacts(b *bridge.Bridge, o *outbox.Outbox) func() pageFacts {
-	var mu sync.Mutex
-	var histories []bridge.EventHistory
-	var more bool
-	var failed error
-	var known [sha256.Size]byte // hash of what changes whenever the history does
-	var read time.Time
-	var took time.Duration
-	drop := time.AfterFunc(historyCache, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		histories, failed, read = nil, nil, time.Time{}
+	history := newPast(func(now time.Time) ([]bridge.EventHistory, bool, error) {
+		period := bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}
+		return bridge.RecentHistory(o, period, pageChanges, now)
 	})
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
@@ -112,17 +140,7 @@ func bridgeFacts(b *bridge.Bridge, o *outbox.Outbox) func() pageFacts {
 		for _, k := range f.Status.Sinks {
 			fmt.Fprint(sum, " ", k.Delivered)
 		}
-		state := [sha256.Size]byte(sum.Sum(nil))
-		mu.Lock()
-		defer mu.Unlock()
-		now := time.Now()
-		drop.Reset(historyCache)
-		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
-			period := bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}
-			histories, more, failed = bridge.RecentHistory(o, period, pageChanges, now)
-			known, read, took = state, now, time.Since(now)
-		}
-		f.Histories, f.MoreHistories, f.Err = histories, more, failed
+		history.show(&f, string(sum.Sum(nil)))
 		return f
 	}
 }

@@ -92,8 +92,9 @@ func (p pageWriter) fleet(v *pageView, r *bridge.RelayStatus) {
 // A Relay is a Source that knows the events of a fleet.
 type Relay interface {
 	Source
-	// Histories returns the events of the last days, oldest first, and whether there are older ones.
-	Histories(bridge.Period) (histories []bridge.EventHistory, more bool)
+	// Histories returns the events of the last days, oldest first, and whether there are older ones. After an error they
+	// lack their deliveries.
+	Histories(context.Context, bridge.Period) (histories []bridge.EventHistory, more bool, err error)
 	// List returns at most n of the selected deliveries, oldest first, and how many more there are.
 	List(ctx context.Context, sel relay.Selection, n int) (list []relay.Entry, more int, err error)
 }
@@ -101,9 +102,14 @@ type Relay interface {
 // RelayHandler serves what Handler does, for a relay.
 func RelayHandler(r Relay, metrics http.Handler, listen string) http.Handler {
 	dead := lastDead{relay: r}
+	history := newPast(func(time.Time) ([]bridge.EventHistory, bool, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), relayTimeout)
+		defer cancel()
+		return r.Histories(ctx, bridge.Period{})
+	})
 	return handler(r, func() pageFacts {
 		f := pageFacts{Status: r.Status()}
-		f.Histories, f.MoreHistories = r.Histories(bridge.Period{})
+		history.show(&f, time.Now().String()) // another relay may have delivered something
 		f.Dead, f.MoreDead = dead.read(f.Status.Outbox.DeadLetters)
 		return f
 	}, metrics, listen)
@@ -121,10 +127,9 @@ type lastDead struct {
 	more  int
 }
 
-// How dead letters are read for the page.
 const (
-	deadTimeout = 2 * time.Second
-	deadAge     = time.Minute
+	relayTimeout = 5 * time.Second // for what the page shows of JetStream
+	deadAge      = time.Minute     // how long dead letters are shown without a look whether they are others
 )
 
 func (d *lastDead) read(count int) (last []outbox.Delivery, more int) {
@@ -137,7 +142,7 @@ func (d *lastDead) read(count int) (last []outbox.Delivery, more int) {
 	if count == 0 {
 		return nil, 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), deadTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), relayTimeout)
 	defer cancel()
 	all, _, err := d.relay.List(ctx, relay.Selection{State: outbox.StateDead}, math.MaxInt)
 	if err != nil {

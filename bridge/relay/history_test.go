@@ -1,0 +1,102 @@
+package relay_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// A relay reads records for the history when somebody asks for it, and follows none meanwhile. Without an answer it says
+// so, instead of a history in which nobody was told.
+func TestTheHistoryReadsRecordsOnDemand(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run(route("hook", newRecorder()), route("chat", newRecorder()))
+		a, b := eventNo(1), eventNo(2)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"), b.say(t, imds.Scheduled, "vm-2"), a.say(t, imds.Started, "vm-1"))
+		pause(5 * time.Second)
+		following := func(when string) {
+			t.Helper()
+			records, err := s.js.Stream(t.Context(), "KV_FOREWARN_records")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for c := range records.ListConsumers(t.Context()).Info() {
+				got = append(got, c.Config.FilterSubject)
+			}
+			if want := []string{"$KV.FOREWARN_records.mutes"}; !slices.Equal(got, want) {
+				t.Errorf("%s the relay follows %q, want %q", when, got, want)
+			}
+		}
+		following("before anybody asks,")
+		for event, changes := range map[string]int{"": 3, a.id: 2, b.id: 1} {
+			lives, _, err := r.Histories(t.Context(), bridge.Period{Event: event})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := 0
+			for _, life := range lives {
+				for _, c := range life.Changes {
+					n++
+					if got := told(c); !slices.Equal(got, []string{"chat accepted", "hook accepted"}) {
+						t.Errorf("%s was told to %q, want both sinks", c.ID, got)
+					}
+				}
+			}
+			if n != changes {
+				t.Errorf("of the event %q there are %d changes, want %d", event, n, changes)
+			}
+		}
+		following("afterwards")
+		s.server.off()
+		if _, _, err := r.Histories(t.Context(), bridge.Period{}); err == nil {
+			t.Error("without a server there is a history, want an error")
+		}
+		stop()
+	})
+}
+
+// told returns who got a change, in order.
+func told(c bridge.HistoryChange) (all []string) {
+	for _, d := range c.Deliveries {
+		all = append(all, d.Route+" "+d.State)
+	}
+	return all
+}
+
+// The history has what became of a delivery that failed: that the fallback was told, and that it was told after all when
+// somebody had it replayed.
+func TestTheHistoryHasFallbacksAndReplays(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		main := with(route("hook", hook), func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: "spare", After: time.Minute} })
+		spare := route("spare", newRecorder())
+		spare.Filter.Only.Types = []string{"Freeze"} // so that it hears nothing by itself
+		r, stop := s.run(main, spare)
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		check := func(want ...string) {
+			t.Helper()
+			pause(10 * time.Second)
+			lives, _, err := r.Histories(t.Context(), bridge.Period{})
+			if err != nil || len(lives) != 1 {
+				t.Fatalf("the history is %+v, %v; want one event", lives, err)
+			}
+			if got := told(lives[0].Changes[0]); !slices.Equal(got, want) {
+				t.Errorf("the history says %q, want %q", got, want)
+			}
+		}
+		check("hook dead", "spare accepted")
+		hook.say(nil)
+		if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		check("hook dead", "hook accepted", "spare accepted")
+		stop()
+	})
+}
