@@ -136,6 +136,24 @@ func TestWhatPeopleRead(t *testing.T) {
 	}
 }
 
+// Of a time that has passed nothing is said as if it were to come: that the event begins then at the earliest, or at the
+// latest, or is held back until then.
+func TestAPassedTimeIsNotSaidToCome(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	for name, s := range situations() {
+		s.now = moment(messageTime.clock().Add(48 * time.Hour))
+		f := fieldsOf(t, s)
+		all := render(t, texts.slackText, f) + render(t, texts.slackBlocks, f) + render(t, texts.subject, f) +
+			render(t, texts.text, f) + render(t, texts.html, f) + word(t, "message", f)
+		for _, phrase := range []string{"at the latest", "at the earliest", "back because scheduled events are on"} {
+			if strings.Contains(all, phrase) {
+				t.Errorf("two days later, %s says %q:\n%s", name, phrase, all)
+			}
+		}
+	}
+}
+
 // A template of the settings has facts and links as lists. Those of the fields of Slack are escaped for it.
 func TestFactsAndLinksAreLists(t *testing.T) {
 	parsed, err := templates.Parse("text", "{{range facts .}}{{.Label}}={{.Text}}|{{.Command}}\n{{end}}"+

@@ -298,6 +298,12 @@ func situations() map[string]situation {
 		circumstances{Approval: &failed}, true, nil)
 	tell("approved-refused-others", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
 		circumstances{Approval: &refused, Rules: []cloudevent.Rule{{Name: `rule "drain first"`, After: []string{"drain"}}}}, true, nil)
+	for _, name := range []string{"scheduled-by-rule", "scheduled-user"} { // they come when the event should have begun
+		due := all[name]
+		due.batch = slices.Clone(due.batch)
+		due.now, due.batch[0].Attempt = at("04:12:00"), 9
+		all[name+"-due"] = due
+	}
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
 	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)

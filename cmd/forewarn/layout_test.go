@@ -77,7 +77,7 @@ var arrows = map[string]arrow{
 		"cmd/forewarn/internal/wording",
 	}},
 	"cmd/forewarn/internal/wording": {may: []string{
-		"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
+		"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates",
 	}},
 	"examples": {},
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"forewarn/bridge"
-	"forewarn/bridge/clock"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -83,7 +82,7 @@ func checkStatus(s bridge.Status, now time.Time) (state pluginState, line string
 	return state, pluginLine(state, strings.Join(words, "; "), data)
 }
 
-// nearest says what an event is, and when it begins: "Reboot of vm-0 at the earliest at 04:06".
+// nearest says what an event is, and when it begins: "Reboot of vm-0, 04:06:00 UTC at the earliest".
 func nearest(e bridge.EventStatus, now time.Time, zone *time.Location) string {
 	azure := wording.ReadEvent(e.Event)
 	what := fmt.Sprintf("%s of %s", azure.EventType, strings.Join(wording.First(azure.Resources, 3), ", "))
@@ -93,5 +92,5 @@ func nearest(e bridge.EventStatus, now time.Time, zone *time.Location) string {
 	case e.NotBefore.IsZero():
 		return what + ", Azure does not say when"
 	}
-	return what + " at the earliest at " + clock.Due(e.NotBefore, now, zone)
+	return what + ", " + wording.Begins(e.NotBefore, e.Rules, e.Asked, now, zone)
 }

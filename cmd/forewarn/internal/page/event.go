@@ -22,6 +22,7 @@ type eventView struct {
 	ID, ShortID, Class, Headline, State string
 
 	Begun   bool
+	Due     bool      // its time has passed, and it has not begun
 	Count   countdown // to NotBefore, or since it began
 	When    moment
 	NoTime  string // what is said when there is no NotBefore
@@ -32,7 +33,7 @@ type eventView struct {
 	MoreVMs int
 	YouCan  string
 	Command string // approves the event; "" for none
-	// Bound says what When is before the event begins: at the earliest or, if a rule will approve it, at the latest.
+	// Bound says what When is while it is to come: at the earliest or, if a rule will approve the event, at the latest.
 	Bound string
 	// Approval is the result of an approval, or why the rules do not approve it; "" without rules.
 	Approval    string
@@ -153,7 +154,10 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	case e.NotBefore.IsZero():
 		v.NoTime = p.renderText("noTime", f["data"].(map[string]any)["event"].(map[string]any)) + "."
 	default:
-		v.Count, v.Bound = p.until(e.NotBefore), p.renderText("bound", f)
+		v.Count, v.Due = p.until(e.NotBefore), p.renderText("isDue", f) != ""
+		if !v.Due {
+			v.Bound = p.renderText("bound", f)
+		}
 	}
 	for _, name := range azure.Resources { // this VM first, so that it is never left out
 		vm := vmView{Name: wording.Printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}

@@ -76,6 +76,27 @@ func TestPageSaysWhichEventsStartByThemselves(t *testing.T) {
 	}
 }
 
+// Of an event whose time has passed, the page doesn't say that it begins then at the latest, or is held back until then.
+func TestPageSaysThatAnEventIsDue(t *testing.T) {
+	now := time.Now()
+	f := calmFacts(now)
+	e := &f.Status.Events[0]
+	e.NotBefore = now.Add(-time.Minute)
+	e.Event = statustest.Event(statustest.EventID("reboot"), "Reboot", "User", "", e.NotBefore, -1, "vm-db-1")
+	e.Rules = []cloudevent.Rule{{Name: "rule 1", After: []string{"drain"}}}
+	text := shown(t, f)
+	for _, want := range []string{"due now since ", "You can It is due and may begin at any time. To start it now, run on vm-db-1: "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page says:\n%s\nwant %q", text, want)
+		}
+	}
+	for _, phrase := range []string{"at the latest", "at the earliest", "is holding"} {
+		if strings.Contains(text, phrase) {
+			t.Errorf("the page says %q:\n%s", phrase, text)
+		}
+	}
+}
+
 // The result of an approval is shown with the event, or the reason why there is none yet.
 func TestPageShowsApprovals(t *testing.T) {
 	f := calmFacts(time.Now())

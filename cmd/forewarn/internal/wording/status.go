@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/templates"
 )
 
 // Limits of what people are shown.
@@ -48,6 +49,21 @@ func NoTime(raw json.RawMessage) string {
 		return fmt.Sprintf("can't be read: %q", text)
 	}
 	return "-"
+}
+
+// Begins says when an event begins that has not begun: "04:06:00 UTC at the earliest" or, if rules will approve it or
+// somebody asked Azure to start it, at the latest. A time that has passed is "due since 04:06:00 UTC".
+func Begins(notBefore time.Time, rules []cloudevent.Rule, asked *cloudevent.Asked, now time.Time, zone *time.Location) string {
+	when := clock.Due(notBefore, now, zone)
+	if !now.Before(notBefore) {
+		return "due since " + when
+	}
+	fields := map[string]any{"data": map[string]any{"rules": len(rules) > 0, "asked": asked != nil}}
+	var bound strings.Builder
+	if err := templates.Say(&bound, "bound", fields); err != nil { // its words are embedded
+		return when
+	}
+	return when + " " + bound.String()
 }
 
 // ByUrgency sorts events: those that have begun first, then the nearest.
