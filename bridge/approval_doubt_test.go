@@ -216,6 +216,12 @@ func TestAnUnreadableEntryKeepsFromApproving(t *testing.T) {
 				s.userReboot(idA)
 				pause(5 * time.Second)
 				unreadable.Store(true)
+				if !quietly {
+					pause(2 * time.Second) // the rule's wait isn't over
+					if why := b.Status().Events[0].Approval; !strings.Contains(why, "can't be read") {
+						t.Errorf("before its wait is over the status says that it isn't approved because of %q", why)
+					}
+				}
 				pause(40 * time.Second) // without an unconditional poll
 				wantIDs(t, s.approvals())
 				if st := b.Status(); !strings.Contains(st.Events[0].Approval, "can't be read") {

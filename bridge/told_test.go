@@ -1,0 +1,159 @@
+package bridge_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
+)
+
+// A statement is what a VM tells of an event: a change, or what came of its approval, and the rules that will approve it.
+type statement struct {
+	kind  imds.ChangeKind
+	rules []cloudevent.Rule
+	came  *cloudevent.Approval
+	asked *cloudevent.Asked
+	moved time.Duration // of NotBefore, since the announcement
+	begun bool          // what comes of an approval comes after the start
+	again bool          // the event is back after its end
+}
+
+// cloudEvent returns the CloudEvent, the nth about its event, and the event as Azure lists it then.
+func (s statement) cloudEvent(t *testing.T, no, nth int) (event.Event, imds.Event) {
+	t.Helper()
+	status, notBefore := imds.StatusScheduled, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Add(s.moved)
+	if s.kind == imds.Started || s.begun {
+		status, notBefore = imds.StatusStarted, time.Time{}
+	}
+	begins := ""
+	if !notBefore.IsZero() {
+		begins = notBefore.Format("Mon, 02 Jan 2006 15:04:05 GMT")
+	}
+	doc, err := imds.DecodeDocument(fmt.Appendf(nil, `{"DocumentIncarnation":1,"Events":[{"EventId":"00000000-0000-4000-8000-%012d",`+
+		`"EventType":"Reboot","ResourceType":"VirtualMachine","Resources":["vm-1"],"EventStatus":%q,"NotBefore":%q,`+
+		`"EventSource":"Platform"}]}`, no, status, begins))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := cloudevent.Circumstances{
+		Observer: imds.Observer{Name: "vm-1", ResourceGroup: "web"}, Time: time.Now(), Rules: s.rules, Approval: s.came,
+		Asked: s.asked,
+	}
+	if s.kind == imds.Approved || s.again {
+		in.Repeat = nth
+	}
+	ce, err := cloudevent.Wrap(imds.Change{Kind: s.kind, Event: doc.Events[0], Lead: time.Hour}, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce, doc.Events[0]
+}
+
+// Of the approval of an event its CloudEvents tell, since its latest change, what the VM's own status says: the rules that
+// will approve it, and what came of that.
+func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
+	drain := cloudevent.Rule{Name: `rule "drain first"`, After: []string{"drain"}}
+	slow := cloudevent.Rule{Name: "rule 2", After: []string{"drain", "audit"}, Wait: 30}
+	const waits = `rule "drain first": it waits for sink "drain"`
+
+	announced := func(rules ...cloudevent.Rule) statement { return statement{kind: imds.Scheduled, rules: rules} }
+	came := func(result string, of cloudevent.Approval, rules ...cloudevent.Rule) statement {
+		of.Result, of.Decided = result, time.Now().UTC()
+		if of.By == "" {
+			of.By = drain.Name
+		}
+		s := statement{kind: imds.Approved, rules: rules, came: &of}
+		if result == cloudevent.ResultApproved || result == cloudevent.ResultUnanswered {
+			s.asked = &cloudevent.Asked{By: of.By, Time: of.Decided, Answered: result == cloudevent.ResultApproved}
+		}
+		return s
+	}
+	approved := came(cloudevent.ResultApproved, cloudevent.Approval{Status: "200 OK"})
+	failed := cloudevent.Approval{Sink: "drain", Error: "exit 75"}
+	triedAgain := cloudevent.Approval{Sink: "drain", Error: "exit 75", NotYet: true}
+	withheld := func(of cloudevent.Approval) statement { return came(cloudevent.ResultWithheld, of) }
+	refused := cloudevent.Approval{Error: "Azure refuses the approval: 400 Bad Request"}
+	unanswered := came(cloudevent.ResultUnanswered, cloudevent.Approval{Error: "timeout"})
+	moved := statement{kind: imds.Updated, moved: time.Minute}
+	movedWithRule := statement{kind: imds.Updated, moved: time.Minute, rules: []cloudevent.Rule{drain}}
+	late := came(cloudevent.ResultRefused, refused)
+	late.begun = true
+	back := announced()
+	back.again = true
+
+	tests := []struct {
+		what  string
+		said  []statement
+		want  string // why it isn't approved
+		by    string // who has asked Azure; "" for nobody
+		rules int
+	}{
+		{"no rule is for it", []statement{announced()}, "", "", 0},
+		{"a rule waits for a sink", []statement{announced(drain)}, waits, "", 1},
+		{"a rule waits a while", []statement{announced(cloudevent.Rule{Name: "rule 1", Wait: 300})}, "rule 1: it waits 5m", "", 1},
+		{"a rule waits for nothing", []statement{announced(cloudevent.Rule{Name: "rule 1"})}, "rule 1: it approves at once", "", 1},
+		{"a rule leaves it to another VM", []statement{announced(cloudevent.Rule{Name: "rule 1", VM: "vm-2"})},
+			"rule 1: it is left to vm-2, which Azure names first (only.vms)", "", 1},
+		{"two rules", []statement{announced(drain, slow)},
+			waits + `; rule 2: it waits for sink "drain" and sink "audit", then 30s`, "", 2},
+		{"a reminder has a rule", []statement{announced(), {kind: imds.Reminder, rules: []cloudevent.Rule{drain}}}, waits, "", 1},
+
+		{"approved", []statement{announced(drain), approved}, "", drain.Name, 0},
+		{"told again, perhaps by another VM", []statement{announced(drain), approved, announced()}, "", drain.Name, 0},
+		{"moved since", []statement{announced(drain), approved, moved}, "", drain.Name, 0},
+		{"moved while Azure was asked", []statement{announced(drain), movedWithRule, approved}, waits, drain.Name, 1},
+		{"begun since", []statement{announced(drain), approved, {kind: imds.Started}}, "", drain.Name, 0},
+		{"over, and back", []statement{announced(drain), approved, {kind: imds.Vanished}, back}, "", "", 0},
+
+		{"refused", []statement{announced(drain), came(cloudevent.ResultRefused, refused)},
+			drain.Name + ": Azure refused the approval", "", 0},
+		{"refused at last", []statement{announced(drain), unanswered, came(cloudevent.ResultRefused, refused)},
+			drain.Name + ": Azure refused the approval", "", 0},
+		{"refused when it had begun", []statement{announced(drain), {kind: imds.Started}, late}, "", "", 0},
+		{"refused to a user, while a rule stands", []statement{announced(drain), came(cloudevent.ResultRefused, refused, drain)},
+			waits, "", 1},
+		{"approved, and refused to a user of another VM", []statement{announced(drain), approved,
+			came(cloudevent.ResultRefused, cloudevent.Approval{By: "alice", Error: refused.Error})}, "alice: Azure refused the approval", drain.Name, 0},
+		{"a user's request is unanswered", []statement{announced(drain),
+			came(cloudevent.ResultUnanswered, cloudevent.Approval{By: "alice", Error: "timeout"})}, waits, "alice", 1},
+		{"a rule's request is unanswered", []statement{announced(drain), unanswered}, "", drain.Name, 0},
+
+		{"its sink failed", []statement{announced(drain), withheld(failed)}, drain.Name + `: sink "drain" failed: exit 75`, "", 0},
+		{"its sink is tried again", []statement{announced(drain), withheld(triedAgain)},
+			drain.Name + `: sink "drain" failed and is tried again: exit 75`, "", 0},
+		{"its sink succeeds at last", []statement{announced(drain), withheld(triedAgain), approved}, "", drain.Name, 0},
+		{"its wait is too long", []statement{announced(drain), withheld(cloudevent.Approval{Error: "the wait of 1h lasts until 3:40"})},
+			drain.Name + ": the wait of 1h lasts until 3:40", "", 0},
+		{"its rule is gone", []statement{announced(drain),
+			withheld(cloudevent.Approval{Error: drain.Name + " was removed from the settings"})},
+			drain.Name + " was removed from the settings", "", 0},
+		{"another rule stands", []statement{announced(drain, slow), came(cloudevent.ResultWithheld, failed, slow)},
+			`rule 2: it waits for sink "drain" and sink "audit", then 30s`, "", 1},
+	}
+	for i, tt := range tests {
+		var told bridge.ToldApproval
+		var status bridge.EventStatus
+		for n, said := range tt.said {
+			ce, listed := said.cloudEvent(t, i, n)
+			told.Note(ce)
+			status = bridge.EventStatus{Known: listed}
+		}
+		told.Tell(&status)
+		if status.Approval != tt.want || len(status.Rules) != tt.rules {
+			t.Errorf("%s: it isn't approved because of %q, with %d rules; want %q, %d", tt.what, status.Approval,
+				len(status.Rules), tt.want, tt.rules)
+		}
+		by := ""
+		if status.Asked != nil {
+			by = status.Asked.By
+		}
+		if by != tt.by || by == "alice" && status.Asked.Answered {
+			t.Errorf("%s: Azure was asked: %+v, want by %q", tt.what, status.Asked, tt.by)
+		}
+	}
+}
