@@ -36,6 +36,23 @@ func TestRejectedBatchIsDeliveredOneByOne(t *testing.T) {
 	p.want(t, "the rest", p.try(), "D-scheduled", "E-scheduled")
 }
 
+// What failed as a part of a batch counts for none of its members, once the batch is taken apart.
+func TestMembersOfATakenApartBatchBeginAnew(t *testing.T) {
+	p := newPlan(Terms{Batch: 2})
+	p.random = func() float64 { return 1 }
+	p.owe("A", scheduled, far)
+	p.owe("B", scheduled, far)
+	for range 4 {
+		p.want(t, "the batch", p.fails(false, 0), "A-scheduled", "B-scheduled")
+		p.later(10 * time.Minute)
+	}
+	p.rejects()
+	p.want(t, "alone", p.fails(false, 0), "A-scheduled")
+	if l := p.lanes["A"]; !l.next.Equal(p.now.Add(time.Second)) {
+		t.Errorf("it waits for %v, want a second", l.next.Sub(p.now))
+	}
+}
+
 // A batch that made progress is repeated as it is: no item is added, and none is delivered in another batch.
 func TestBatchWithProgressKeepsItsMembers(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
