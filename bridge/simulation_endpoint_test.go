@@ -227,6 +227,7 @@ func (e endpoint) whoAmI(req *http.Request) (*http.Response, error) {
 		how = w.instance.how
 	}
 	w.mu.Unlock()
+	w.noteRefusal(how)
 	switch how {
 	case "hangs":
 		<-req.Context().Done()
@@ -249,6 +250,24 @@ func (e endpoint) whoAmI(req *http.Request) (*http.Response, error) {
 		"name": "vm-0", "vmId": fmt.Sprintf("5d6c7b8a-0000-4000-8000-%012d", w.vm+1), "location": "westeurope",
 		"subscriptionId": "sub", "resourceGroupName": "group", "resourceId": "/subscriptions/sub/vm-0",
 	}})), nil
+}
+
+// noteRefusal notes whether the program waits no longer for its VM's name: a bad request stays one, and a host that moved
+// a VM answers for three seconds that it knows none.
+func (w *world) noteRefusal(how string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b, now := w.boots[len(w.boots)-1], w.fact()
+	lasts := how == "404" || how == "names nobody"
+	switch {
+	case !lasts:
+		b.refusedSince = fact{}
+	case b.refusedSince.seq == 0:
+		b.refusedSince = now
+	}
+	if b.refused.seq == 0 && (how == "400" || lasts && now.at-b.refusedSince.at >= 3*time.Second) {
+		b.refused = now
+	}
 }
 
 // instanceSteps make up what goes wrong with instance metadata: from the start, when nobody knows the VM's name yet.

@@ -61,6 +61,15 @@ var knownStories = []struct {
 		{at(2*time.Minute + 10*time.Second), restart{crash: true, off: 20 * time.Second, late: 2 * time.Second}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a file comes late when it is known that nobody says which VM this is, and an event is again as the file has it", []step{
+		{at(time.Second), instanceTrouble{"404", 10 * time.Minute}},
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), list{event: moved}},
+		{at(3 * time.Minute), restart{crash: true, off: time.Second, late: 40 * time.Second}},
+		{at(3*time.Minute + 20*time.Second), list{event: reboot}},
+		{at(3*time.Minute + 45*time.Second), list{event: moved}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"the machine crashes just when the end of a mute is written", []step{
 		{at(time.Minute), mute{mutePlan{sink: "webhook", lasts: 7 * time.Minute}}},
 		{at(8*time.Minute) - 100*time.Millisecond, restart{crash: true, writes: 1, off: 20 * time.Second}},

@@ -161,15 +161,19 @@ func truthOf(w *world) map[string][]belief {
 	return t.beliefs
 }
 
-// takenUp returns when the program took up a file that came late: when it was told which VM it runs on, or had waited
-// for ten seconds.
+// takenUp returns when the program took up a file that came late: when it was told which VM it runs on, or knew that it
+// would not be told that soon, or had waited for ten seconds.
 func (w *world) takenUp(b *boot) fact {
 	limit := b.loaded.at + 10*time.Second
+	knows := b.learned
+	if b.refused.seq > 0 && (knows.seq == 0 || b.refused.seq < knows.seq) {
+		knows = b.refused
+	}
 	switch {
-	case b.loaded.seq == 0 || b.learned.seq > 0 && b.learned.seq < b.loaded.seq:
+	case b.loaded.seq == 0 || knows.seq > 0 && knows.seq < b.loaded.seq:
 		return b.loaded
-	case b.learned.seq > 0 && b.learned.at <= limit:
-		return b.learned
+	case knows.seq > 0 && knows.at <= limit:
+		return knows
 	}
 	for _, a := range w.answers {
 		if a.boot == b.began.boot && a.at >= limit {

@@ -126,6 +126,8 @@ type boot struct {
 	vm           int           // which machine it ran on: clones count up
 	late         time.Duration // true time from which its file could be read; 0 for always
 	learned      fact          // it was told which VM it runs on; seq is 0 when it was not
+	refusedSince fact          // it is refused that in a row; seq is 0 when it is not
+	refused      fact          // it was refused that for so long that it waits no longer for it; seq is 0 when it was not
 	loaded       fact          // its file came, which was late
 }
 
