@@ -47,20 +47,22 @@ func (o *oracle) bounded() {
 	if len(o.hands) > 0 || len(o.boots) > 1 || len(o.ills) > 0 { // what is on record says only how it ended
 		return
 	}
-	for _, v := range o.ledger {
+	ledger := slices.Concat(o.ledger, o.withdrawn())
+	for _, v := range ledger {
 		if v.reason != "overflow" {
 			continue
 		}
 		all, sure := map[string]int{}, map[string]int{} // by route: what may have been pending, and what was, after that
 		total := 0
 		early, late := v.to.Add(-time.Millisecond), v.to.Add(time.Millisecond) // times of CloudEvents are made unique
-		for _, k := range o.ledger {
+		for _, k := range ledger {
 			if k.from.After(late) || k.to.Before(early) && k.state != "pending" {
 				continue
 			}
 			total++
 			all[k.sink]++
-			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") && !o.underWay(k, v.to) {
+			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") && k.state != "withdrawn" &&
+				!o.underWay(k, v.to) {
 				sure[k.sink]++
 				if k.sink == v.sink && k.from.Before(v.from) && k.to.After(late) && !o.waits(k.sink) {
 					o.add("bounds", "%s of %s was given up, and %s was older", v.id, v.sink, k.id)
@@ -76,6 +78,29 @@ func (o *oracle) bounded() {
 			}
 		}
 	}
+}
+
+// withdrawn returns what may have become pending for routes while they were gone, and was taken back when they returned
+// because they don't ask for it, of which nothing is on record.
+func (o *oracle) withdrawn() (list []kept) {
+	type key struct{ sink, id string }
+	known := map[key]bool{}
+	for _, k := range o.ledger {
+		known[key{k.sink, k.id}] = true
+	}
+	for _, beliefs := range o.beliefs {
+		for _, b := range beliefs {
+			for _, c := range b.changes {
+				for _, route := range c.orphans {
+					if k := (key{route, c.id}); !known[k] {
+						known[k] = true
+						list = append(list, kept{route, c.id, "withdrawn", "", c.clock, o.whenBack(route, c.clock)})
+					}
+				}
+			}
+		}
+	}
+	return list
 }
 
 // underWay reports whether a delivery was under way at a time. If it was given up then and accepted after all, it is on
