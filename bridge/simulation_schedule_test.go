@@ -486,11 +486,11 @@ func (o *oracle) failedBefore(mine []*attempt, event string, boot int) bool {
 }
 
 // longestWait is the longest wait for an event that has not begun: a quarter of the time that is left, and five seconds in
-// the last two minutes; 0 for none.
-func (o *oracle) longestWait(event string, now fact) (most time.Duration) {
+// the last two minutes; 0 for none. It counts what a route is told of the event, or all if that is "".
+func (o *oracle) longestWait(route, event string, now fact) (most time.Duration) {
 	for _, b := range o.beliefs[event] {
 		i := len(b.changes) - 1
-		for i >= 0 && b.changes[i].at > now.at {
+		for i >= 0 && (b.changes[i].at > now.at || route != "" && !b.changes[i].owed(route)) {
 			i--
 		}
 		if i < 0 || b.changes[i].kind == "vanished" || b.changes[i].kind == "started" {
@@ -521,7 +521,7 @@ func (o *oracle) hurries() {
 		}
 		for i, a := range mine {
 			h := a.batch[0]
-			most := o.longestWait(h.event, a.fact)
+			most := o.longestWait("", h.event, a.fact)
 			pending := slices.IndexFunc(mine[i+1:], h.isIn)
 			if a.settled || a.how == "rejects" || most == 0 || pending < 0 || mine[i+1].in != a.in ||
 				mine[i+1+pending].in != a.in {
@@ -567,7 +567,8 @@ func (o *oracle) probes() {
 			new, n := map[string]bool{}, 0
 			for i, a := range row[from+1:] {
 				before := row[from+i]
-				waits := []time.Duration{o.longestWait(a.batch[0].event, before.fact)}
+				waits := []time.Duration{o.longestWait("", a.batch[0].event, before.fact),
+					o.longestWait(r.name, a.batch[0].event, before.fact)}
 				if h := a.batch[0]; h.change != "vanished" { // it may not be told of the start
 					waits = append(waits, waitBefore(h.notBefore, before.clock))
 				}
