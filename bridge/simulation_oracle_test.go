@@ -366,10 +366,16 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 			as = later.event
 		}
 	}
-	// Its filter may not take updates any more when its lead comes, so that it gets the announcement.
+	// Its filter may not take updates any more when its lead comes, so that it gets the announcement: or the latest change,
+	// if the file has lost that one.
+	announced := i
+	for announced > 0 && !b.changes[announced].first {
+		announced--
+	}
 	return slices.ContainsFunc(o.taken[c.event.id][r.name], func(t taken) bool {
-		first := b.place(t)
-		return t.seq > c.seq && 0 <= first && first < i && ahead(b.changes[first]) && !o.setUp(r.name, c.at, t.start)
+		at := b.place(t)
+		other := 0 <= at && at < i || at > i && o.damaged(b.changes[announced].at, t.start)
+		return t.seq > c.seq && other && ahead(b.changes[at]) && !o.setUp(r.name, c.at, t.start)
 	})
 }
 
