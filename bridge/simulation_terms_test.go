@@ -88,7 +88,8 @@ func (b belief) overAfter(place int, r routePlan) int {
 // doneBefore reports whether a change no longer waited when an attempt began.
 func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
 	return slices.ContainsFunc(o.tried[c.event.id][r.name], func(x taken) bool {
-		return x.id == c.id && x.began.seq < t.began.seq
+		stoodForIt := x.settled && x.began.seq > c.seq && x.seq < t.began.seq && slices.Contains(x.missed, c.kind)
+		return x.id == c.id && x.began.seq < t.began.seq || stoodForIt // such as an approval
 	}) || o.hand("", r.name, c.id) ||
 		slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.id == c.id && e.sink == r.name })
 }
@@ -107,7 +108,7 @@ func (o *oracle) lead(id string, b belief, route string) {
 		}
 		due := c.event.notBeforeTime().Add(-r.lead)
 		if (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due.After(c.clock.Add(time.Second)) &&
-			t.began.clock.Before(due) && t.instead == "" && !b.nearer(i, r.lead, t) {
+			t.began.clock.Before(due) && t.instead == "" && !b.nearer(i, r.lead, t) && !o.cameEarlier(b, i, r.lead, t) {
 			o.add("lead", "%s was told %s at %v, before its lead", r.name, t.id, short(t.start))
 		}
 		if c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
@@ -129,6 +130,16 @@ func (b belief) nearer(i int, lead time.Duration, t taken) bool {
 	return slices.ContainsFunc(b.changes[i+1:], func(c change) bool {
 		return c.at <= t.start && !c.event.notBeforeTime().Add(-lead).After(t.began.clock)
 	})
+}
+
+// cameEarlier reports whether the lead for a change came in an earlier run of the program than that of a delivery: what
+// became pending then stays so, whatever the clock is set back to.
+func (o *oracle) cameEarlier(b belief, i int, lead time.Duration, t taken) bool {
+	c, until := b.changes[i], o.boots[t.in].began.at
+	if i+1 < len(b.changes) {
+		until = min(until, b.changes[i+1].at)
+	}
+	return o.comes(c.event.notBefore-lead, c.at, until)
 }
 
 // leadIsKept: a route with a lead that is well is told when its time has come.
@@ -278,9 +289,11 @@ func (o *oracle) timelyReminders(id string, b belief, route string) {
 }
 
 // mayBeForgotten reports whether a change may have been given up and forgotten before the reminder: memory is bounded
-// while the disk fails. The reminder is all that is left then.
+// while the disk fails, and so are the dead letters. The reminder is all that is left then.
 func (o *oracle) mayBeForgotten(c change, t taken) bool {
-	return o.plan.bounds != (bounds{}) && o.ill(c.at-time.Minute, t.start)
+	isTaken := slices.ContainsFunc(o.taken[c.event.id][t.sink], func(x taken) bool { return x.id == c.id && x.seq < t.seq })
+	return o.plan.bounds != (bounds{}) && o.ill(c.at-time.Minute, t.start) ||
+		!isTaken && o.forgot[forgotDeadLetter] > 0
 }
 
 // toldBefore reports whether a change was told, or given up, before another delivery.
@@ -326,7 +339,9 @@ func (o *oracle) fallback(id string, b belief, route string) {
 		told := func(sink string) bool {
 			return slices.ContainsFunc(o.taken[id][sink], func(t taken) bool { return t.id == c.id && t.at <= limit })
 		}
-		tried := slices.ContainsFunc(o.tried[id][r.fallback], func(t taken) bool { return t.id == c.id })
+		tried := slices.ContainsFunc(o.tried[id][r.fallback], func(t taken) bool {
+			return t.id == c.id || t.began.seq > c.seq && slices.Contains(t.missed, c.kind) // what stands for it
+		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.fallback })
 		if !told(r.name) && !tried && !kept && !o.hand("", "", c.id) {
 			o.add("fallback", "%s could not tell %s by %v, and %s did not", r.name, c.id, short(limit), r.fallback)
@@ -340,6 +355,7 @@ func (o *oracle) digests() {
 		kind, change string
 		boot         int
 		at           int64
+		replays      int // each has a wave of its own
 	}
 	ofAzure := []string{"scheduled", "updated", "started", "vanished"} // an approval comes by itself
 	for _, p := range o.plan.routes {
@@ -352,7 +368,12 @@ func (o *oracle) digests() {
 			if a.sink != p.name || r.above == 0 || r.late != "latest" || !slices.Contains(ofAzure, h.change) {
 				continue
 			}
-			w := wave{h.kind, h.change, a.in, h.time.UnixNano()}
+			w := wave{h.kind, h.change, a.in, h.time.UnixNano(), 0}
+			for _, x := range o.hands {
+				if x.what == "replay" && x.sink == a.sink && x.id == h.id && x.seq < a.began.seq {
+					w.replays++
+				}
+			}
 			if calls[w]++; calls[w] > r.above+2 {
 				o.add("digest", "%s was told %v in %d calls to %v", r.name, w, calls[w], short(a.start))
 				return
