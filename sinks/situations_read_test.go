@@ -154,6 +154,24 @@ func TestAPassedTimeIsNotSaidToCome(t *testing.T) {
 	}
 }
 
+// Nobody knows whether forewarn runs on the VM to which a rule leaves an event. So what that VM's rule does is told with
+// that condition, whatever the rule waits for.
+func TestARuleOfAnotherVMIsNoFact(t *testing.T) {
+	for want, rule := range map[string]cloudevent.Rule{
+		`It starts by itself once drain has finished (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`: {After: []string{"drain"}},
+		`It starts by itself at 05:00 CET (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`:            {Wait: 60, From: at("04:00:00").clock()},
+		`It starts by itself at once (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`:                 {},
+	} {
+		rule.Name, rule.VM = `rule "set"`, "vm-db-2"
+		ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: azure("Scheduled", "Reboot", "04:10:00", nil)},
+			cloudevent.Circumstances{Observer: dbHost, Time: messageTime.clock(), Rules: []cloudevent.Rule{rule}})
+		text := word(t, "message", fieldsOf(t, situation{batch: deliveryOf(ce, err), now: messageTime}))
+		if !strings.Contains(text, want) {
+			t.Errorf("the message is\n%s\nwant that %s", text, want)
+		}
+	}
+}
+
 // A template of the settings has facts and links as lists. Those of the fields of Slack are escaped for it.
 func TestFactsAndLinksAreLists(t *testing.T) {
 	parsed, err := templates.Parse("text", "{{range facts .}}{{.Label}}={{.Text}}|{{.Command}}\n{{end}}"+
