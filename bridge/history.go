@@ -41,6 +41,8 @@ type HistoryChange struct {
 	Observer       string               `json:"observer,omitempty"`
 	Approval       *cloudevent.Approval `json:"approval,omitempty"` // of the change approved
 	Lead           string               `json:"lead,omitempty"`     // of the change reminder
+	Rules          []cloudevent.Rule    `json:"rules,omitempty"`    // that were to approve the event, as was told
+	Asked          *cloudevent.Asked    `json:"asked,omitempty"`    // who had asked Azure to start it, as was told
 	Deliveries     []HistoryDelivery    `json:"deliveries"`
 	outcome        cloudevent.Outcome   // of the event, if this change ended it
 }
@@ -148,7 +150,7 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, RawNotBefore: e.RawNotBefore(),
 		Fields:    d.Changed,
 		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name,
-		Approval: d.Approval, Lead: d.Lead, Deliveries: deliveries, outcome: d.Outcome,
+		Approval: d.Approval, Lead: d.Lead, Rules: d.Rules, Asked: d.Asked, Deliveries: deliveries, outcome: d.Outcome,
 	})
 }
 

@@ -89,10 +89,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 		return
 	}
 	in := s.circumstances(op)
-	review := b.reviews.get(op.event.ID)
-	if review.asked { // people were told what the rules said then
-		in.Rules = review.possible
-	}
+	in.Rules = b.reviews.get(op.event.ID).rules(op) // people were told what the rules said then
 	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	told := map[string]bool{}

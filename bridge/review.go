@@ -79,6 +79,17 @@ func (r *reviews) setPossible(id string, rules []cloudevent.Rule) {
 	r.with(id, func(v *review) { v.asked, v.possible = true, rules })
 }
 
+// rules returns the rules that will approve the event, by what they say now or, until they are asked, by what was told.
+func (v review) rules(op *openEvent) []cloudevent.Rule {
+	switch {
+	case v.asked:
+		return v.possible
+	case op.NotYet:
+		return nil
+	}
+	return op.Promised
+}
+
 // setDoubt records what speaks against an event; "" for nothing.
 func (r *reviews) setDoubt(id, why string) {
 	r.with(id, func(v *review) { v.doubt = why })

@@ -56,7 +56,7 @@ type EventStatus struct {
 	Group       string            `json:"group,omitempty"`    // resource group, likewise
 	Known       imds.Event        `json:"-"`                  // Event, decoded
 
-	Rules []cloudevent.Rule `json:"-"` // that will approve it, by what they say now
+	Rules []cloudevent.Rule `json:"rules,omitempty"` // that will approve it, by what they say now or, until they are asked, by what was told
 }
 
 // A SinkStatus is the status of a route.
@@ -227,7 +227,7 @@ func (b *Bridge) Status() Status {
 		review := b.reviews.get(e.ID)
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: op.notApproved(review.why), Asked: op.asked(), Rules: review.possible,
+			Approval: op.notApproved(review.why), Asked: op.asked(), Rules: review.rules(op),
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}

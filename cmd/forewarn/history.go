@@ -291,8 +291,12 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Locati
 	if len(c.Fields) > 0 {
 		words += " (" + wording.Printable(strings.Join(c.Fields, ", ")) + ")"
 	}
-	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
-		words += ", for " + clock.Due(c.NotBefore, c.Time, zone) + " at the earliest"
+	if !c.NotBefore.IsZero() && c.Change != imds.Vanished && c.Change != imds.Started {
+		when := wording.Begins(c.NotBefore, c.Rules, c.Asked, c.Time, zone)
+		if c.NotBefore.After(c.Time) {
+			when = "for " + when
+		}
+		words += ", " + when
 	}
 	if c.RawNotBefore != "" && c.Change != imds.Vanished {
 		words += fmt.Sprintf(", for a time that can't be read (%q)", c.RawNotBefore)

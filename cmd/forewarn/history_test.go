@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // A spreadsheet runs no text from outside as a formula, whichever separator it goes by. Other text stays as it is.
@@ -54,6 +56,26 @@ func TestHistoryAsCSVHoldsNoFormula(t *testing.T) {
 			if got := strings.ReplaceAll(rows[1][i], "␍", "\r"); got != want {
 				t.Errorf("the %s %q is printed as %q, want %q", column, text, got, want)
 			}
+		}
+	}
+}
+
+// Of an event's time the history says what the message said: at the earliest, at the latest where it may begin sooner, or
+// that it had passed. What has begun has none.
+func TestHistorySaysOfATimeWhatTheMessageSaid(t *testing.T) {
+	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	rules, asked := []cloudevent.Rule{{Name: "rule 1"}}, &cloudevent.Asked{By: "root", Time: at}
+	for want, c := range map[string]bridge.HistoryChange{
+		"announced, for 04:10:00 UTC at the earliest":                         {Change: imds.Scheduled, NotBefore: at.Add(10 * time.Minute)},
+		"announced, for 04:10:00 UTC at the latest":                           {Change: imds.Scheduled, NotBefore: at.Add(10 * time.Minute), Rules: rules},
+		"changed (Description), for 04:10:00 UTC at the latest":               {Change: imds.Updated, Fields: []string{"Description"}, NotBefore: at.Add(10 * time.Minute), Asked: asked},
+		"announced, due since 03:50:00 UTC, found late":                       {Change: imds.Scheduled, NotBefore: at.Add(-10 * time.Minute), WhileAway: true, Rules: rules},
+		"reminder, 1h before, for 05:00:00 UTC at the earliest, seen by vm-0": {Change: imds.Reminder, Lead: "1h", NotBefore: at.Add(time.Hour), Observer: "vm-0"},
+		"begun": {Change: imds.Started, NotBefore: at.Add(time.Minute)},
+	} {
+		c.Time = at
+		if got := changeWords(c, "", time.UTC); got != want {
+			t.Errorf("the history says %q, want %q", got, want)
 		}
 	}
 }
