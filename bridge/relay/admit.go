@@ -54,8 +54,9 @@ type verdict struct {
 // an event that is over, where its end settles what is pending.
 func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, failed error) {
 	id := m.DeliveryID()
-	_, accepted := rec.accepted(id, m.Stored)
-	if rec.isSettled(id, m.Stored) || !accepted && rec.decided(m) {
+	_, accepted := rec.Waiting[id]
+	_, settled := rec.Settled[id]
+	if settled || !accepted && rec.decided(m) {
 		return verdict{known: true}, nil
 	}
 	v = verdict{matches: true, selected: true}
@@ -77,7 +78,7 @@ func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, faile
 	terms := route.Terms
 	switch {
 	case !v.selected:
-	case m.FallbackFor != nil && rec.knows(streams.Token(m.CE.ID()), m.Stored): // a fallback doesn't get what it has
+	case m.FallbackFor != nil && rec.knows(streams.Token(m.CE.ID())): // a fallback doesn't get what it has
 		v.selected = false
 	case rec.isOver(route, m):
 		v.state, v.answer = resultSuperseded, delivery.EventOver
@@ -125,8 +126,8 @@ func (q *queue) admit(m streams.Message, r streams.Raw) error {
 // storeLate keeps a message that comes too late as a dead letter.
 func (q *queue) storeLate(m streams.Message) error {
 	letter := deadLetter{
-		Sink: q.route.Name, Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Event: m.EventID, Set: m.From.String(),
-		Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.Stored,
+		Sink: q.route.Name, Key: streams.Token(m.CE.ID()), Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Event: m.EventID,
+		Set: m.From.String(), Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.Stored,
 	}
 	if err := q.dead.add(q.ctx, letter, &m.CE); err != nil {
 		return err
@@ -157,7 +158,7 @@ func (q *queue) carryOut(g *group, m streams.Message, reply string, v verdict) {
 		return
 	}
 	if v.state != "" {
-		g.rec.settle(m.DeliveryID(), result{At: time.Now().UTC(), State: v.state, Answer: v.answer}, m.Stored)
+		g.rec.settle(m.DeliveryID(), result{At: time.Now().UTC(), State: v.state, Answer: v.answer})
 		q.markDirty(g)
 	}
 	q.ackWhenSaved(g, m.Seq, reply)
@@ -203,18 +204,27 @@ func (q *queue) supersede(g *group, m streams.Message, selected bool) {
 		dead := u != nil && u.dead // it has failed for good, and that stays on record
 		switch {
 		case eventOver && !e.item.Ends() && !dead:
-			q.settle(e, result{At: now.UTC(), State: resultSuperseded, Answer: delivery.EventOver})
-			q.notifyWorker(seq)
+			q.settleSuperseded(e, result{At: now.UTC(), Answer: delivery.EventOver})
 		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.NotBefore()),
 			selected && imds.ChangeKind(e.item.Change).Announces() && newWaits:
-			q.settle(e, result{At: now.UTC(), State: resultSuperseded})
-			q.notifyWorker(seq)
+			q.settleSuperseded(e, result{At: now.UTC()})
 		case waits:
 			next := *e.item
 			next.NotBefore = m.NotBefore()
 			next.PendingSince = q.route.LeadTime(imds.ChangeKind(next.Change), next.NotBefore)
 			q.replace(e, next)
 		}
+	}
+}
+
+// settleSuperseded settles a delivery that a newer change makes obsolete. It remembers one under way, which may be accepted
+// all the same. mu is held.
+func (q *queue) settleSuperseded(e *pendingItem, res result) {
+	res.State = resultSuperseded
+	q.settle(e, res)
+	q.notifyWorker(e.item.Seq)
+	if e.begun {
+		q.superseded[e.item.Seq] = e.id
 	}
 }
 
@@ -233,12 +243,12 @@ func (q *queue) addPending(g *group, m streams.Message, reply string) {
 		}
 		i.PendingSince = later(m.Stored, q.route.LeadTime(m.Change.Kind, i.NotBefore))
 	}
-	w, accepted := g.rec.accepted(id, m.Stored)
+	w, accepted := g.rec.Waiting[id]
 	if accepted {
 		i.Attempts, i.Next, i.Error, i.Progress = w.Attempts, w.Next, w.Error, w.Progress
 		i.Batch, i.FellBack = w.Batch, w.FellBack
 	} else {
-		g.rec.accept(id, waiting{}, m.Stored)
+		g.rec.accept(id, waiting{})
 		q.markDirty(g)
 	}
 	e := &pendingItem{item: i, id: id, reply: reply, group: g, set: m.From.String(), bytes: m.Bytes}

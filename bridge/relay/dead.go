@@ -22,8 +22,8 @@ const noSink = "-"
 // A deadLetter is a delivery that became a dead letter, as the stream of dead letters keeps it.
 type deadLetter struct {
 	Sink         string    `json:"sink"`
-	Seq          uint64    `json:"seq"`             // of the message in the stream
-	Again        int       `json:"again,omitempty"` // number of earlier ones with this Seq, of messages that are no more
+	Key          string    `json:"key"` // of its key, what follows the sink
+	Seq          uint64    `json:"seq"` // of the message in the stream, if that isn't another one since
 	ID           string    `json:"id,omitempty"`
 	Type         string    `json:"type,omitempty"`
 	Event        string    `json:"event,omitempty"` // the Azure event's id
@@ -52,27 +52,20 @@ type deadLetters struct {
 
 func deadSubject(stream string) string { return "forewarn_dead." + stream }
 
-// key returns <sink>/<number>. Where others have had the number, -2 and so on follow.
-func (l deadLetter) key() string {
-	key := entryKey(l.Sink, l.Seq)
-	if l.Again > 0 {
-		key += "-" + strconv.Itoa(l.Again+1)
-	}
-	return key
-}
+// key returns <sink>/<id of the CloudEvent>. Where another set has used that id, -2 and so on follow.
+func (l deadLetter) key() string { return entryKey(l.Sink, l.Key) }
 
 // subject returns the subject of the dead letter with that key, "" if no key is like that.
 func (d *deadLetters) subject(key string) string {
 	at := strings.LastIndexByte(key, '/')
-	if number := key[at+1:]; at < 0 || number == "" || strings.Trim(number, "0123456789-") != "" {
+	if at < 0 || !streams.IsToken(key[at+1:]) {
 		return ""
 	}
 	return d.prefix + "." + streams.Token(key[:at]) + "." + key[at+1:]
 }
 
-// add stores a dead letter with its CloudEvent, which may be nil. A second one of the same delivery replaces it. A
-// stream that was made again, or lost messages, gives a number to another message: that one's dead letter gets a key of
-// its own.
+// add stores a dead letter with its CloudEvent, which may be nil. It replaces an earlier one of the same CloudEvent. What
+// another set publishes with its id is another one.
 func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Event) error {
 	if ce != nil {
 		body, err := ce.MarshalJSON()
@@ -84,15 +77,16 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 	letter.Error = imds.CutText(letter.Error, 1<<10)
 	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
-	for {
+	first := letter.Key
+	for n := 2; ; n++ {
 		err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
 		if streams.IsConflict(err) {
 			_, was, unread := d.get(ctx, letter.key())
 			switch {
-			case unread == nil && was.ID == letter.ID && was.PendingSince.Equal(letter.PendingSince):
+			case unread == nil && was.ID == letter.ID && was.Event == letter.Event && was.Set == letter.Set:
 				err = d.put(ctx, letter)
 			case unread == nil, errors.Is(unread, streams.ErrUnreadable):
-				letter.Again++
+				letter.Key = first + "-" + strconv.Itoa(n)
 				continue
 			default:
 				err = errors.Join(err, unread)
@@ -142,7 +136,7 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 // addInvalid stores a dead letter for a message that can't be accepted. The message itself stays in the stream.
 func (d *deadLetters) addInvalid(ctx context.Context, r streams.Raw, why error) error {
 	return d.add(ctx, deadLetter{
-		Sink: noSink, Seq: r.Seq, ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
+		Sink: noSink, Key: streams.ShortHash(fmt.Sprint(r.Stored, r.Subject, r.Header, r.Data)), Seq: r.Seq, ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
 		Reason: streams.Refusal(why), At: time.Now().UTC(), PendingSince: r.Stored,
 		Error: "message " + strconv.FormatUint(r.Seq, 10) + " on " + imds.Printable(r.Subject, 200) +
 			" can't be accepted: " + imds.Printable(why.Error(), 500),

@@ -64,7 +64,7 @@ func (r *Relay) deliveries(
 			return nil
 		}
 		rec.eachDelivery(streams.FromToken(sink), func(id string, d bridge.HistoryDelivery) {
-			ce, _, _ := strings.Cut(id, " ")
+			ce, _, _ := strings.Cut(id, ".")
 			key := deliveriesKey{of, ce}
 			told[key] = append(told[key], d)
 		})

@@ -260,6 +260,7 @@ func TestHeadersOfTheServersStopNothing(t *testing.T) {
 				}
 				say()
 				junk()
+				pause(time.Millisecond) // the same message at the same time would be the same dead letter
 				junk()
 				say()
 				pause(time.Minute)

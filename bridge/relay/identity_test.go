@@ -443,3 +443,55 @@ func TestASetFillsItsShareOfVMsOnly(t *testing.T) {
 		}
 	})
 }
+
+// A CloudEvent of another set with the id of one of db's takes nothing from db: not its dead letter, not what the fallback
+// gets, and no replay.
+func TestACopiedIDTakesNothingFromItsOwner(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, spare := newRecorder(), newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		fallen := route("spare", spare)
+		fallen.Filter.Only.Types = []string{"Freeze"} // so that it hears nothing by itself
+		r, stop := s.run(with(route("hook", hook), func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "spare", After: time.Hour}
+		}), fallen)
+		forged := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("web", "web_0"), time.Now())
+		honest := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("db", "db_0"), time.Now())
+		sources := func(when string, got []string) {
+			t.Helper()
+			if want := []string{forged.Source(), honest.Source()}; !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want one of each set", when, got)
+			}
+		}
+		hear := func(to *[]string) func([]delivery.Delivery) (delivery.Answer, error) {
+			return func(batch []delivery.Delivery) (delivery.Answer, error) {
+				*to = append(*to, batch[0].Event.Source())
+				return delivery.Answer{}, nil
+			}
+		}
+		var fellBack, replayed, past []string
+		spare.say(hear(&fellBack))
+		s.publishAs(ownSubject(forged), forged)
+		pause(time.Minute)
+		s.publishAs(ownSubject(honest), honest)
+		pause(time.Minute)
+		sources("the fallback got", fellBack)
+		hook.say(hear(&replayed))
+		dead := keys(t, r, "hook")
+		if want := []string{keyOf("hook", honest), keyOf("hook", honest) + "-2"}; !slices.Equal(dead, want) {
+			t.Errorf("the dead letters are %q, want %q", dead, want)
+		}
+		if again, err := r.Replay(t.Context(), dead, "", "alice"); err != nil || len(again) != 2 {
+			t.Errorf("Replay = %v, %v", again, err)
+		}
+		pause(time.Minute)
+		sources("replayed", replayed)
+		hook.say(hear(&past))
+		if part, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Run: "one"}); err != nil || len(part.Replayed) != 2 {
+			t.Errorf("ReplayPast = %+v, %v", part, err)
+		}
+		pause(time.Minute)
+		sources("of the past", past)
+		stop()
+	})
+}

@@ -35,6 +35,9 @@ func keys(t *testing.T, r *relay.Relay, sink string) (all []string) {
 	return all
 }
 
+// keyOf returns the key of what became of a CloudEvent for a sink.
+func keyOf(sink string, ce event.Event) string { return sink + "/" + ce.ID() }
+
 // pad makes a CloudEvent so large that the rest of a dead letter has no room beside it.
 func pad(ce *event.Event) {
 	ce.DataEncoded = slices.Concat(bytes.TrimSuffix(ce.DataEncoded, []byte("}")), []byte(`,"padding":"`),
@@ -93,7 +96,7 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 			t.Errorf("the history says %v, want 4 dead and 4 pending", states)
 		}
 
-		for _, key := range []string{"hook", "hook/x", "hook/999"} {
+		for _, key := range []string{"hook", "hook/", "hook/x", "hook/*", "hook/>", `hook/x"`, "hook/a.b", dead[0] + "-2"} {
 			_, shown := r.Show(t.Context(), key)
 			_, replayed := r.Replay(t.Context(), []string{key}, "", "alice")
 			for _, err := range []error{shown, replayed} {
@@ -119,7 +122,7 @@ func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
 		if again, err := r.Replay(t.Context(), dead[1:2], "spare", "alice"); err != nil || len(again) != 1 {
 			t.Errorf("Replay = %v, %v", again, err)
 		}
-		dropped, err := r.Drop(t.Context(), append(dead[2:3:3], "hook/999", junk[0]), "alice")
+		dropped, err := r.Drop(t.Context(), append(dead[2:3:3], "hook/x", junk[0]), "alice")
 		if !errors.Is(err, relay.ErrUnknownKey) || len(dropped) != 1 || dropped[0].ID != said[2].ID() {
 			t.Errorf("Drop = %+v, %v; want the first, and that the second is unknown", dropped, err)
 		}
@@ -441,191 +444,4 @@ func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A stream that was made again, or lost messages, gives the number of a dead letter to another message. That one's dead
-// letter takes the place of none, and both can be shown, replayed and dropped.
-func TestADeadLetterTakesThePlaceOfNoOther(t *testing.T) {
-	for name, renumber := range map[string]func(s *stage, reject func(n int)){
-		"made again": func(s *stage, reject func(n int)) {
-			reject(1)
-			s.remake("FOREWARN")
-			reject(2)
-		},
-		"lost messages": func(s *stage, reject func(n int)) {
-			s.crash("FOREWARN", func() { reject(1) })
-			pause(time.Minute)
-			reject(2)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			onStage(t, func(t *testing.T, s *stage) {
-				sink := newRecorder()
-				sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
-				r, stop := s.run(route("hook", sink))
-				said := map[int]event.Event{}
-				renumber(s, func(n int) {
-					said[n] = eventNo(n).say(t, imds.Scheduled, "vm-1")
-					s.publish(said[n])
-					pause(time.Minute)
-				})
-				if dead := keys(t, r, "hook"); !slices.Equal(dead, []string{"hook/1", "hook/1-2"}) {
-					t.Fatalf("dead letters %q, want hook/1 and hook/1-2", dead)
-				}
-				if e, err := r.Show(t.Context(), "hook/1-2"); err != nil || e.ID != said[2].ID() {
-					t.Errorf("Show = %s, %v; want %s", e.ID, err, said[2].ID())
-				}
-				if dropped, err := r.Drop(t.Context(), []string{"hook/1"}, "alice"); err != nil || dropped[0].ID != said[1].ID() {
-					t.Errorf("Drop = %v, %v; want %s", dropped, err, said[1].ID())
-				}
-				sink.say(nil)
-				if _, err := r.Replay(t.Context(), []string{"hook/1-2"}, "", "alice"); err != nil {
-					t.Error(err)
-				}
-				pause(time.Minute)
-				wantIDs(t, "told", sink.all(), said[2])
-				if left := keys(t, r, "hook"); len(left) > 0 {
-					t.Errorf("left are %q, want none", left)
-				}
-				stop()
-			})
-		})
-	}
-}
-
-// remake deletes a stream and makes it again.
-func (s *stage) remake(name string) {
-	s.Helper()
-	if err := s.js.DeleteStream(s.Context(), name); err != nil {
-		s.Fatal(err)
-	}
-	s.provision(relay.Retention{})
-	pause(time.Minute)
-}
-
-// After the stream was made again, a replay may have the number of an earlier one. It isn't taken for that.
-func TestAReplayIsNotTakenForAnEarlierOne(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		sink := newRecorder()
-		sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
-		r, stop := s.run(route("hook", sink))
-		one, two := eventNo(1).say(t, imds.Scheduled, "vm-1"), eventNo(2).say(t, imds.Scheduled, "vm-1")
-		s.publish(one)
-		pause(time.Minute)
-		if _, err := r.Replay(t.Context(), []string{"hook/1"}, "", "alice"); err != nil {
-			t.Fatal(err)
-		}
-		pause(time.Minute)
-		s.remake("FOREWARN")
-		sink.say(nil)
-		s.publish(two)
-		pause(time.Minute)
-		if _, err := r.Replay(t.Context(), []string{"hook/2"}, "", "alice"); err != nil {
-			t.Fatal(err)
-		}
-		pause(time.Minute)
-		wantIDs(t, "told", sink.all(), two, one)
-		stop()
-	})
-}
-
-// Nor is the replay of a dead letter that has the number of an earlier one, because the stream of dead letters was made
-// again.
-func TestAReplayFromAnotherStreamOfDeadLettersIsTold(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		sink := newRecorder()
-		rejects := fails(fmt.Errorf("no: %w", delivery.ErrRejected))
-		sink.answer = rejects
-		r, stop := s.run(route("hook", sink))
-		one := eventNo(1).say(t, imds.Scheduled, "vm-1")
-		s.publish(one)
-		pause(time.Minute)
-		sink.say(fails(errRefused))
-		if _, err := r.Replay(t.Context(), []string{"hook/1"}, "", "alice"); err != nil {
-			t.Fatal(err)
-		}
-		s.remake("FOREWARN_dead")
-		sink.say(rejects)
-		pause(10 * time.Minute)
-		sink.say(nil)
-		if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "alice"); err != nil {
-			t.Fatal(err)
-		}
-		pause(time.Minute)
-		wantIDs(t, "told", sink.all(), one)
-		stop()
-	})
-}
-
-// A dead letter has a key whatever its sink is called, and however often its number has come.
-func TestADeadLetterOfAnOddSinkHasAKey(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		names := []string{"a/1", "a", "a.b c", "a-2", "é/", strings.Repeat("x", 300)}
-		var routes []bridge.Route
-		for _, name := range names {
-			sink := newRecorder()
-			sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
-			routes = append(routes, route(name, sink))
-		}
-		r, stop := s.run(routes...)
-		for n := range 3 {
-			if n > 0 {
-				s.remake("FOREWARN")
-			}
-			s.publish(eventNo(n+1).say(t, imds.Scheduled, "vm-1"))
-			pause(time.Minute)
-		}
-		for _, name := range names {
-			got := keys(t, r, name)
-			if want := []string{name + "/1", name + "/1-2", name + "/1-3"}; !slices.Equal(got, want) {
-				t.Errorf("%.20q has %.100q, want %.100q", name, got, want)
-			}
-			for _, key := range got {
-				if e, err := r.Show(t.Context(), key); err != nil || e.Key != key {
-					t.Errorf("Show(%.40q) = %.40q, %v", key, e.Key, err)
-				}
-			}
-			if _, err := r.Drop(t.Context(), got, "alice"); err != nil {
-				t.Error(err)
-			}
-		}
-		stop()
-	})
-}
-
-// And it is a new attempt: neither the number of those of the earlier one nor whom that reached is its own.
-func TestAReplayBeginsAnewWithANumberThatCameBefore(t *testing.T) {
-	systemtest.Alone(t)
-	onStage(t, func(t *testing.T, s *stage) {
-		sink := newRecorder()
-		sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
-		r, stop := s.run(route("hook", sink))
-		one := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
-		s.publish(one)
-		pause(time.Minute)
-		sink.say(func([]delivery.Delivery) (delivery.Answer, error) {
-			return delivery.Answer{Progress: []byte("alice has it")}, errRefused
-		})
-		if _, err := r.Replay(t.Context(), []string{"hook/1"}, "", "alice"); err != nil {
-			t.Fatal(err)
-		}
-		pause(10 * time.Minute)
-		s.remake("FOREWARN")
-		var got []delivery.Delivery
-		sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-			got = append(got, batch...)
-			return delivery.Answer{}, nil
-		})
-		s.publish(one)
-		pause(time.Minute)
-		again := relay.ReplayRequest{Sink: "hook", Since: time.Now().Add(-2 * time.Minute), By: "bob", Run: "r"}
-		if _, err := r.ReplayPast(t.Context(), again); err != nil {
-			t.Fatal(err)
-		}
-		pause(time.Minute)
-		if len(got) != 1 || got[0].Attempt != 1 || got[0].Progress != nil {
-			t.Errorf("told %+v, want one delivery, at its first attempt, without progress", got)
-		}
-		stop()
-	})
 }

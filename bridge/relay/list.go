@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -29,7 +28,7 @@ const (
 
 // An Entry is one delivery: pending for a sink that this relay serves, or a dead letter of any sink.
 type Entry struct {
-	Key  string // <sink>/<number of the message in the stream>; see deadLetter.key
+	Key  string // <sink>/<id of the CloudEvent>; see deadLetter.key and streams.Message.DeliveryID
 	Sink string
 	delivery.Item
 	State      string // pending or dead
@@ -67,7 +66,7 @@ func (r *Relay) Over(e Entry, sink string) bool {
 // ErrUnknownKey means that there is no such delivery.
 var ErrUnknownKey = errors.New("there is no such delivery")
 
-func entryKey(sink string, seq uint64) string { return sink + "/" + strconv.FormatUint(seq, 10) }
+func entryKey(sink, id string) string { return sink + "/" + id }
 
 // List returns the first n of the selected deliveries, and how many more there are: first those that are pending for
 // the sinks that this relay serves, then all dead letters.
@@ -110,7 +109,7 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 		q.mu.Lock()
 		for _, e := range q.pending {
 			if sel.has(q.route.Name, statePending, streams.EventOf(e.item.Group)) {
-				found = append(found, pendingEntry(q.route.Name, *e.item, q.muteOf(e)))
+				found = append(found, q.pendingEntry(e))
 			}
 		}
 		q.mu.Unlock()
@@ -122,13 +121,15 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 	return list
 }
 
-// pendingEntry returns a pending delivery as it is listed.
-func pendingEntry(sink string, i delivery.Item, mute *delivery.Mute) *Entry {
-	e := &Entry{Key: entryKey(sink, i.Seq), Sink: sink, Item: i, State: statePending, Mute: mute, group: i.Group}
-	listed := *i.Message
-	listed.Group = streams.EventOf(i.Group)
-	e.Message = &listed
-	return e
+// pendingEntry returns a pending delivery as it is listed. mu is held.
+func (q *queue) pendingEntry(e *pendingItem) *Entry {
+	sink, listed := q.route.Name, *e.item.Message
+	listed.Group = streams.EventOf(listed.Group)
+	entry := &Entry{
+		Key: entryKey(sink, e.id), Sink: sink, Item: *e.item, State: statePending, Mute: q.muteOf(e), group: e.item.Group,
+	}
+	entry.Message = &listed
+	return entry
 }
 
 func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) }
@@ -183,7 +184,7 @@ func (r *Relay) readCloudEvent(ctx context.Context, seq uint64, id string) (ce e
 // Replay publishes dead letters again and returns them. Each goes to its own sink, or to the sink that to names. by is
 // who asked for it; the message in the stream has it.
 func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
-	return r.removeEach(ctx, keys, func(at uint64, l deadLetter) error {
+	return r.removeEach(ctx, keys, func(l deadLetter) error {
 		if l.Sink == noSink {
 			return fmt.Errorf("%s could not be accepted, so nobody can take it", l.key())
 		}
@@ -205,7 +206,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if err != nil {
 			return err
 		}
-		id := fmt.Sprintf("%s-replay-%s-%d-%d-%s", ce.ID(), l.Sink, at, l.At.UnixNano(), sink)
+		id := fmt.Sprintf("%s-%d-%s", l.key(), l.At.UnixNano(), sink)
 		if err := replay(ctx, st.js, sink, ce, by, id); err != nil {
 			return err
 		}
@@ -216,7 +217,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 
 // Drop deletes dead letters and returns them. by is the user who asked for it; the stream gets a CloudEvent with it.
 func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
-	dropped, err := r.removeEach(ctx, keys, func(_ uint64, l deadLetter) error {
+	dropped, err := r.removeEach(ctx, keys, func(l deadLetter) error {
 		r.Log.Info("a dead letter is dropped", "key", l.key(), "id", l.ID, "by", by)
 		return nil
 	})
@@ -234,11 +235,9 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 	return dropped, err
 }
 
-// removeEach calls do with each of the dead letters and its sequence number, and deletes it. It stops at the first
-// error, and returns those that are deleted.
-func (r *Relay) removeEach(
-	ctx context.Context, keys []string, do func(at uint64, l deadLetter) error,
-) (done []Entry, err error) {
+// removeEach calls do with each of the dead letters, and deletes it. It stops at the first error, and returns those that
+// are deleted.
+func (r *Relay) removeEach(ctx context.Context, keys []string, do func(deadLetter) error) (done []Entry, err error) {
 	st, err := r.connected()
 	if err != nil {
 		return nil, err
@@ -248,7 +247,7 @@ func (r *Relay) removeEach(
 		if err != nil {
 			return done, fmt.Errorf("%s: %w", key, err)
 		}
-		if err := do(at, l); err != nil {
+		if err := do(l); err != nil {
 			return done, err
 		}
 		if err := st.dead.remove(ctx, at); err != nil {

@@ -123,7 +123,7 @@ func (r *Relay) notifySinks(ctx context.Context, js jetstream.JetStream, ce even
 		if route.Name == except || !route.Terms.Bridge.Hears(ce.Type()) {
 			continue
 		}
-		if err := publishForSink(ctx, js, route.Name, ce, nats.Header{}, ce.ID()+"-"+route.Name); err != nil {
+		if err := publishForSink(ctx, js, route.Name, ce, nats.Header{}, route.Name); err != nil {
 			errs = append(errs, fmt.Errorf("sink %s: %w", route.Name, err))
 		}
 	}
@@ -166,11 +166,11 @@ func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Ev
 	return publish(ctx, js, "forewarn.bridge.relay."+streams.Token(id), ce, id, nats.Header{})
 }
 
-// publishForSink puts a CloudEvent into the stream for one sink only.
+// publishForSink puts a CloudEvent into the stream for one sink only. The stream keeps one for the same purpose.
 func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, header nats.Header,
-	id string) error {
+	purpose string) error {
 	subject := streams.SinkPrefix + streams.Token(sink) + "." + streams.Token(ce.ID())
-	err := publish(ctx, js, subject, ce, streams.Token(id), header)
+	err := publish(ctx, js, subject, ce, streams.Token(ce.ID()+"-"+purpose), header)
 	if errors.Is(err, jetstream.ErrNoStreamResponse) {
 		return fmt.Errorf("no stream takes %s>; forewarn relay --provision adds it: %w", streams.SinkPrefix, err)
 	}
@@ -178,11 +178,11 @@ func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce
 }
 
 // replay puts a CloudEvent into the stream again for one sink, with the time of the replay as its recordedtime, and with
-// who asked for it in a header.
+// who asked for it in a header. What is asked for once has one id.
 func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, by, id string) error {
 	again := ce.Clone()
 	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
-	return publishForSink(ctx, js, sink, again, nats.Header{streams.HeaderReplayedBy: {percentEncoded(by)}}, id)
+	return publishForSink(ctx, js, sink, again, nats.Header{streams.HeaderReplayedBy: {percentEncoded(by)}}, "replay-"+id)
 }
 
 // publish puts a CloudEvent into the stream that takes the subject. The stream keeps one of the messages with the same

@@ -60,15 +60,16 @@ type queue struct {
 	saving     chan struct{} // holds one value while records or the state are saved; guards the next
 	stateEntry streams.Entry
 
-	mu        sync.Mutex // guards all below; nothing slow happens while it is held
-	pending   map[uint64]*pendingItem
-	pos       position
-	records   recordSet
-	room      room
-	updates   updates
-	tally     tally
-	notices   notices
-	transfers transfers
+	mu         sync.Mutex // guards all below; nothing slow happens while it is held
+	pending    map[uint64]*pendingItem
+	superseded map[uint64]string // under way: their ids (streams.Message.DeliveryID) by sequence number
+	pos        position
+	records    recordSet
+	room       room
+	updates    updates
+	tally      tally
+	notices    notices
+	transfers  transfers
 }
 
 // A position is how far the stream is read.
@@ -121,7 +122,7 @@ type pendingItem struct {
 }
 
 func (q *queue) init() {
-	q.pending = map[uint64]*pendingItem{}
+	q.pending, q.superseded = map[uint64]*pendingItem{}, map[uint64]string{}
 	q.records = recordSet{groups: map[string]*group{}, dirty: map[*group]bool{}, unsaved: map[uint64]bool{}}
 	q.room.sets, q.room.freed = map[string]share{}, make(chan struct{}, 1)
 	q.updates = updates{seqs: map[uint64]bool{}, wake: make(chan struct{}, 1)}

@@ -40,22 +40,11 @@ func (r *record) decide(m streams.Message) {
 	}
 }
 
-// isSettled reports whether a delivery was settled: if its id is numbered, that of a message stored then.
-func (r *record) isSettled(id string, stored time.Time) bool {
-	was, settled := r.Settled[id]
-	return settled && (was.Stored.IsZero() || was.Stored.Equal(stored))
-}
-
-// accepted returns the state of a delivery that waits: if its id is numbered, that of a message stored then.
-func (r *record) accepted(id string, stored time.Time) (w waiting, found bool) {
-	w, found = r.Waiting[id]
-	return w, found && (w.Stored.IsZero() || w.Stored.Equal(stored))
-}
-
 // knows reports whether a delivery waits or was settled.
-func (r *record) knows(id string, stored time.Time) bool {
-	_, accepted := r.accepted(id, stored)
-	return accepted || r.isSettled(id, stored)
+func (r *record) knows(id string) bool {
+	_, accepted := r.Waiting[id]
+	_, settled := r.Settled[id]
+	return accepted || settled
 }
 
 // A result is how a delivery was settled.
@@ -64,9 +53,6 @@ type result struct {
 	State    string    `json:"state"`              // resultAccepted, resultSuperseded or resultDead
 	Answer   string    `json:"answer,omitempty"`   // of the destination, or why it became a dead letter
 	Attempts int       `json:"attempts,omitempty"` // number of attempts
-	// Stored is when the stream stored the message, if the delivery's id is numbered. Another message with its number has
-	// another time: the stream was made again, or lost messages.
-	Stored time.Time `json:"stored,omitzero"`
 }
 
 // The values of result.State.
@@ -84,14 +70,10 @@ type waiting struct {
 	Progress []byte    `json:"progress,omitempty"`
 	Batch    uint64    `json:"batch,omitempty"`
 	FellBack bool      `json:"fellBack,omitempty"`
-	Stored   time.Time `json:"stored,omitzero"` // see result.Stored
 }
 
-// settle records the result of a delivery of a message that was stored then, and forgets its attempts.
-func (r *record) settle(id string, m result, stored time.Time) {
-	if streams.Numbered(id) {
-		m.Stored = stored
-	}
+// settle records the result of a delivery, and forgets its attempts.
+func (r *record) settle(id string, m result) {
 	if r.Settled == nil {
 		r.Settled = map[string]result{}
 	}
@@ -108,11 +90,8 @@ func (r *record) settle(id string, m result, stored time.Time) {
 	}
 }
 
-// accept records the state of a delivery of a message that was stored then, and isn't settled.
-func (r *record) accept(id string, w waiting, stored time.Time) {
-	if streams.Numbered(id) {
-		w.Stored = stored
-	}
+// accept records the state of a delivery that isn't settled.
+func (r *record) accept(id string, w waiting) {
 	if r.Waiting == nil {
 		r.Waiting = map[string]waiting{}
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
@@ -117,7 +116,7 @@ type replayer struct {
 	bucket  streams.Bucket
 	last    uint64             // the stream's last message when the part began
 	records map[string]*record // by group
-	done    map[string]bool    // CloudEvents of this part, by id
+	done    map[string]bool    // CloudEvents of this part, by id and set
 	over    func(group string) bool
 	read    int // number of messages
 	began   time.Time
@@ -135,13 +134,13 @@ func (x *replayer) take(ctx context.Context, r streams.Raw) error {
 			return err
 		}
 		switch {
-		case !selected || x.done[m.CE.ID()]:
+		case !selected || x.done[m.CE.ID()+" "+m.From.String()]:
 		case x.leavesOut(m):
 			if !slices.Contains(x.part.Over, m.EventID) {
 				x.part.Over = append(x.part.Over, m.EventID)
 			}
 		default:
-			if err := x.replay(ctx, m.CE); err != nil {
+			if err := x.replay(ctx, m); err != nil {
 				return err
 			}
 		}
@@ -173,7 +172,7 @@ func (x *replayer) selects(ctx context.Context, m streams.Message) (bool, error)
 		}
 		x.records[m.Group()] = rec
 	}
-	refused := rec.decided(m) && !rec.knows(m.DeliveryID(), m.Stored)
+	refused := rec.decided(m) && !rec.knows(m.DeliveryID())
 	if refused || !rec.Matched {
 		passes, _, _ := x.route.Filter.MatchEvent(m.Change, cloudevent.Fields(m.CE), "") // if it fails, the event passes
 		if !passes {
@@ -195,9 +194,11 @@ func (x *replayer) leavesOut(m streams.Message) bool {
 		x.over(m.Group())
 }
 
-func (x *replayer) replay(ctx context.Context, ce event.Event) error {
-	x.done[ce.ID()] = true
-	if err := replay(ctx, x.js, x.route.Name, ce, x.request.By, ce.ID()+"-replay-"+x.request.Run); err != nil {
+func (x *replayer) replay(ctx context.Context, m streams.Message) error {
+	ce := m.CE
+	x.done[ce.ID()+" "+m.From.String()] = true
+	id := x.request.Run + "-" + streams.ShortHash(m.From.String())
+	if err := replay(ctx, x.js, x.route.Name, ce, x.request.By, id); err != nil {
 		return err
 	}
 	x.part.Replayed = append(x.part.Replayed, ReplayedEvent{ce.ID(), ce.Type(), ce.Subject(), ce.Time()})

@@ -54,10 +54,10 @@ func (q *queue) requireSaved(groups []*group) {
 func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{
-		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, AzureType: i.AzureType, Reason: r.Reason,
-		Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince, Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
+		Sink: q.route.Name, Key: streams.Token(i.ID), Seq: i.Seq, ID: i.ID, Type: i.Type, Event: streams.EventOf(i.Group),
+		Set: q.setOf(i), AzureType: i.AzureType, Reason: r.Reason, Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince,
+		Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
 	}
-	letter.Event, letter.Set = streams.CutGroup(i.Group)
 	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
 	if ofAttempt && !slices.Contains(r.Untried, i) {
 		letter.Attempts++
@@ -76,6 +76,16 @@ func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	}
 	u.publish = false
 	return q.dead.add(q.ctx, letter, &ce)
+}
+
+// setOf returns the set that told of a pending delivery.
+func (q *queue) setOf(i *delivery.Item) string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if e := q.pending[i.Seq]; e != nil {
+		return e.set
+	}
+	return ""
 }
 
 // fellBack reports whether the fallback has got a delivery. The Worker's item may say so although that failed.
@@ -116,7 +126,7 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	if q.hasEnd(i) {
 		header.Set(streams.HeaderEventOver, "true")
 	}
-	err := publishForSink(q.ctx, q.js, fallback, ce, header, ce.ID()+"-fallback-"+fallback)
+	err := publishForSink(q.ctx, q.js, fallback, ce, header, "fallback-"+fallback+"-"+streams.ShortHash(q.setOf(i)))
 	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {
 		q.log.Error("a delivery is too large to be handed to the fallback", "id", i.ID, "fallback", fallback, "err", err)
 		return nil
@@ -133,7 +143,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 		for _, i := range items {
 			e := q.pending[i.Seq]
 			if e == nil && slices.Contains(r.Accepted, i) {
-				e = q.superseded(i)
+				e = q.supersededItem(i)
 			}
 			if e == nil {
 				continue
@@ -167,6 +177,9 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	each(r.Superseded, settle(resultSuperseded, "", 0))
 	each(r.Accepted, settle(resultAccepted, imds.CutText(r.Answer.Status, 200), 1))
 	each(r.Dead, settle(resultDead, r.Reason, 0))
+	for _, i := range slices.Concat(r.Accepted, r.Failed, r.Dead) {
+		delete(q.superseded, i.Seq) // the attempt has ended
+	}
 	switch {
 	case len(r.Accepted) > 0:
 		q.tally.accepted += len(r.Accepted)
@@ -177,10 +190,10 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	return changed
 }
 
-// superseded returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
-func (q *queue) superseded(i *delivery.Item) *pendingItem {
+// supersededItem returns a delivery that a newer change of its event superseded; nil if none did. mu is held.
+func (q *queue) supersededItem(i *delivery.Item) *pendingItem {
 	g := q.records.groups[recordKey(q.route.Name, i.Group)]
-	id := streams.DeliveryID(i.ID, i.Seq, i.Replayed, i.FallbackFor != nil)
+	id := q.superseded[i.Seq]
 	if g == nil || g.rec.Settled[id].State != resultSuperseded {
 		return nil
 	}
@@ -204,12 +217,12 @@ func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	e.group.rec.accept(e.id, waiting{
 		Attempts: next.Attempts, Next: next.Next, Error: imds.CutText(next.Error, 200), Progress: next.Progress,
 		Batch: next.Batch, FellBack: next.FellBack,
-	}, next.PendingSince)
+	})
 }
 
 // settle records the result of a delivery, which is no longer pending then. mu is held.
 func (q *queue) settle(e *pendingItem, res result) {
-	e.group.rec.settle(e.id, res, e.item.PendingSince)
+	e.group.rec.settle(e.id, res)
 	seq := e.item.Seq
 	delete(q.pending, seq)
 	delete(q.transfers.due, seq)

@@ -42,6 +42,7 @@ type Message struct {
 	OnlySink    string                // the only sink that it is for; "" for all
 	FallbackFor *delivery.FallbackFor // set if it is for a fallback
 	EventOver   bool                  // for a fallback: the event was over when the message was handed to it
+	publishedAs string                // for one sink only: the id under which the stream took it
 	replayedBy  string                // the user who asked for it; "" if nobody did
 }
 
@@ -198,6 +199,7 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 	if m.OnlySink != "" {
 		by, _ := attributeValue(header.Get(HeaderReplayedBy)) // an unreadable name must not hold up a delivery
 		m.replayedBy = imds.Printable(by, 200)
+		m.publishedAs = header.Get(nats.MsgIdHdr)
 	}
 	if strings.HasPrefix(m.CE.Type(), cloudevent.EventPrefix) {
 		m.Change = cloudevent.ChangeOf(m.CE)
@@ -275,27 +277,17 @@ func (m Message) Seen() time.Time {
 }
 
 // DeliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
-// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own; see Numbered. The
-// id is in it as a token, so that a record of many stays small.
+// one, its id as a token, so that the sink gets it once. For one sink only, as of a fallback or a replay, it has its own:
+// a dot and another token follow.
 func (m Message) DeliveryID() string {
-	return DeliveryID(m.CE.ID(), m.Seq, m.OnlySink != "", m.FallbackFor != nil)
-}
-
-func DeliveryID(ce string, seq uint64, onlySink, fallback bool) string {
-	id := Token(ce)
+	id := Token(m.CE.ID())
 	switch {
-	case fallback:
-		return id + " fallback"
-	case onlySink:
-		return id + " " + strconv.FormatUint(seq, 10)
+	case m.FallbackFor != nil:
+		return id + ".fallback"
+	case m.OnlySink != "":
+		return id + "." + ShortHash(m.publishedAs)
 	}
 	return id
-}
-
-// Numbered reports whether a delivery's id has the number of its message in it.
-func Numbered(id string) bool {
-	_, after, found := strings.Cut(id, " ")
-	return found && after != "fallback"
 }
 
 // Group returns the group of the message's Azure event; "" when it is about a bridge.
@@ -381,11 +373,9 @@ func Token(s string) string {
 	const longest = 200
 	var b strings.Builder
 	for i := range len(s) {
-		c := s[i]
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+		if c := s[i]; isPlain(rune(c)) {
 			b.WriteByte(c)
-		default:
+		} else {
 			fmt.Fprintf(&b, "=%02X", c)
 		}
 		if b.Len() > longest {
@@ -393,4 +383,14 @@ func Token(s string) string {
 		}
 	}
 	return b.String()
+}
+
+// isPlain reports whether a character stands for itself in a token.
+func isPlain(c rune) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
+}
+
+// IsToken reports whether a text may be a token: Token returns no other.
+func IsToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool { return !isPlain(c) && c != '=' })
 }

@@ -74,7 +74,7 @@ func newFakeRelay() *fakeRelay {
 	slices.SortStableFunc(r.status.Relay.VMs, func(a, b bridge.FleetVM) int { return need(b) - need(a) })
 	r.status.Outbox.DeadLetters = 1
 	r.dead = []relay.Entry{{
-		Key: "ops-chat/17", Sink: "ops-chat", State: outbox.StateDead, Reason: delivery.ReasonRejected, DeadSince: now,
+		Key: "ops-chat/602D9444-D2CD-49C7-8624-8643E7171297-scheduled", Sink: "ops-chat", State: outbox.StateDead, Reason: delivery.ReasonRejected, DeadSince: now,
 		Item: delivery.Item{Message: &delivery.Message{ID: "x", Group: "602D9444", AzureType: "Reboot", Change: "scheduled"}},
 	}}
 	return r
@@ -134,7 +134,7 @@ func TestFleetPageShowsOneSet(t *testing.T) {
 		{">web-03_7 <", true, true}, {">web-04_1 <", true, false}, {">silent<", true, true}, {">stopped<", true, false},
 		{`<a href="/?set=web-03">web-03</a>`, true, true}, {`<a href="/?group=rg-prod">rg-prod</a>`, true, true},
 		{"Only set WEB-03.", false, true}, {">web-03, 5 events<", true, true}, {">web-00, 5 events<", true, false},
-		{"ops-chat/17", true, true}, {"1000 VMs", true, false}, {"50 VMs", false, true},
+		{"ops-chat/602D9444-D2CD-49C7-8624-8643E7171297-scheduled", true, true}, {"1000 VMs", true, false}, {"50 VMs", false, true},
 		{`id="event-00000000-0000-4000-8000-000000000000"`, true, false},
 	} {
 		if got := strings.Contains(all, tt.text); got != tt.all {
