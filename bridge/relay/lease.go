@@ -35,13 +35,14 @@ type holder struct {
 
 // A lease is the right to deliver to one sink. One relay at a time holds it.
 type lease struct {
-	kv  jetstream.KeyValue
-	key string
-	me  holder
+	kv   jetstream.KeyValue
+	key  string
+	me   holder
+	wall func() time.Time // see Options.Wall
 
-	mu         sync.Mutex
-	rev        uint64
-	validUntil time.Time // it is held until then, by this machine's clock
+	mu                    sync.Mutex
+	rev                   uint64
+	validUntil, wallUntil time.Time // it is held until then, by the monotonic clock and by the wall clock
 }
 
 // errLeaseExpired means that the lease is no longer held.
@@ -104,7 +105,7 @@ func (l *lease) read(ctx context.Context) (rev uint64, by holder, err error) {
 // earlier renewal was lost, renew writes over that one: others may have seen it long ago. If the server lost the lease,
 // renew writes a new one.
 func (l *lease) renew(ctx context.Context) error {
-	began := time.Now()
+	began, wallBegan := time.Now(), l.wall()
 	body, err := json.Marshal(l.me)
 	if err != nil {
 		return err
@@ -133,15 +134,16 @@ func (l *lease) renew(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rev, l.validUntil = next, began.Add(leaseValid)
+	l.rev, l.validUntil, l.wallUntil = next, began.Add(leaseValid), wallBegan.Add(leaseValid)
 	return nil
 }
 
 // valid reports whether the lease is held, by both of the machine's clocks: the monotonic one may stand still while a VM
 // is frozen, and the other may be set back.
 func (l *lease) valid() bool {
-	now, until := time.Now(), l.expiry()
-	return now.Before(until) && now.Round(0).Before(until.Round(0))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Before(l.validUntil) && l.wall().Before(l.wallUntil)
 }
 
 func (l *lease) expiry() time.Time {

@@ -49,6 +49,9 @@ type Options struct {
 	Log      *slog.Logger   // nil to log nothing
 	Meter    bridge.Meter   // may be nil
 	Random   func() float64 // returns numbers below 1, for jitter; nil for math/rand's
+	// Wall is the machine's wall clock, which may be set, and goes on while the monotonic one stands still; nil for
+	// time.Now.
+	Wall func() time.Time
 	// Warnings returns further Status.Warnings; may be nil.
 	Warnings func() []string
 	Turned   func() // called every few seconds while the relay runs; may be nil
@@ -99,6 +102,9 @@ func New(o Options) *Relay {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Log = slog.New(shownErrors{o.Log.Handler(), o.Shown})
+	if o.Wall == nil {
+		o.Wall = func() time.Time { return time.Now().Round(0) } // without the monotonic clock
+	}
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}

@@ -47,7 +47,7 @@ func (r *Relay) keepServing(
 // serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets
 // the route. ctx is done when the session is, or after a reload.
 func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) error {
-	l := &lease{kv: st.leases, key: leaseKey(route.Name), me: r.self}
+	l := &lease{kv: st.leases, key: leaseKey(route.Name), me: r.self, wall: r.Wall}
 	seen := func(h holder) {
 		r.locked(func() {
 			s.holder = h
