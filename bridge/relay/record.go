@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"strings"
 	"time"
 
 	"forewarn/bridge/internal/streams"
@@ -45,6 +46,16 @@ func (r *record) knows(id string) bool {
 	_, accepted := r.Waiting[id]
 	_, settled := r.Settled[id]
 	return accepted || settled
+}
+
+// hasAccepted reports whether the sink has accepted a CloudEvent, also as a replay.
+func (r *record) hasAccepted(ce string) bool {
+	for id, was := range r.Settled {
+		if of, _, _ := strings.Cut(id, "."); was.State == resultAccepted && of == streams.Token(ce) {
+			return true
+		}
+	}
+	return false
 }
 
 // A result is how a delivery was settled.

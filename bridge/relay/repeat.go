@@ -27,7 +27,7 @@ func (q *queue) latest(group string) (d delivery.Delivery, ok bool) {
 		return d, false
 	}
 	m, err := r.Message()
-	if err != nil || m.Group() != group || rec.Settled[m.DeliveryID()].State != resultAccepted {
+	if err != nil || m.Group() != group || !rec.hasAccepted(m.CE.ID()) {
 		return d, false
 	}
 	return delivery.Delivery{Event: m.CE, NotBefore: m.NotBefore()}, true

@@ -110,3 +110,26 @@ func TestARelayRepeatsOnlyWhatItsSinkHasAccepted(t *testing.T) {
 		stop()
 	})
 }
+
+// What the sink accepted only when somebody had it replayed is repeated too.
+func TestARelayRepeatsWhatWasReplayed(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(with(route("alerts", sink), repeats))
+		ce := eventNo(1).in(2*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(5 * time.Second)
+		sink.say(nil)
+		if _, err := r.Replay(t.Context(), keys(t, r, "alerts"), "", "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(3*time.Minute + 10*time.Second)
+		wantIDs(t, "at once and each minute", sink.all(), times(4, ce)...)
+		over := eventNo(1).say(t, imds.Vanished, "vm-1")
+		s.publish(over)
+		pause(3 * time.Minute)
+		wantIDs(t, "the end", sink.all(), append(times(4, ce), over)...)
+		stop()
+	})
+}
