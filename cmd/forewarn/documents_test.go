@@ -20,7 +20,7 @@ import (
 var manuals = []string{
 	"README.md", "cmd/forewarn/README.md", "cmd/forewarn/relay.md", "sinks/README.md", "sinks/services/README.md",
 	"templates/README.md", "bridge/README.md", "examples/README.md", "examples/ansible/README.md",
-	"examples/azure/README.md", "examples/untried/README.md",
+	"examples/azure/README.md", "examples/fleet/README.md", "examples/untried/README.md",
 }
 
 // manualText is the text of one of them.

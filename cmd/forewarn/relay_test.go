@@ -93,7 +93,7 @@ func startFleetServer(t *testing.T) *fleetServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Port, o.NoSigs, o.StoreDir = -1, true, t.TempDir()
+	o.Host, o.Port, o.NoSigs, o.JetStream, o.StoreDir = "127.0.0.1", -1, true, true, t.TempDir()
 	s, err := server.NewServer(o)
 	if err != nil {
 		t.Fatal(err)
