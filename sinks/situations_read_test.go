@@ -172,6 +172,28 @@ func TestARuleOfAnotherVMIsNoFact(t *testing.T) {
 	}
 }
 
+// After a mute, each line says what its event does to the VMs if its readers hear of it for the first time; once for all if
+// it is the same.
+func TestASummarySaysWhatTheEventsDo(t *testing.T) {
+	for name, want := range map[string][]string{
+		"muted": {}, "muted-first": {
+			"• vm-db-1: reboot has begun (05:10 CET) (104 min late: muted). The VM restarts. Anything only in memory is lost.\n",
+			"(119 min late: muted). The VM restarts. Anything only in memory is lost. · 602D9444",
+		},
+		"muted-begun": {":\nThe VMs restart. Anything only in memory is lost.\n• "},
+	} {
+		text := word(t, "message", fieldsOf(t, situations()[name]))
+		for _, line := range want {
+			if !strings.Contains(text, line) {
+				t.Errorf("%s: no %q in\n%s", name, line, text)
+			}
+		}
+		if n := strings.Count(text, "only in memory is lost"); n != len(want) {
+			t.Errorf("%s: the effect is said %d times, want %d:\n%s", name, n, len(want), text)
+		}
+	}
+}
+
 // A template of the settings has facts and links as lists. Those of the fields of Slack are escaped for it.
 func TestFactsAndLinksAreLists(t *testing.T) {
 	parsed, err := templates.Parse("text", "{{range facts .}}{{.Label}}={{.Text}}|{{.Command}}\n{{end}}"+

@@ -380,6 +380,18 @@ func situations() map[string]situation {
 	}
 	waited[1].Attempt = 4 // its server was down, too
 	all["muted"] = situation{batch: waited, now: at("05:55:00")}
+	firsts := slices.Concat(all["started-unannounced"].batch, all["scheduled-tomorrow"].batch, all["started-freeze"].batch, all["over"].batch)
+	for i := range firsts {
+		firsts[i].Mute = waited[0].Mute
+		if i != 2 { // the freeze was announced before the mute
+			firsts[i].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}}
+		}
+	}
+	all["muted-first"] = situation{batch: firsts, now: at("05:55:00")}
+	begunFirst := slices.Clone(firsts[:1])
+	begunFirst = append(begunFirst, all["started-late"].batch...)
+	begunFirst[1].Mute, begunFirst[1].Attempt = waited[0].Mute, 1
+	all["muted-begun"] = situation{batch: begunFirst, now: at("05:55:00")}
 	return all
 }
 
