@@ -172,6 +172,50 @@ func TestARuleOfAnotherVMIsNoFact(t *testing.T) {
 	}
 }
 
+// A group says of its events together only what holds for each.
+func TestAGroupSaysTogetherOnlyWhatHoldsForEach(t *testing.T) {
+	type event struct{ kind, source string }
+	byUser, byAzure := event{"Reboot", "User"}, event{"Reboot", "Platform"}
+	const held, move = "Azure is holding them back", "Move work off them now."
+	asked := &cloudevent.Asked{By: "root", Time: messageTime.clock(), Answered: true}
+	for _, tt := range []struct {
+		claim     string
+		events    []event
+		asked     *cloudevent.Asked // about the first
+		says, not []string
+	}{
+		{"users asked for all", []event{byUser, byUser}, nil, []string{held, "2 reboots", "The VMs restart."}, []string{move}},
+		{"users asked for some", []event{byUser, byAzure}, nil, []string{move, "2 reboots", "The VMs restart."}, []string{held}},
+		{"users asked for the others", []event{byAzure, byUser}, nil, []string{move}, []string{held}},
+		{"one may begin at any time", []event{byUser, byUser}, asked, []string{move, "root asked"}, []string{held}},
+		{"they differ in what they are", []event{byUser, {"Freeze", "User"}}, nil,
+			[]string{"web_0 will reboot", "and 1 more", "web_1 will pause", "The VM restarts.", "The VM pauses."}, []string{held, move, "2 reboots", "The VMs"}},
+	} {
+		var batch []delivery.Delivery
+		for i, e := range tt.events {
+			in := cloudevent.Circumstances{Observer: dbHost, Time: messageTime.clock()}
+			if i == 0 {
+				in.Asked = tt.asked
+			}
+			ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: azure("Scheduled", e.kind, "04:10:00", map[string]any{
+				"EventId": fmt.Sprintf("A1B2C3D%d-D2CD-49C7-8624-8643E7171297", i), "EventSource": e.source, "Resources": []string{fmt.Sprint("web_", i)},
+			})}, in)
+			batch = append(batch, deliveryOf(ce, err)...)
+		}
+		text := word(t, "message", fieldsOf(t, situation{batch: batch, now: messageTime}))
+		for _, phrase := range tt.says {
+			if !strings.Contains(text, phrase) {
+				t.Errorf("%s: no %q in\n%s", tt.claim, phrase, text)
+			}
+		}
+		for _, phrase := range tt.not {
+			if strings.Contains(text, phrase) {
+				t.Errorf("%s: %q in\n%s", tt.claim, phrase, text)
+			}
+		}
+	}
+}
+
 // After a mute, each line says what its event does to the VMs if its readers hear of it for the first time; once for all if
 // it is the same.
 func TestASummarySaysWhatTheEventsDo(t *testing.T) {

@@ -236,6 +236,13 @@ func situations() map[string]situation {
 		ended = append(ended, deliveryOf(cloudevent.Wrap(vanished(e), in))...)
 	}
 	all["group"] = situation{batch: group, now: messageTime}
+	group = nil
+	for i, source := range []string{"User", "Platform", "User"} {
+		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": fmt.Sprintf("A1B2C3D%d-D2CD-49C7-8624-8643E7171297", i),
+			"EventSource": source, "Resources": []string{fmt.Sprint("web_", i)}})
+		group = append(group, deliveryOf(cloudevent.Wrap(scheduled(e), circumstances{Observer: dbHost, Time: messageTime.clock()}))...)
+	}
+	all["group-mixed"] = situation{batch: group, now: messageTime}
 	all["group-cancelled"] = situation{batch: ended, now: messageTime}
 	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: messageTime.clock(),
 		After: 64.5, Attempts: 1, Status: "200 OK"}
