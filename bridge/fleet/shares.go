@@ -136,7 +136,7 @@ func (f *Fleet) forgetVM(set, key string) {
 	f.dropIfEmpty(s)
 }
 
-// Warnings returns a warning for each set of which something is left out, for at most maxNamed of them.
+// Warnings returns a warning for whatever is left out, at most maxNamed of them and one more.
 func (f *Fleet) Warnings() (warnings []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -154,6 +154,10 @@ func (f *Fleet) Warnings() (warnings []string) {
 	if f.full {
 		warnings = append(warnings, fmt.Sprintf("there are more VMs than a relay watches, which is %d; nobody hears when one "+
 			"that is left out falls silent", MaxVMs))
+	}
+	if len(f.silent) >= maxSilent {
+		warnings = append(warnings, fmt.Sprintf("%d VMs are silent, and a relay remembers no more; nobody hears of others before "+
+			"some of them are back", len(f.silent)))
 	}
 	sort.Strings(warnings)
 	if n := len(warnings) - maxNamed; n > 0 {

@@ -164,3 +164,29 @@ func TestTheStatusEndsEventsWhoseEndWasMissed(t *testing.T) {
 		t.Errorf("open are %v, want the Reboot", open)
 	}
 }
+
+// What is left out because there are too many VMs is said.
+func TestTooManyVMsAreSaid(t *testing.T) {
+	t.Parallel()
+	f := New(Options{})
+	if got := f.Warnings(); len(got) > 0 {
+		t.Errorf("of nothing it warns: %q", got)
+	}
+	f.silent = map[string]time.Time{}
+	for n := range MaxVMs {
+		f.vms[fmt.Sprint(n)] = &vm{}
+		if n < maxSilent {
+			f.silent[fmt.Sprint(n)] = time.Now()
+		}
+	}
+	if f.addVM("web", "one-more", &vm{}) {
+		t.Error("one more VM is watched")
+	}
+	want := []string{
+		"20000 VMs are silent, and a relay remembers no more; nobody hears of others before some of them are back",
+		"there are more VMs than a relay watches, which is 200000; nobody hears when one that is left out falls silent",
+	}
+	if got := f.Warnings(); !slices.Equal(got, want) {
+		t.Errorf("it warns %q, want %q", got, want)
+	}
+}

@@ -82,6 +82,41 @@ func TestAConsumerThatSomebodyTouchesLosesNothing(t *testing.T) {
 	}
 }
 
+// What a stream has from another one by sources is told as if it had been published to it, and what a relay puts there for
+// one sink too.
+func TestAStreamThatSourcesAnotherIsRead(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		for _, name := range []string{"FOREWARN", "FOREWARN_heartbeats"} {
+			if err := s.js.DeleteStream(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, c := range []jetstream.StreamConfig{
+			{Name: "ORIGIN", Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}},
+			{Name: "FOREWARN", Subjects: []string{"forewarn.relay.>"}, Sources: []*jetstream.StreamSource{{Name: "ORIGIN"}}},
+		} {
+			if _, err := s.js.CreateStream(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		hook := newRecorder()
+		r, stop := s.run(route("hook", hook))
+		pause(2 * time.Second)
+		a := eventNo(1).in(24 * time.Hour)
+		scheduled, started := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1")
+		s.publish(scheduled, started, a.say(t, imds.Started, "vm-2"))
+		pause(10 * time.Second)
+		wantIDs(t, "told", hook.all(), scheduled, started)
+		part, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Run: "one"})
+		if err != nil || len(part.Replayed) != 2 {
+			t.Errorf("ReplayPast = %+v, %v; want both changes", part, err)
+		}
+		pause(10 * time.Second)
+		wantIDs(t, "with what is replayed", hook.all(), scheduled, started, scheduled, started)
+		stop()
+	})
+}
+
 // changeConsumer changes a consumer of the stream.
 func (s *stage) changeConsumer(name string, change func(*jetstream.ConsumerConfig)) error {
 	consumer, err := s.js.Consumer(s.Context(), "FOREWARN", name)

@@ -68,9 +68,9 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 	})
 }
 
-// A cursor that can't be read is said, with its sink, and nothing is told until somebody has deleted it: the relay
+// A state of a sink that can't be read is said, and nothing is told until somebody has deleted it: the relay
 // can't know how far the sink has come. A deleted lease is nobody's.
-func TestAnUnreadableCursorIsSaid(t *testing.T) {
+func TestAnUnreadableStateIsSaid(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		s.put("FOREWARN_records", "sink.hook", "{")
 		sink := newRecorder()
@@ -134,7 +134,7 @@ func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {
 	a := eventNo(1)
 	for name, overtake := range map[string]func(*stage){
 		"lease": func(s *stage) { s.put("FOREWARN_leases", "lease.hook", `{"relay":"stranger","id":"x"}`) },
-		"cursor": func(s *stage) {
+		"state": func(s *stage) {
 			kv, err := s.js.KeyValue(s.Context(), "FOREWARN_records")
 			if err != nil {
 				s.Fatal(err)

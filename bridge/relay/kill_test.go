@@ -270,9 +270,9 @@ func TestAnAnnouncementIsNotOutdatedByAClock(t *testing.T) {
 	})
 }
 
-// What a relay read while its records were saved isn't behind the cursor until it is saved too: here, that an event has
+// What a relay read while its records were saved isn't acknowledged until it is saved too: here, that an event has
 // begun, of which the sink isn't told.
-func TestTheCursorPassesNothingThatIsNotSaved(t *testing.T) {
+func TestNothingIsAcknowledgedBeforeItIsSaved(t *testing.T) {
 	systemtest.LeftToGate(t)
 	for n := 0; n < 7*6; n += systemtest.Every(3) {
 		at := 50*time.Millisecond + time.Duration(n%7)*100*time.Millisecond

@@ -227,7 +227,7 @@ func (s *stage) renewed(sink string) {
 
 // A relay keeps a sink when an answer to it gets lost, as when its connection breaks.
 func TestALostAnswerCostsNoSink(t *testing.T) {
-	for _, what := range []string{"lease", "record", "cursor"} {
+	for _, what := range []string{"lease", "record", "state"} {
 		t.Run(what, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
 				var log syncedBuffer

@@ -168,7 +168,7 @@ func TestARefusedChangeStaysRefusedWhenItIsReadAgain(t *testing.T) {
 		a.typ = "Freeze"
 		reboot := eventNo(1)
 		waits, told := eventNo(2).say(t, imds.Scheduled, "vm-1"), reboot.updated(t, a)
-		s.publish(waits) // so that the cursor stays before the others
+		s.publish(waits) // so that the ack floor stays before the others
 		s.publish(a.say(t, imds.Scheduled, "vm-1"))
 		pause(time.Second)
 		s.publish(told)

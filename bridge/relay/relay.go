@@ -259,7 +259,7 @@ func (r *Relay) serveRoutes(ctx context.Context, st *storage, all *sync.WaitGrou
 		s, ended := r.service(route.Name), make(chan struct{})
 		before := s.ended
 		s.ended = ended
-		all.Go(func() { r.keepServing(ctx, current, st, s, route, before, ended) })
+		all.Go(func() { r.keepServing(current, serving{ctx, st, s, route}, before, ended) })
 	}
 	r.mu.Unlock()
 	<-current.Done()

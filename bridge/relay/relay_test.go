@@ -79,7 +79,7 @@ func TestManyCopiesAreToldOnceInOrder(t *testing.T) {
 }
 
 // What one relay has told, another never tells again, whoever publishes it again.
-func TestAnotherRelayContinuesWhereTheMarksSay(t *testing.T) {
+func TestAnotherRelayContinuesWhereTheRecordsSay(t *testing.T) {
 	systemtest.LeftToGate(t)
 	f := newFleet(t)
 	sink := newRecorder()

@@ -28,26 +28,33 @@ type service struct {
 	left      int       // pending deliveries when the last session ended; 0 during one
 }
 
+// A serving is how a route is served over one connection, until a reload.
+type serving struct {
+	session context.Context // done when the connection ends
+	st      *storage
+	s       *service
+	route   bridge.Route
+}
+
 // keepServing serves a route from when before is closed until ctx is done, and closes ended.
-func (r *Relay) keepServing(
-	session, ctx context.Context, st *storage, s *service, route bridge.Route, before, ended chan struct{},
-) {
+func (r *Relay) keepServing(ctx context.Context, v serving, before, ended chan struct{}) {
 	defer close(ended)
 	<-before
 	for ctx.Err() == nil {
-		if err := r.serve(session, ctx, st, s, route); err != nil {
-			r.notServed(ctx, s, route.Name, err)
+		if err := r.serve(ctx, v); err != nil {
+			r.notServed(ctx, v.s, v.route.Name, err)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.holder, s.err = holder{}, nil
+	v.s.holder, v.s.err = holder{}, nil
 }
 
 // serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets
 // the route. ctx is done when the session is, or after a reload.
-func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) error {
-	l := &lease{kv: st.leases, key: leaseKey(route.Name), me: r.self, wall: r.Wall}
+func (r *Relay) serve(ctx context.Context, v serving) error {
+	s, route := v.s, v.route
+	l := &lease{kv: v.st.leases, key: leaseKey(route.Name), me: r.self, wall: r.Wall}
 	seen := func(h holder) {
 		r.locked(func() {
 			s.holder = h
@@ -63,11 +70,11 @@ func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, rou
 	if err := l.take(ctx, rests, seen); err != nil {
 		return fmt.Errorf("lease: %w", streams.Plain(err))
 	}
-	serving, handOver := context.WithCancel(ctx)
+	holding, handOver := context.WithCancel(ctx)
 	defer handOver()
-	err := r.deliver(session, serving, handOver, st, s, route, l)
+	err := r.deliver(holding, handOver, v, l)
 	switch {
-	case serving.Err() == nil:
+	case holding.Err() == nil:
 		return err
 	case ctx.Err() == nil:
 		r.Log.Warn("this sink fails here, so another relay may try", "sink", route.Name, "relay", r.Name)
@@ -78,9 +85,8 @@ func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, rou
 // deliver delivers to a route until ctx is done; then it finishes what is under way, as long as that may take, but
 // within stopTimeout after the session. It returns an error if it must end earlier, as when the lease is lost. In any
 // case it releases the lease.
-func (r *Relay) deliver(
-	session, ctx context.Context, handOver func(), st *storage, s *service, route bridge.Route, l *lease,
-) error {
+func (r *Relay) deliver(ctx context.Context, handOver func(), v serving, l *lease) error {
+	st, s, route := v.st, v.s, v.route
 	log := r.Log.With("sink", route.Name)
 	held, endLease := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer endLease(nil)
@@ -111,7 +117,7 @@ func (r *Relay) deliver(
 	var reading sync.WaitGroup
 	reading.Go(q.run)
 
-	session, ended := context.WithCancel(session)
+	session, ended := context.WithCancel(v.session)
 	defer ended()
 	defer context.AfterFunc(ctx, func() {
 		_ = streams.Sleep(session, cmp.Or(route.Terms.Timeout, math.MaxInt64)) // which a sink may not heed

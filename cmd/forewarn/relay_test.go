@@ -210,7 +210,7 @@ func TestTheCredentialsOfASetHarmNoOther(t *testing.T) {
 	own := "forewarn.events." + ofWeb + "Reboot.scheduled.1"
 	for _, answerTo := range []string{ // to which a server sends its acknowledgement
 		"forewarn.events." + ofDB + "x", "forewarn.heartbeat." + ofDB + "db_0", "forewarn.bridge.relay.x", "forewarn.relay.ops.x",
-		"$KV.FOREWARN_leases.lease.ops", "$KV.FOREWARN_records.cursor.ops", "forewarn_dead.FOREWARN.ops.1",
+		"$KV.FOREWARN_leases.lease.ops", "$KV.FOREWARN_records.sink.ops", "forewarn_dead.FOREWARN.ops.1",
 		"$JS.API.STREAM.PURGE.FOREWARN", "$JS.fleet.API.STREAM.DELETE.FOREWARN",
 	} {
 		if err := conn.PublishRequest(own, answerTo, nil); err != nil {
