@@ -47,7 +47,7 @@ func (o *oracle) bounded() {
 	if len(o.hands) > 0 || len(o.boots) > 1 || len(o.ills) > 0 { // what is on record says only how it ended
 		return
 	}
-	ledger := slices.Concat(o.ledger, o.withdrawn())
+	ledger, leads := slices.Concat(o.ledger, o.withdrawn()), o.leads()
 	for _, v := range ledger {
 		if v.reason != "overflow" {
 			continue
@@ -63,7 +63,9 @@ func (o *oracle) bounded() {
 			all[k.sink]++
 			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") && k.state != "withdrawn" &&
 				!o.underWay(k, v.to) {
-				sure[k.sink]++
+				if !leads[k.sink] { // what waits for its lead is pending only from then on
+					sure[k.sink]++
+				}
 				if k.sink == v.sink && k.from.Before(v.from) && k.to.After(late) && !o.waits(k.sink) {
 					o.add("bounds", "%s of %s was given up, and %s was older", v.id, v.sink, k.id)
 				}
@@ -78,6 +80,17 @@ func (o *oracle) bounded() {
 			}
 		}
 	}
+}
+
+// leads returns the routes that ever had a lead.
+func (o *oracle) leads() map[string]bool {
+	leads := map[string]bool{}
+	for _, s := range o.setups {
+		for _, r := range s.routes {
+			leads[r.name] = leads[r.name] || r.lead > 0
+		}
+	}
+	return leads
 }
 
 // withdrawn returns what may have become pending for routes while they were gone, and was taken back when they returned
