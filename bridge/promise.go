@@ -113,6 +113,11 @@ func (all verdicts) final() bool {
 	return !slices.ContainsFunc(all, func(v verdict) bool { return !v.final })
 }
 
+// hopeless reports whether no rule will approve the event before it may begin, unless that or the rules change.
+func (all verdicts) hopeless() bool {
+	return !slices.ContainsFunc(all, func(v verdict) bool { return !v.final && !v.tooLong })
+}
+
 // named returns why the rule doesn't approve, with its name.
 func (v verdict) named(now time.Time, zone *time.Location) string {
 	if v.notFor != "" {
@@ -235,7 +240,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 		return
 	}
 	lasting := b.outbox.Durable() != nil || since >= failingFor
-	notYet := len(standing) == 0 && !all.final()
+	notYet := len(standing) == 0 && !all.hopeless()
 	if notYet && (op.NotYet || !lasting) {
 		return
 	}

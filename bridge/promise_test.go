@@ -252,6 +252,11 @@ func TestOnlyWhatIsForGoodIsSaidFirmly(t *testing.T) {
 		"Azure doesn't take it": {begin: func(s *stage, _ *running) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 		}},
+		"the wait lasts too long": {firmly: true, begin: func(_ *stage, b *running) {
+			rule := namedRule()
+			rule.Wait = time.Hour
+			b.Reload(b.Routes, []bridge.Rule{rule}, bridge.SettingsInfo{})
+		}},
 		"the drain is muted": {answer: errSinkDown, begin: func(s *stage, b *running) {
 			if _, err := b.Mute(bridge.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 				s.t.Fatal(err)

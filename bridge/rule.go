@@ -71,6 +71,7 @@ type ruling struct {
 	final   bool // the decision holds until the event changes
 	// onCourse means that it will approve before the event may begin, if the sinks that it waits for accept at once.
 	onCourse bool
+	tooLong  bool      // its wait ends only when the event should have begun, and nothing that it waits for can shorten that
 	why      string    // the reason for no, or for not yet; it ends in "until" if there is a time
 	until    time.Time // the time of the reason; zero for none
 	sink     string    // the sink that failed, if that is the reason
@@ -176,7 +177,9 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	case waits.approve && !now.Before(ready):
 		return waits
 	case !e.NotBefore.IsZero() && !ready.Before(e.NotBefore):
-		return r.tooLate(waits, muted, ready)
+		late := r.tooLate(waits, muted, ready)
+		late.tooLong = late.tooLong && now.Before(e.NotBefore) // what is due already it may still approve
+		return late
 	case waits.approve:
 		return ruling{onCourse: true, why: "it waits until", until: ready, from: waits.from}
 	}
@@ -191,7 +194,7 @@ func (r Rule) tooLate(waits, muted ruling, ready time.Time) ruling {
 	case !muted.until.IsZero():
 		return muted
 	case r.Wait > 0:
-		return ruling{why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
+		return ruling{tooLong: true, why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
 	}
 	waits.onCourse = false
 	return waits
