@@ -82,17 +82,19 @@ func (r *redactor) unlessRepeats(text, shown, otherwise string) string {
 // one, however they are written; see readings. Case, accents and white space make no difference, and of other scripts a
 // character counts as several.
 func (r *redactor) repeats(text string) bool {
-	hidden := append(r.rows[:], r.known.all()) // by length, and then those of maxRow characters that all sinks have
-	if !slices.ContainsFunc(hidden, func(rows map[string]bool) bool { return len(rows) > 0 }) {
+	shared, words := r.known.all()
+	hidden := append(r.rows[:], shared) // by length, and then those of maxRow characters that all sinks have
+	if len(words) == 0 && !slices.ContainsFunc(hidden, func(rows map[string]bool) bool { return len(rows) > 0 }) {
 		return false
 	}
 	all, complete := readings(text)
 	return !complete || slices.ContainsFunc(all, func(reading string) bool {
 		return slices.ContainsFunc(charactersOf(reading), func(text string) bool {
 			folded := fold(text)
-			return r.holds(folded, hidden) || r.holds(unmarked(folded), hidden) || slices.ContainsFunc(r.split, func(pieces []string) bool {
-				return holdsPieces(folded, pieces)
-			})
+			letters := unmarked(folded)
+			return r.holds(folded, hidden) || r.holds(letters, hidden) ||
+				slices.ContainsFunc(r.split, func(pieces []string) bool { return holdsPieces(folded, pieces) }) ||
+				slices.ContainsFunc(words, func(secret string) bool { return r.holdsWords(letters, isCut(folded), secret) })
 		})
 	})
 }
@@ -112,6 +114,16 @@ func (r *redactor) holds(text string, hidden []map[string]bool) bool {
 		}
 	}
 	return false
+}
+
+// holdsWords reports whether the letters of a text hold those of a secret in words. Where the text is cut, maxRow of them
+// are enough.
+func (r *redactor) holdsWords(letters string, cut bool, secret string) bool {
+	if r.isHost(secret) {
+		return false
+	}
+	end := letters[max(0, len(letters)-len(secret)-maxEscape):]
+	return strings.Contains(letters, secret) || cut && strings.Contains(end, secret[:maxRow])
 }
 
 // holdsPieces reports whether a folded text holds maxRow letters and digits of a secret that has marks between them, in
@@ -147,9 +159,13 @@ func followed(text string, n int, pieces []string) bool {
 }
 
 // isInHost reports whether a row is shown with a host. A shorter one is a whole secret, which may stand elsewhere.
-func (r *redactor) isInHost(row string) bool {
-	holds := func(host string) bool { return strings.Contains(host, row) || strings.Contains(unmarked(host), row) }
-	return len(row) == maxRow && slices.ContainsFunc(r.hosts, holds)
+func (r *redactor) isInHost(row string) bool { return len(row) == maxRow && r.isHost(row) }
+
+// isHost reports whether a text is in the name of a host that is shown.
+func (r *redactor) isHost(text string) bool {
+	return slices.ContainsFunc(r.hosts, func(host string) bool {
+		return strings.Contains(host, text) || strings.Contains(unmarked(host), text)
+	})
 }
 
 // fold returns the characters of a text that are compared: those that can be seen by themselves, in lower case. A letter
@@ -177,23 +193,36 @@ func isMark(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsNumber(r) }
 
 // hide adds secrets, and their letters and digits alone if those are minLetters or more. A secret of one or two
 // characters is in nearly every text, so that hardly any is shown.
+//
+// All sinks get to know them. Words are in many answers, so of a secret in several words they know only the whole, and
+// a single word counts for its own sink alone.
 func (r *redactor) hide(secrets ...string) {
 	for _, secret := range secrets {
-		plain := isWords(secret)
+		words := strings.FieldsFunc(secret, isMark)
+		inWords := isWords(secret)
 		secret = fold(secret)
-		r.hideFolded(secret, plain)
-		letters := unmarked(secret)
+		letters, pieces := unmarked(secret), strings.FieldsFunc(secret, isMark)
+		all := []string{secret}
 		if len(letters) >= minLetters && letters != secret {
-			r.hideFolded(letters, plain)
+			all = append(all, letters)
 		}
-		if pieces := strings.FieldsFunc(secret, isMark); len(pieces) > 1 && !plain {
+		for _, text := range all {
+			r.addFolded(text)
+			if !inWords {
+				r.known.add(r.sink, text)
+			}
+		}
+		switch {
+		case inWords && len(words) > 1:
+			r.known.addWords(r.sink, letters)
+		case !inWords && len(pieces) > 1:
 			r.split = append(r.split, pieces)
 		}
 	}
 }
 
-// hideFolded adds a folded secret. A plain one is made of words.
-func (r *redactor) hideFolded(secret string, plain bool) {
+// addFolded adds a folded secret.
+func (r *redactor) addFolded(secret string) {
 	n := min(len(secret), maxRow)
 	if n == 0 {
 		return
@@ -202,9 +231,6 @@ func (r *redactor) hideFolded(secret string, plain bool) {
 		r.rows[n] = make(map[string]bool)
 	}
 	addRows(r.rows[n], secret, n)
-	if !plain {
-		r.known.add(r.sink, secret)
-	}
 }
 
 // addRows adds what a text must not hold of a secret: all rows of n characters. The program's own name in a longer
@@ -341,6 +367,9 @@ func isWords(text string) bool {
 	}
 	return true
 }
+
+// isCut reports whether a folded text ends as cut leaves it.
+func isCut(text string) bool { return strings.HasSuffix(text, fold("…")) }
 
 // cut returns the beginning of a text, at most n bytes with the … that says so.
 func cut(text string, n int) string {

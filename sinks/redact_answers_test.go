@@ -141,7 +141,7 @@ func tellOf(t *testing.T, secret, other string, way int) (redact *redactor, know
 	switch way % 6 {
 	case 0: // in an earlier attempt of another sink
 		Host{Name: "b", Known: known}.redactor().hide(secret)
-		return redact, long && !isWords(secret)
+		return redact, long && !isWords(secret) // of one in words only the whole is
 	case 1:
 		redact.hideURL(parsed(t, "https://hook.test/services/"+url.PathEscape(secret)+"/"))
 		return redact, len(secret) > maxShortEnd && strings.Trim(secret, "/.") != ""
