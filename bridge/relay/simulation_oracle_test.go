@@ -41,9 +41,14 @@ func examine(w *world) []finding {
 	for _, s := range w.stream {
 		if key := s.to + " " + s.instead + " " + s.id; !s.junk && !s.forged && !seen[key] {
 			seen[key] = true
-			if azures(s.change) && s.to == "" {
-				was, known := newest[s.event]
-				if s.outdated = known && along(s.change) < along(was.change) && s.time < was.time; !s.outdated {
+			was, known := newest[s.event]
+			switch earlier := known && s.time < was.time; {
+			case s.to != "":
+			case s.change == "reminder":
+				s.outdated = earlier && (!ahead(was.change) || s.notBefore != was.notBefore)
+			case azures(s.change):
+				s.outdated = earlier && along(s.change) < along(was.change)
+				if !s.outdated {
 					newest[s.event] = s
 				}
 			}
