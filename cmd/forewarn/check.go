@@ -154,6 +154,7 @@ func check(s *settings.Settings, now time.Time) (checkReport, error) {
 			c.Notes = append(c.Notes, secretPermissionNotes(r)...)
 		}
 	}
+	c.Notes = append([]string{}, s.Showable(c.Notes)...)
 	return c, nil
 }
 

@@ -190,6 +190,28 @@ func TestNoErrorRepeatsASecretOfTheSettings(t *testing.T) {
 	}
 }
 
+// Nor does a note repeat one. It says whose it is, and what repeats nothing is shown as ever.
+func TestANoteThatRepeatsASecretDoesNotShowIt(t *testing.T) {
+	const secret = "s3cr3tK3yV4lue"
+	w := newTypist(t)
+	text := "state: state\nlisten: \"\"\napprove: [{name: " + secret + ", only: {types: [Reboot]}}]\nsinks:\n" +
+		"- {name: a, webhook: {url: 'http://hook.example/', insecure: true, headers: {" + secret + ": x}}}\n" +
+		"- {name: b, webhook: {url: 'https://hook.example/', bearer: " + secret + "}}\n" +
+		"- {name: c, email: {host: a.example, from: a@a.example, to: b@a.example, tls: {mode: none}}}\n"
+	if err := os.WriteFile(w.path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	notes := strings.Join(regexp.MustCompile(`(?m)^note: .*`).FindAllString(w.command("check"), -1), "\n")
+	for _, want := range []string{
+		"note: a: a note repeats a secret, so it isn't shown", "note: approve: a note repeats a secret, so it isn't shown",
+		"note: c: tls.mode is none: mail can be read and changed on its way",
+	} {
+		if !strings.Contains(notes, want) || strings.Contains(notes, secret) {
+			t.Errorf("the notes are\n%s\nwant %q, and no secret", notes, want)
+		}
+	}
+}
+
 // An error that repeats no secret is shown whole, also if a secret is a part of its words.
 func TestAnErrorIsShownWhoseWordsAreLikeASecret(t *testing.T) {
 	for _, secret := range []string{"x", "pass", "a1", "v2", "expect", "lid", "em"} {

@@ -14,10 +14,7 @@ func (l Loader) hideSecrets(problems Problems, docs []*document) {
 	if len(problems) == 0 {
 		return
 	}
-	s := secretValues{loader: l, seen: make(map[*node]bool), checked: make(map[string]bool)}
-	for _, doc := range docs {
-		s.add("", "", doc.root)
-	}
+	s := l.secretsOf(docs)
 	keys := regexp.MustCompile(`^[a-z_]+(\.[a-z0-9_]+)*: `) // known ones
 	for _, p := range problems {
 		key := keys.FindString(p.Message)
@@ -30,6 +27,35 @@ func (l Loader) hideSecrets(problems Problems, docs []*document) {
 			p.Message += "; expected " + want
 		}
 	}
+}
+
+// Showable returns notes about the settings, without the text of each that repeats a secret of the files. A secret that is
+// as short as a word may be one of a note's own.
+func (s *Settings) Showable(notes []string) (shown []string) {
+	if s.secrets == nil || len(notes) == 0 {
+		return notes
+	}
+	secrets := s.secrets()
+	for _, note := range notes {
+		if secrets.long.In(note) {
+			of, _, _ := strings.Cut(note, ": ")
+			note = "a note repeats a secret, so it isn't shown"
+			if !secrets.long.In(of) {
+				note = of + ": " + note
+			}
+		}
+		shown = append(shown, note)
+	}
+	return shown
+}
+
+// secretsOf returns the secrets of files.
+func (l Loader) secretsOf(docs []*document) *secretValues {
+	s := &secretValues{loader: l, seen: make(map[*node]bool), checked: make(map[string]bool)}
+	for _, doc := range docs {
+		s.add("", "", doc.root)
+	}
+	return s
 }
 
 const short = 8 // characters from which a part of a secret repeats it; of a shorter one it takes a whole word

@@ -65,6 +65,8 @@ type Settings struct {
 	Incidents []string
 	// Keep reads the secrets in Key Vault that are not in memory or older than an hour; see sinks.Opened.
 	Keep []func(context.Context) error
+
+	secrets func() *secretValues // of the files; nil for the built-in settings
 }
 
 // A Loader loads settings. Its fields are all that settings depend on besides the file.
@@ -164,6 +166,7 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		return s, err
 	}
 	s.Hash = hash(docs)
+	s.secrets = func() *secretValues { return l.secretsOf(docs) }
 	for _, doc := range docs {
 		if doc.path != "" {
 			s.Files = append(s.Files, File{doc.path, doc.inline})
