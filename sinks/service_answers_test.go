@@ -1,9 +1,14 @@
 package sinks
 
 import (
+	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"testing"
+	"time"
+
+	"forewarn/bridge/delivery"
 )
 
 // What a service says inside a 200, as its documents show it: a failure is not accepted.
@@ -46,5 +51,66 @@ func TestServicesSeeTheFailureInsideA200(t *testing.T) {
 				t.Errorf("%s: %q is accepted", service, answer)
 			}
 		}
+	}
+}
+
+// Telegram's refusals, as its Bot API words them: somebody must act about the token and the chat, and 429 says for how long
+// to wait, in the header as in the body.
+func TestTelegramsRefusalsAreUnderstood(t *testing.T) {
+	for _, tt := range []struct {
+		status int
+		says   string
+		wait   time.Duration
+	}{
+		{400, "Bad Request: chat not found", 0},
+		{400, "Bad Request: group chat was upgraded to a supergroup chat", 0},
+		{401, "Unauthorized", 0},
+		{403, "Forbidden: bot was kicked from the group chat", 0},
+		{404, "Not Found", 0}, // a token that is none
+		{429, "Too Many Requests: retry after 34", 34 * time.Second},
+	} {
+		server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if tt.wait > 0 {
+				w.Header().Set("Retry-After", "34")
+			}
+			w.WriteHeader(tt.status)
+			json.NewEncoder(w).Encode(map[string]any{"ok": false, "error_code": tt.status, "description": tt.says})
+		}))
+		w := openService(t, serviceNamed(t, "telegram"), server.URL)
+		_, err := w.Deliver(t.Context(), situations()["scheduled"].batch)
+		wait, _ := errors.AsType[*delivery.RetryAfter](err)
+		if tt.wait > 0 && (wait == nil || wait.After != tt.wait) {
+			t.Errorf("%s: %v, want it tried again after %s", tt.says, err, tt.wait)
+		}
+		if tt.wait == 0 && !errors.Is(err, delivery.ErrBlocked) {
+			t.Errorf("%s: %v, want it blocked", tt.says, err)
+		}
+	}
+}
+
+// All changes of one Azure event go to one partition of an event hub, and those of another event may go elsewhere.
+func TestAnEventHubKeepsTheOrderOfAnEvent(t *testing.T) {
+	var r recorder
+	w := openService(t, serviceNamed(t, "event_hubs"), serve(t, &r).URL)
+	for _, name := range []string{"scheduled", "started", "over", "bridge.sink.blocked"} {
+		batch := situations()[name].batch
+		if len(batch) == 0 {
+			t.Fatalf("there is no situation %s", name)
+		}
+		w.Deliver(t.Context(), batch[:1])
+	}
+	var keys []string
+	for _, req := range r.all() {
+		var properties struct{ PartitionKey string }
+		if err := json.Unmarshal([]byte(req.Header.Get("BrokerProperties")), &properties); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(properties.PartitionKey); n == 0 || n > 128 {
+			t.Errorf("%q is no partition key of at most 128 characters", properties.PartitionKey)
+		}
+		keys = append(keys, properties.PartitionKey)
+	}
+	if len(keys) != 4 || keys[0] != keys[1] || keys[1] != keys[2] || keys[2] == keys[3] {
+		t.Errorf("the partition keys are %q, want three alike and another", keys)
 	}
 }

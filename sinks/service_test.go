@@ -183,18 +183,20 @@ type demand struct {
 	answer          string
 }
 
-// A bound is what a service takes at most by its documents: bytes of a body, and the age of a timestamp, of which what is
-// older is dropped without a word.
+// A bound is what a service takes at most by its documents: bytes of a body, the age of a timestamp, of which what is
+// older is dropped without a word, and bytes of one value of a record, of which what is longer is cut.
 type bound struct {
 	bytes  int
 	oldest time.Duration
+	value  int
 }
 
 var bounds = map[string]bound{
-	"datadog":     {1_000_000, 18 * time.Hour},
-	"google_chat": {32_000, 0},
-	"newrelic":    {1_000_000, 48 * time.Hour},
-	"teams":       {28 << 10, 0},
+	"azure_monitor": {bytes: 1 << 20, value: 64 << 10},
+	"datadog":       {bytes: 1_000_000, oldest: 18 * time.Hour},
+	"google_chat":   {bytes: 32_000},
+	"newrelic":      {bytes: 1_000_000, oldest: 48 * time.Hour},
+	"teams":         {bytes: 28 << 10},
 }
 
 var demands = map[string]demand{
@@ -281,6 +283,20 @@ func (b bound) exceeded(body string) string {
 		at, _ := strconv.ParseInt(m[1], 10, 64)
 		if age := messageTime.clock().Sub(time.UnixMilli(at)); b.oldest > 0 && age > b.oldest {
 			return fmt.Sprintf("its timestamp is %s old", age)
+		}
+	}
+	if b.value == 0 {
+		return ""
+	}
+	var records []map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(body), &records); err != nil {
+		return err.Error()
+	}
+	for _, record := range records {
+		for name, value := range record {
+			if len(value) > b.value {
+				return fmt.Sprintf("%s has %d bytes, and is cut", name, len(value))
+			}
 		}
 	}
 	return ""
