@@ -15,6 +15,7 @@ import (
 // Histories returns the events of the last 40 days that p selects, oldest first, and reports whether older ones were
 // dropped. What became of deliveries is read from the records of all sinks; after an error it is missing.
 func (r *Relay) Histories(ctx context.Context, p bridge.Period) (histories []bridge.EventHistory, more bool, err error) {
+	defer r.toShow(&err)
 	histories, groups, more := r.fleet.Histories(p)
 	told, err := r.deliveries(ctx, groups)
 	for n, h := range histories {

@@ -71,6 +71,7 @@ func entryKey(sink, id string) string { return sink + "/" + id }
 // List returns the first n of the selected deliveries, and how many more there are: first those that are pending for
 // the sinks that this relay serves, then all dead letters.
 func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, more int, err error) {
+	defer r.toShow(&err)
 	list = r.pendingEntries(sel)
 	if sel.State != statePending {
 		st, err := r.connected()
@@ -135,7 +136,8 @@ func (q *queue) pendingEntry(e *pendingItem) *Entry {
 func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) }
 
 // Show returns one delivery, with its CloudEvent if that can be read.
-func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
+func (r *Relay) Show(ctx context.Context, key string) (e Entry, err error) {
+	defer r.toShow(&err)
 	for _, e := range r.pendingEntries(Selection{Sink: key[:max(0, strings.LastIndexByte(key, '/'))]}) {
 		if e.Key == key {
 			ce, err := r.readCloudEvent(ctx, e.Seq, e.ID)
@@ -154,7 +156,7 @@ func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	e := l.entry()
+	e = l.entry()
 	if e.CloudEvent == nil && l.Sink != noSink {
 		if ce, err := r.readCloudEvent(ctx, e.Seq, e.ID); err == nil {
 			e.CloudEvent, _ = ce.MarshalJSON()
@@ -238,6 +240,7 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 // removeEach calls do with each of the dead letters, and deletes it. It stops at the first error, and returns those that
 // are deleted.
 func (r *Relay) removeEach(ctx context.Context, keys []string, do func(deadLetter) error) (done []Entry, err error) {
+	defer r.toShow(&err)
 	st, err := r.connected()
 	if err != nil {
 		return nil, err

@@ -147,7 +147,8 @@ func (r *Relay) Unmute(ids []string, every bool, by string) ([]delivery.Mute, er
 
 // changeMutes changes the mutes of all relays, and announces the changes. f gets all mutes and returns those that
 // change; it is called again if another relay changed the mutes at the same time.
-func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error)) ([]delivery.Mute, error) {
+func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error)) (changed []delivery.Mute, err error) {
+	defer r.toShow(&err)
 	st, err := r.connected()
 	if err != nil {
 		return nil, err

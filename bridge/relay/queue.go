@@ -46,7 +46,8 @@ type queue struct {
 	endLease context.CancelCauseFunc
 	notify   func(ctx context.Context, js jetstream.JetStream, ce event.Event, except string) error // Relay.notifySinks
 
-	openEvents func() []string // Fleet.OpenGroups
+	openEvents func() []string   // Fleet.OpenGroups
+	shown      func(error) error // Options.Shown
 
 	from          time.Time // where a sink that is new to the stream begins; zero for now
 	streamCreated time.Time
@@ -236,7 +237,8 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 		e.begun = true
 	}
 	q.mu.Unlock()
-	return q.read(i)
+	ce, receipt, err = q.read(i)
+	return ce, receipt, q.shown(err)
 }
 
 func (q *queue) read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {

@@ -57,7 +57,8 @@ type Options struct {
 	Turned   func() // called every few seconds while the relay runs; may be nil
 }
 
-// A Relay delivers the CloudEvents of a stream to its routes, together with other relays.
+// A Relay delivers the CloudEvents of a stream to its routes, together with other relays. The errors that its methods
+// return may be shown: see Options.Shown.
 type Relay struct {
 	Options
 	self  holder
@@ -95,9 +96,7 @@ func New(o Options) *Relay {
 	if o.Warnings == nil {
 		o.Warnings = func() []string { return nil }
 	}
-	if o.Shown == nil {
-		o.Shown = func(err error) error { return err }
-	}
+	o.Shown = shownOnce(o.Shown)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -166,9 +165,7 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // setDown records why nothing can be read, nil if it can, and logs when that changes.
 func (r *Relay) setDown(err error) {
-	if err != nil {
-		err = r.Shown(err)
-	}
+	err = r.Shown(err)
 	r.mu.Lock()
 	was := r.down
 	r.down = err

@@ -51,7 +51,8 @@ const (
 
 // ReplayPast publishes CloudEvents of the stream again for one sink. If several VMs published the same one, the sink
 // gets the first copy in the part.
-func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, error) {
+func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (part ReplayPart, err error) {
+	defer r.toShow(&err)
 	st, err := r.connected()
 	if err != nil {
 		return ReplayPart{}, err
@@ -69,7 +70,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 	if err != nil {
 		return ReplayPart{}, err
 	}
-	part := ReplayPart{Replayed: []ReplayedEvent{}}
+	part = ReplayPart{Replayed: []ReplayedEvent{}}
 	state := stream.CachedInfo().State
 	if state.Msgs == 0 || p.After >= state.LastSeq || state.LastTime.Before(p.Since) {
 		return part, nil

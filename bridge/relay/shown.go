@@ -5,6 +5,29 @@ import (
 	"log/slog"
 )
 
+// A shownError is an error in the form that may be shown. It is still known for what it is.
+type shownError struct {
+	text string
+	was  error
+}
+
+func (e *shownError) Error() string { return e.text }
+func (e *shownError) Unwrap() error { return e.was }
+
+// shownOnce returns a function that returns each error as shown has it, but is nil for nil, and leaves alone what may be
+// shown already. A shown that is nil shows every error.
+func shownOnce(shown func(error) error) func(error) error {
+	return func(err error) error {
+		if _, done := err.(*shownError); err == nil || done || shown == nil {
+			return err
+		}
+		return &shownError{shown(err).Error(), err}
+	}
+}
+
+// toShow puts an error that a method returns into the form that may be shown.
+func (r *Relay) toShow(err *error) { *err = r.Shown(*err) }
+
 // shownErrors is a handler that logs each error in the form that may be shown: what servers say may repeat the credentials.
 type shownErrors struct {
 	slog.Handler

@@ -190,12 +190,15 @@ func (p *program) provision(ctx context.Context, s *settings.Settings) error {
 	if err != nil {
 		return err
 	}
-	if err := plan.Do(ctx); errors.Is(err, context.DeadlineExceeded) {
-		return exit(exitUnavailable, err)
-	} else if err != nil {
-		return s.Relay.Servers.Shown(err)
+	err = plan.Do(ctx)
+	if err == nil {
+		return nil
 	}
-	return nil
+	shown := s.Relay.Servers.Shown(err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return exit(exitUnavailable, shown)
+	}
+	return shown
 }
 
 // connectToStream reports whether the servers, the stream and what a relay keeps beside it are there. It changes

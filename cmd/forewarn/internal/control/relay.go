@@ -22,8 +22,7 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_ = wording.PrintJSON(w, v)
 	}
-	said := func(err error) error { return saidByRelay(r, err) }
-	fail := func(w http.ResponseWriter, err error, status int) { http.Error(w, said(err).Error(), status) }
+	fail := func(w http.ResponseWriter, err error, status int) { http.Error(w, saidByRelay(err).Error(), status) }
 	mux.HandleFunc("POST /reload", serveReload(reload))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, r.Status()) })
 	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, req *http.Request) {
@@ -132,7 +131,7 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 		older := max(0, len(all)-limit(q))
 		answerRows(w, Rows[bridge.EventHistory]{More: older, Rows: all[older:]})
 	})
-	handleMutes(mux, r, answer, said)
+	handleMutes(mux, r, answer, saidByRelay)
 	for _, path := range []string{"GET /tail", "POST /approve"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "a relay does not do this; ask the forewarn of a VM", http.StatusBadRequest)
@@ -141,12 +140,12 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 	return inTime(true, mux)
 }
 
-// saidByRelay returns an error of a relay as commands print it: servers may repeat credentials, or say nothing at all.
-func saidByRelay(r *relay.Relay, err error) error {
+// saidByRelay returns an error of a relay as commands print it: its servers may say nothing at all.
+func saidByRelay(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("NATS does not answer; nobody knows whether it was done: %w", err)
+		return fmt.Errorf("NATS does not answer; nobody knows whether it was done: %w", err)
 	}
-	return r.Shown(err)
+	return err
 }
 
 // deliveryOf returns a relay's delivery as commands print it.
