@@ -231,3 +231,61 @@ func (b *running) unmute() {
 		panic(err)
 	}
 }
+
+// A sink that a reload adds is told what became of the promise in the announcement that it gets, in this order and
+// once.
+func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
+	for name, drained := range map[string]bool{cloudevent.ResultWithheld: false, cloudevent.ResultApproved: true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{namedRule()}
+				drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+				if drained {
+					drain.say(nil)
+				}
+				deaf := (&ear{}).all("deaf")
+				deaf.Filter.Only.Changes = []string{"scheduled"}
+				routes := []bridge.Route{drain.all("drain")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(10 * time.Second)
+				b.crash()
+				b = s.start(routes...)
+				pause(10 * time.Second)
+				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
+				pause(10 * time.Second)
+				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
+				pause(time.Minute)
+				wantIDs(t, late.ids(), idA+"-scheduled", idA+"-approved")
+				wantIDs(t, late.results(t), name)
+				wantIDs(t, deaf.Sink.(*ear).ids(), idA+"-scheduled")
+				b.end()
+			})
+		})
+	}
+}
+
+// A sink that comes after a change is not told what became of what the change before promised.
+func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		routes := []bridge.Route{drain.all("drain")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		drain.say(always(errSinkDown))
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(10 * time.Second)
+		b.Reload(b.mortal(append(routes, late.all("late"))), s.opts.Rules, bridge.SettingsInfo{})
+		pause(10 * time.Second)
+		wantIDs(t, late.types(), "updated")
+		wantIDs(t, late.promised(t), `rule "drain first" after drain and 5s;`)
+		b.cancel()
+		<-b.done
+	})
+}

@@ -1,0 +1,304 @@
+package bridge_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imdstest"
+)
+
+// The last look before an approval may see that an event has moved before a poll does. Then nothing is sent: the event is
+// decided anew when its change is known.
+func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Interval = 5 * time.Minute
+		rule := rebootRule
+		rule.Wait = time.Minute
+		s.opts.Rules = []bridge.Rule{rule}
+		audit := &ear{}
+		s.userReboot(idA)
+		b := s.start(audit.all("audit"))
+		pause(30 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(4 * time.Minute)
+		wantIDs(t, s.approvals())
+		wantIDs(t, audit.types(), "scheduled", "approved")
+		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
+		if sent := "approval not sent"; strings.Contains(s.log.String(), sent) {
+			t.Errorf("the log says %q, so it was tried", sent)
+		}
+		pause(4 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
+// refusesLooks makes each request for the whole document fail while the result is true, such as the last look before an
+// approval. Polls that know the document go through.
+func (s *stage) refusesLooks() *atomic.Bool {
+	var refuses atomic.Bool
+	s.proxy = func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			if refuses.Load() && r.Header.Get("If-None-Match") == "" {
+				return nil, errSinkDown
+			}
+			return next.RoundTrip(r)
+		})
+	}
+	return &refuses
+}
+
+// However many approvals take their longest, the approval loop counts as alive.
+func TestManySlowApprovalsAreNoStandstill(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.Wait = 10 * time.Second
+		s.opts.Rules = []bridge.Rule{rule}
+		for n := range 40 {
+			s.userReboot(fmt.Sprintf("%s-%d", idA, n))
+		}
+		b := s.start((&ear{}).all("a"))
+		pause(5 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Hang: true})
+		for range 50 {
+			pause(10 * time.Second)
+			if err := b.Alive(); err != nil {
+				t.Fatalf("Alive = %v", err)
+			}
+		}
+		s.wantLogged("approval not sent; trying again")
+		s.azure.ClearFaults()
+		b.end()
+	})
+}
+
+// While Azure is long about one event, people approve another one by hand, and settings take the rules away: what comes
+// next goes by that, and not by what was so when Azure was asked.
+func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		then  func(b *running)
+		want  []string
+	}{
+		{"nothing happens", func(*running) {}, []string{idA, idB}},
+		{"the rules go", func(b *running) { b.Reload(b.Routes, nil, bridge.SettingsInfo{}) }, []string{idA}},
+		{"the second is approved by hand", func(b *running) { b.ApproveNow(b.s.t.Context(), idB, b.s.shown(idB), "root") }, []string{idB, idA}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				slow := true
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error {
+						if slow {
+							slow = false
+							pause(5 * time.Second)
+						}
+						return nil
+					}}
+				}
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{rebootRule}
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				s.userReboot(idB)
+				pause(3 * time.Second) // the first is being approved
+				tt.then(b)
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// Rules that go while the document is looked at for the last time approve nothing. If somebody approves the event by hand
+// then, that is the one approval.
+func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		comes func(b *running, shown string)
+		want  []string
+	}{
+		{"the rules go", func(b *running, _ string) { b.Reload(b.Routes, nil, bridge.SettingsInfo{}) }, nil},
+		{"it is approved by hand", func(b *running, shown string) { b.ApproveNow(b.s.t.Context(), idA, shown, "root") }, []string{idA}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				shown := s.shown(idA)
+				s.azure.SetFault(imdstest.Fault{Delay: 4 * time.Second})
+				b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
+				pause(2 * time.Second)
+				tt.comes(b, shown)
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// A decision about an event that Azure moves while the answer of the last look is on its way is moot. The next one is
+// about the event as it is by then.
+func TestWhatMovesDuringTheLastLookIsDecidedAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var late atomic.Bool
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				resp, err := next.RoundTrip(r)
+				if late.Load() && r.Method == http.MethodGet && r.Header.Get("If-None-Match") == "" {
+					time.Sleep(3 * time.Second)
+				}
+				return resp, err
+			})
+		}
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		late.Store(true)
+		s.userReboot(idA)
+		pause(2 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.types(), "scheduled", "updated", "approved", "approved")
+		wantIDs(t, audit.results(t), cloudevent.ResultMoot, cloudevent.ResultApproved)
+		b.end()
+	})
+}
+
+// A reload that puts another rule before the one that decided loses nothing that is pending.
+func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
+	platform := bridge.Rule{Only: bridge.Match{Types: bridge.TypesValues, Sources: []string{"Platform"}}}
+	for claim, tt := range map[string]struct {
+		rules []bridge.Rule
+		by    string
+	}{
+		"nothing changes":           {[]bridge.Rule{rebootRule}, "rule 1"},
+		"another rule comes before": {[]bridge.Rule{platform, rebootRule}, "rule 2"},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{rebootRule}
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(5 * time.Second)
+				b.Reload(b.Routes, tt.rules, bridge.SettingsInfo{})
+				pause(20 * time.Second)
+				s.azure.ClearFaults()
+				pause(2 * time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved")
+				if all := audit.accepted(); dataIn(t, all[len(all)-1].Event).Approval.By != tt.by {
+					t.Errorf("approved as %+v, want by %s", dataIn(t, all[len(all)-1].Event).Approval, tt.by)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// A decision that is still to be sent waits as long as the rules do not approve it yet, be it that a reload made them
+// wait or that the disk failed: it is given up only when none will.
+func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
+	longer := rebootRule
+	longer.Wait = time.Minute
+	for claim, then := range map[string]func(s *stage, b *running){
+		"for another sink": func(s *stage, b *running) { b.Reload(b.Routes, []bridge.Rule{drainRule}, bridge.SettingsInfo{}) },
+		"for longer":       func(s *stage, b *running) { b.Reload(b.Routes, []bridge.Rule{longer}, bridge.SettingsInfo{}) },
+		"for longer, but for one that never will": func(s *stage, b *running) {
+			b.Reload(b.Routes, []bridge.Rule{longer, {Only: bridge.Match{Types: []string{"Freeze"}}}}, bridge.SettingsInfo{})
+		},
+		"for a disk that is back before the decision is looked at": func(s *stage, b *running) {
+			s.disk.fail(errFull)
+			pause(40 * time.Second) // not so long that people are told
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.logged = func(words string) {
+					if words == "event not approved yet" {
+						s.disk.fail(nil)
+						time.Sleep(2 * diskRetry)
+					}
+				}
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{rebootRule}
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(5 * time.Second)
+				then(s, b)
+				s.azure.ClearFaults()
+				pause(20 * time.Second)
+				drain.say(nil)
+				pause(2 * time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				want := []string{cloudevent.ResultApproved}
+				if claim == "for another sink" { // people were told that it waits for none
+					want = []string{cloudevent.ResultWithheld, cloudevent.ResultApproved}
+				}
+				wantIDs(t, audit.results(t), want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// What is decided about an event is decided by the rules of now, however long it takes to ask for it or for another
+// one: a rule that is taken away approves nothing any more once the reload is through.
+func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
+	for _, slow := range []string{http.MethodGet, http.MethodPost} {
+		t.Run("a slow "+slow, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				var holds atomic.Bool
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						if holds.Load() && r.Method == slow {
+							time.Sleep(5 * time.Second)
+						}
+						return next.RoundTrip(r)
+					})
+				}
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				s.userReboot(idB)
+				pause(1500 * time.Millisecond)
+				holds.Store(true)
+				b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
+				pause(2 * time.Second)
+				b.Reload(b.Routes, nil, bridge.SettingsInfo{})
+				pause(time.Minute)
+				want := []string{} // but for what was on its way
+				if slow == http.MethodPost {
+					want = append(want, idA)
+				}
+				wantIDs(t, s.approvals(), want...)
+				b.end()
+			})
+		})
+	}
+}

@@ -1,0 +1,429 @@
+package bridge_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
+)
+
+// The disk may come late and bring an older outbox: its backlog is delivered, what was open in it and is over is told,
+// and what memory knows stays.
+func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down := &ear{answer: always(errSinkDown)}
+		b := s.start(down.all("a"), (&ear{}).all("gone"))
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.reboot(idB)
+		pause(2 * time.Second)
+		b.end()
+		older := filepath.Join(s.dir, "outbox.db")
+
+		s.azure.End(idB)
+		s.dir = notADirectory(t)
+		e := &ear{}
+		b = s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(20 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
+		if err := os.Remove(filepath.Dir(s.dir)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(s.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		copyFile(t, older, filepath.Join(s.dir, "outbox.db"))
+		pause(20 * time.Second)
+		got := e.ids()
+		slices.Sort(got)
+		// idA's scheduled twice: memory did not know that it was pending already.
+		wantIDs(t, got, idA+"-scheduled", idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-vanished")
+		for _, h := range e.accepted() {
+			if h.Event.ID() == idB+"-vanished" && dataIn(t, h.Event).Outcome != cloudevent.OutcomeUnknown {
+				t.Error("the end is told as if somebody had watched")
+			}
+		}
+		if err := b.Outbox.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
+		}
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		if list := stored(t, s.dir).List(outbox.Selection{Route: "a"}); len(list) != 0 {
+			t.Errorf("still pending: %v", list)
+		}
+	})
+}
+
+// lateFile ends the bridge, has something happen, and starts another without its file, which comes when bring is
+// called.
+func (s *stage) lateFile(b *running, happens func(), routes ...bridge.Route) (after *running, bring func()) {
+	b.end()
+	happens()
+	older := filepath.Join(s.dir, "outbox.db")
+	s.dir = notADirectory(s.t)
+	return s.start(routes...), func() {
+		if err := errors.Join(os.Remove(filepath.Dir(s.dir)), os.MkdirAll(s.dir, 0o700)); err != nil {
+			s.t.Fatal(err)
+		}
+		copyFile(s.t, older, filepath.Join(s.dir, "outbox.db"))
+	}
+}
+
+// What a late file remembers of an event counts, though the event was told as new before it came: that it was approved,
+// had begun, and to which routes it goes. What ended meanwhile ended while nobody watched.
+func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.beginsLate()
+			e, moved := &ear{}, &ear{}
+			first := moved.all("first")
+			first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
+			s.redeploy(idB, time.Hour)
+			b := s.start(e.all("a"), first)
+			pause(2500 * time.Millisecond)
+			if begun {
+				s.azure.Start(idA)
+				pause(1500 * time.Millisecond)
+			} else if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "somebody"); a.Result != cloudevent.ResultApproved {
+				t.Fatalf("approved with %+v", a)
+			}
+			pause(500 * time.Millisecond)
+			watched := time.Now()
+			b, bring := s.lateFile(b, func() {
+				s.azure.End(idB)
+				s.azure.Update(idA, func(e *imdstest.Event) {
+					e.Status, e.Description, e.NotBefore = "Scheduled", "second", time.Now().Add(time.Hour)
+				})
+				pause(30 * time.Second)
+			}, e.all("a"), first)
+			pause(2500 * time.Millisecond)
+			bring()
+			pause(4 * time.Second)
+			before := len(moved.ids())
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			b.end()
+			want := map[string]cloudevent.Outcome{idA: cloudevent.OutcomeUnknown, idB: cloudevent.OutcomeUnknown}
+			if begun {
+				want[idA] = cloudevent.OutcomeCompleted
+			}
+			for _, h := range e.accepted() {
+				d := dataIn(t, h.Event)
+				id := h.Event.Subject()
+				if d.Change == imds.Vanished && d.Outcome != want[id] {
+					t.Errorf("begun %v: %s ended %s, want %s", begun, id, d.Outcome, want[id])
+				}
+				if d.Change == imds.Vanished && !d.Announced.Before(watched) {
+					t.Errorf("%s was announced at %v, want before %v", id, d.Announced, watched)
+				}
+				if d.Change == imds.Vanished && id == idB && (!d.WhileAway || d.NotEarlierThan.After(watched)) {
+					t.Errorf("%s ended while away %v, not earlier than %v, want before %v", id, d.WhileAway, d.NotEarlierThan, watched)
+				}
+			}
+			if got := moved.types(); got[len(got)-1] != "vanished" || len(got) != before+1 {
+				t.Errorf("the route that the event went to heard %v, want its end too", got)
+			}
+		})
+	}
+}
+
+// So does that nobody watched it for a while: before the start without the file, or until this.
+func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
+	for _, when := range []string{"before", "until the start"} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 5*time.Hour)
+			pause(2 * time.Second)
+			if when == "before" {
+				s.azure.SetFault(imdstest.Fault{Status: 503, For: 30 * time.Second})
+				pause(time.Minute)
+			}
+			b, bring := s.lateFile(b, func() {
+				if when != "before" {
+					pause(30 * time.Second)
+				}
+			}, e.all("a"))
+			pause(2500 * time.Millisecond)
+			bring()
+			pause(10 * time.Second)
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			b.end()
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+				t.Errorf("nobody watched %s: told %s, outcome %s; want vanished, unknown", when, d.Change, d.Outcome)
+			}
+		})
+	}
+}
+
+// What was told as new before a late file came is a first change, as its CloudEvent says, also for routes that are added
+// later. What came after it is not.
+func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			first, added := &ear{}, &ear{}
+			b := s.start(first.all("first"))
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+			pause(6 * time.Second)
+			b, bring := s.lateFile(b, func() {}, first.all("first"))
+			pause(10 * time.Second)
+			bring()
+			pause(20 * time.Second)
+			told, want := []string{idA + "-scheduled", idA + "-scheduled"}, []string{idA + "-scheduled"}
+			if again {
+				s.azure.Start(idA)
+				pause(2 * time.Second)
+				told, want = append(told, idA+"-started"), nil
+			}
+			firstChanges := added.all("added")
+			firstChanges.Filter.Only.Changes = []string{"first"}
+			b.Reload([]bridge.Route{first.all("first"), firstChanges}, nil, bridge.SettingsInfo{})
+			pause(2 * time.Second)
+			b.end()
+			wantIDs(t, first.ids(), told...)
+			wantIDs(t, added.ids(), want...)
+		})
+	}
+}
+
+// A route that is new, or returns, at a start without the file hears what is open in it, also if the file comes before
+// the first document.
+func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		first, added, returning, mine := &ear{}, &ear{}, &ear{}, &ear{}
+		b := s.start(first.all("first"), returning.all("returning"))
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		pause(2 * time.Second)
+		b.Reload([]bridge.Route{first.all("first")}, nil, bridge.SettingsInfo{})
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(6 * time.Second)
+		b, bring := s.lateFile(b, func() { s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503}) },
+			first.all("first"), added.all("added"), returning.all("returning"), mine.self("mine"))
+		pause(10 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		wantIDs(t, first.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+		wantIDs(t, added.ids(), idA+"-started", idA+"-vanished")
+		wantIDs(t, returning.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+		wantIDs(t, mine.ids())
+	})
+}
+
+// A route that is new at a start without the file keeps an event that it got then: it is told the end also if the event names
+// its VM no longer when the file comes.
+func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		audit, mine := &ear{}, &ear{}
+		b := s.start(audit.all("audit"))
+		pause(2 * time.Second)
+		b, bring := s.lateFile(b, func() {}, audit.all("audit"), mine.self("mine"))
+		pause(10 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+		pause(2 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+		pause(2 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		types := mine.types()
+		if len(types) == 0 || types[len(types)-1] != "vanished" {
+			t.Errorf("told %q, want the end too", types)
+		}
+	})
+}
+
+// A reboot while the file could not be read yet ended the event in it as one in any other gap.
+func TestARebootBeforeALateFileIsKnown(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() {
+			pause(30 * time.Second)
+			s.opts.Booted = time.Now()
+			s.azure.End(idA)
+			pause(20 * time.Second)
+		}, e.all("a"))
+		pause(5 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		b.end()
+		wantIDs(t, e.types(), "scheduled", "vanished")
+		if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
+			t.Errorf("outcome %s, back %v; want completed, back %v", d.Outcome, d.Back, s.opts.Booted)
+		}
+	})
+}
+
+// So did one whose event is still listed, whether the file knows of the reboot or came too late for that.
+func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			reboots := func() {
+				pause(2 * time.Minute)
+				s.opts.Booted = time.Now()
+			}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.redeploy(idA, time.Minute)
+			pause(3 * time.Second)
+			if known {
+				b.end()
+				reboots()
+				b, reboots = s.start(e.all("a")), func() {}
+				pause(5 * time.Second)
+			}
+			b, bring := s.lateFile(b, reboots, e.all("a"))
+			pause(2500 * time.Millisecond)
+			bring()
+			pause(10 * time.Second)
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			b.end()
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
+				t.Errorf("known %v: outcome %s, back %v; want completed, back %v", known, d.Outcome, d.Back, s.opts.Booted)
+			}
+		})
+	}
+}
+
+// What is pending in a late file about the bridge is never out of date: nothing newer says it.
+func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errSinkDown)}
+		route := e.all("a").With(func(x *bridge.Terms) { x.Bridge, x.Late = bridge.LevelAll, delivery.LateLatest })
+		b := s.start(route)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() { pause(10 * time.Second) }, route)
+		pause(3 * time.Second)
+		bring()
+		pause(20 * time.Second)
+		e.say(nil)
+		pause(5 * time.Minute)
+		b.end()
+		told := e.types()
+		slices.Sort(told)
+		wantIDs(t, told, "started", "started", "stopping", "stopping")
+	})
+}
+
+// A crash before a late file was taken up leaves it as it was.
+func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e, down := &ear{}, (&ear{answer: always(errSinkDown)}).all("down")
+		first := e.all("first")
+		first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
+		b := s.start(first, down)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Minute})
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "second" })
+		}, first, down)
+		pause(6 * time.Second)
+		bring()
+		pause(8 * time.Second) // read, but nobody knows yet whose it is
+		b.crash()
+		s.azure.End(idA)
+		b = s.start(first, down)
+		pause(20 * time.Second)
+		b.end()
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
+	})
+}
+
+// A stop while a late file is taken up, or before anybody has seen that it is there, loses nothing of it: the event in it
+// goes on, and a route that is new hears of it, though its filter has to read it on a slow disk.
+func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
+	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e, added, down := &ear{}, &ear{}, (&ear{answer: always(errSinkDown)}).all("down")
+			choosy := added.all("added")
+			choosy.Filter.When = mustParseWhen(t, `data.event.EventId != ""`)
+			s.reboot(idA)
+			b := s.start(e.all("first"), down)
+			pause(3 * time.Second)
+			b, bring := s.lateFile(b, func() {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Minute})
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503, For: time.Minute})
+			}, e.all("first"), choosy, down)
+			pause(6 * time.Second)
+			slow := make(chan struct{})
+			s.disk.mu.Lock()
+			s.disk.reads = slow
+			s.disk.mu.Unlock()
+			bring()
+			pause(stopAfter)
+			time.AfterFunc(time.Second, func() { close(slow) })
+			b.end()
+			s.azure.ClearFaults()
+			b = s.start(e.all("first"), choosy, down)
+			pause(20 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			b.end()
+			wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
+			wantIDs(t, added.ids(), idA+"-scheduled", idA+"-vanished")
+		})
+	}
+}
+
+// An id that was used before the file was away isn't used again for another change.
+func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		for range 2 { // it comes, and comes back
+			s.reboot(idA)
+			pause(2 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+		}
+		b, bring := s.lateFile(b, func() { s.reboot(idA) }, e.all("a"))
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		bring()
+		pause(10 * time.Second)
+		b.crash()
+		b = s.start(e.all("a"))
+		s.reboot(idA)
+		pause(20 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished", idA+"-scheduled-r2", idA+"-vanished-r2",
+			idA+"-scheduled", idA+"-vanished", // nobody could know
+			idA+"-scheduled-r3", idA+"-vanished-r3")
+	})
+}

@@ -1,0 +1,205 @@
+package bridge_test
+
+import (
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"weak"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
+)
+
+// A route whose name returns gets the newest change of every open event, unless it had it before, or its `when` refuses
+// the event.
+func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		audit, ops, picky := &ear{}, &ear{}, &ear{}
+		both, one := []bridge.Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []bridge.Route{audit.all("audit")}
+		both[2].Filter.When = mustParseWhen(t, "severity > 20")
+		b := s.start(both...)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		b.Reload(one, nil, bridge.SettingsInfo{})
+		pause(2 * time.Second)
+		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops", "picky"}) { // what it has pending may be replayed and dropped
+			t.Errorf("the sinks are %v, want audit, ops and picky", got)
+		}
+		b.Reload(both, nil, bridge.SettingsInfo{})
+		pause(2 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled") // it missed nothing
+
+		b.Reload(one, nil, bridge.SettingsInfo{})
+		s.reboot(idB)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		b.Reload(both, nil, bridge.SettingsInfo{})
+		pause(2 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled")
+
+		b.end() // and when it is away from one start to the next
+		b = s.start(one...)
+		pause(1500 * time.Millisecond)
+		s.azure.Start(idB)
+		pause(2 * time.Second)
+		b.end()
+		b = s.start(both...)
+		pause(3 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-started")
+		wantIDs(t, picky.ids())
+		b.end()
+	})
+}
+
+// What a removed sink holds, such as its connections and templates, is freed.
+func TestARemovedSinkIsFreed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		kept := (&ear{}).all("kept")
+		b := s.start(kept)
+		pause(1500 * time.Millisecond)
+		added := func() weak.Pointer[ear] {
+			e := &ear{}
+			b.Reload([]bridge.Route{kept, e.all("removed")}, nil, bridge.SettingsInfo{})
+			pause(time.Minute)
+			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
+			return weak.Make(e)
+		}()
+		pause(time.Minute)
+		runtime.GC()
+		if added.Value() != nil {
+			t.Error("the sink is still held")
+		}
+		b.end()
+	})
+}
+
+// What an earlier sink of that name was told says nothing about a new one: its own filter decides.
+func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Interval = seldom
+			kept, before, after := (&ear{}).all("kept"), &ear{}, &ear{}
+			b := s.start(kept, before.all("ops"))
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 7*24*time.Hour)
+			pause(time.Minute)
+			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
+			pause(time.Minute)
+			b.end()
+			pause(25 * time.Hour)
+			b = s.start(kept)
+			pause(15 * time.Minute)
+			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze"})
+			pause(time.Minute)
+			freezes := after.all("ops")
+			freezes.Filter.Only.Types = []string{"Freeze"}
+			if !late {
+				b.Reload([]bridge.Route{kept, freezes}, nil, bridge.SettingsInfo{})
+			} else {
+				var bring func()
+				b, bring = s.lateFile(b, func() {}, kept, freezes)
+				pause(time.Minute)
+				bring()
+			}
+			pause(time.Minute)
+			s.azure.Start(idA)
+			pause(time.Minute)
+			b.end()
+			wantIDs(t, before.ids(), idA+"-scheduled")
+			wantIDs(t, after.ids(), idB+"-scheduled")
+		})
+	}
+}
+
+// A name removed from the settings keeps its backlog for a day, in case it returns.
+func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
+	for _, tt := range []struct {
+		away time.Duration
+		kept bool
+	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e, other := &ear{answer: always(errSinkDown)}, &ear{}
+			b := s.start(e.all("a"), other.all("other"))
+			s.reboot(idA)
+			pause(10 * time.Second)
+			b.Reload([]bridge.Route{other.all("other")}, nil, bridge.SettingsInfo{})
+			pause(10 * time.Second)
+			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != bridge.SinkOrphaned || st.Pending != 1 {
+				t.Errorf("status shows %+v, want the orphaned backlog", st)
+			}
+			b.end()
+			pause(tt.away)
+			b = s.start(other.all("other"))
+			pause(5 * time.Second)
+			dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+			if tt.kept && len(dead) != 0 || !tt.kept && (len(dead) != 1 || dead[0].Reason != delivery.ReasonRemoved) {
+				t.Errorf("after %v the dead letters are %v", tt.away, dead)
+			}
+			e.say(nil)
+			tries := len(e.tried())
+			b.Reload([]bridge.Route{e.all("a"), other.all("other")}, nil, bridge.SettingsInfo{})
+			pause(2 * time.Second)
+			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
+			if st := b.Status().Sinks[0]; st.State != bridge.SinkOK || st.Pending != 0 {
+				t.Errorf("back after %v, status shows %+v", tt.away, st)
+			}
+			if attempt := e.tried()[tries].Attempt; tt.kept == (attempt == 1) {
+				t.Errorf("back after %v, it is attempt %d", tt.away, attempt)
+			}
+			b.end()
+		})
+	}
+}
+
+// A name that is gone from the settings when an event that it was told of ends is told so once it returns, also across
+// restarts: what it did about the event can be undone. Its filter of changes counts, whatever became pending meanwhile.
+func TestAReturningNameIsToldOfTheEnd(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		changes  []string
+		restarts bool
+		want     []string
+	}{
+		"a reload":               {want: []string{"scheduled", "started", "vanished"}},
+		"a restart":              {restarts: true, want: []string{"scheduled", "started", "vanished"}},
+		"it doesn't ask for all": {changes: []string{"scheduled", "started"}, want: []string{"scheduled", "started"}},
+		"only for what comes":    {changes: []string{"first"}, want: []string{"scheduled"}},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e, other := &ear{}, &ear{}
+				r := e.all("a")
+				r.Filter.Only.Changes = tt.changes
+				without, with := []bridge.Route{other.all("other")}, []bridge.Route{r, other.all("other")}
+				b := s.start(with...)
+				turn := func(routes []bridge.Route) {
+					if !tt.restarts {
+						b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
+						return
+					}
+					b.end()
+					b = s.start(routes...)
+				}
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(5 * time.Second)
+				turn(without)
+				pause(5 * time.Second)
+				s.azure.Start(idA)
+				pause(5 * time.Second)
+				s.azure.End(idA)
+				pause(5 * time.Second)
+				turn(with)
+				pause(10 * time.Second)
+				wantIDs(t, e.types(), tt.want...)
+				turn(with)
+				pause(10 * time.Second)
+				wantIDs(t, e.types(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
