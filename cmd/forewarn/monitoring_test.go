@@ -167,7 +167,10 @@ type dashboard struct {
 		Targets []struct{ Expr string }
 	}
 	Templating struct {
-		List []struct{ Name, Definition string }
+		List []struct {
+			Name  string
+			Query any
+		}
 	}
 }
 
@@ -206,7 +209,9 @@ func TestDashboardUsesExistingMetrics(t *testing.T) {
 		}
 	}
 	for _, v := range d.Templating.List {
-		if name, ok := strings.CutPrefix(v.Definition, "label_values("); ok {
+		query, _ := v.Query.(map[string]any) // but of the data source it is text
+		text, _ := query["query"].(string)
+		if name, ok := strings.CutPrefix(text, "label_values("); ok {
 			name, _, _ = strings.Cut(name, ",")
 			wantNames(t, v.Name, name, names)
 		}
