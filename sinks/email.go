@@ -192,10 +192,11 @@ func (m *email) openLogin(s emailSettings) error {
 		"missing; expected password, password_file, password_env or password_vault, or with xoauth2 token_command")
 	wrong.when(to.mode == "none", "tls.mode",
 		"none would send the password in clear; expected starttls or implicit, or no username")
+	redact := to.redactor()
 	if password && err == nil {
 		secret, err := to.password.read(to.Host)
 		wrong.add(exceptUnread(err))
-		to.redactor().hide(secret)
+		redact.hide(secret)
 	}
 	return wrong.err()
 }
@@ -242,7 +243,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		accepted.Status = "250 all have it"
 		return accepted, nil
 	}
-	redact := m.redactor()
+	redact := m.server.redactor()
 	s, err := m.server.connect(ctx, redact)
 	if err != nil {
 		return answer, err

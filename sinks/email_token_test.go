@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/emersion/go-smtp"
 )
 
 // prints returns a command that prints a file, and with a second one adds a byte to that.
@@ -18,8 +20,7 @@ func prints(t *testing.T, files ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TASK", "print")
-	return "['" + strings.Join(append([]string{self}, files...), "', '") + "']"
+	return "['" + strings.Join(append([]string{self, "task=print"}, files...), "', '") + "']"
 }
 
 // A command is asked for a token once, and again when the server has refused the one that it gave.
@@ -78,19 +79,60 @@ func TestMailTokenComesFromACommand(t *testing.T) {
 	}
 }
 
+// A command that prints a token has the environment of an exec sink's, and no secrets of other sinks.
+func TestATokenCommandHasNoSecretsOfOtherSinks(t *testing.T) {
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		t.Skipf("%v; CI has it", err)
+	}
+	t.Setenv("HOOK_TOKEN", "s3cr3t")
+	t.Setenv("HTTPS_PROXY", "http://u:s3cr3t@proxy.test")
+	h := Host{Getenv: os.Getenv}
+	got, err := runTokenCommand(t.Context(), h, []string{sh, "-c", `echo "$HOOK_TOKEN$HTTPS_PROXY in $HOME with $PATH"`})
+	home := ""
+	own, _ := findAccount("")
+	for _, v := range baseVariables(own, os.Getenv) {
+		if v.name == "HOME" {
+			home = v.value
+		}
+	}
+	if err != nil || !strings.HasPrefix(got, "in "+home+" with /") {
+		t.Errorf("the environment is %q, %v; want HOME and PATH alone", got, err)
+	}
+}
+
+// A key in the arguments of such a command is a secret, as in those of an exec sink's.
+func TestAKeyInATokenCommandIsNotShown(t *testing.T) {
+	const key = "R03A9vx7kq2LmZ5tYb81Wc"
+	ca := newAuthority(t)
+	b := &mailbox{mechanisms: []string{"XOAUTH2"}, refuse: map[string]error{"a@example.com": &smtp.SMTPError{Code: 550, Message: "no key " + key}}}
+	files := prints(t, writeFile(t, "token", mailPassword), writeFile(t, "asked", ""))
+	command := strings.TrimSuffix(files, "]") + ", --key=" + key + "]"
+	h := testHost(t)
+	h.Known = new(KnownSecrets)
+	s := mustOpen(t, "email", serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour))+
+		"to: [a@example.com]\nusername: azure\ntoken_command: "+command+"\n", h)
+	if got := (Host{Name: "other", Known: h.Known}).redactor().line("key "+key, maxShown); got != notShown {
+		t.Errorf("another sink shows %s", got)
+	}
+	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	if err == nil || !strings.Contains(err.Error(), notShown) {
+		t.Errorf("the error is %v, want one that shows no key", err)
+	}
+}
+
 // A command that gives no token is ended with all that it has started, and is not waited for.
 func TestTokenCommandEndsAsAWhole(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TASK", "family")
 	one, other := newWatch(t), newWatch(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := runTokenCommand(ctx, []string{self, one.address(), other.address()})
+		_, err := runTokenCommand(ctx, testHost(t), []string{self, "task=family", one.address(), other.address()})
 		ended <- err
 	}()
 	command, child := one.begun(), other.begun()
@@ -113,7 +155,7 @@ func FuzzTokenCommand(f *testing.F) {
 		f.Skip("there is no cat")
 	}
 	f.Fuzz(func(t *testing.T, printed string) {
-		token, err := runTokenCommand(t.Context(), []string{cat, writeFile(t, "token", printed)})
+		token, err := runTokenCommand(t.Context(), Host{Getenv: os.Getenv}, []string{cat, writeFile(t, "token", printed)})
 		first, _, _ := strings.Cut(printed, "\n")
 		if (err == nil) != (strings.TrimSpace(first) != "") || len(token) > 64<<10 || token != strings.TrimSpace(token) ||
 			!strings.Contains(first, token) {

@@ -215,7 +215,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if err != nil {
 		return uncounted, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
-	path, err := c.find(env)
+	path, err := findProgram(c.args[0], env)
 	if err != nil {
 		return uncounted, classOfStart(err)
 	}
@@ -373,9 +373,8 @@ func (c *command) message(d delivery.Delivery, own []variable) (input []byte, en
 	return input, append(env, own...), err
 }
 
-// find returns the path of the program. A name is looked up in the absolute directories of the run's PATH.
-func (c *command) find(env []variable) (string, error) {
-	name := c.args[0]
+// findProgram returns the path of a program. A name is looked up in the absolute directories of the PATH in env.
+func findProgram(name string, env []variable) (string, error) {
 	if filepath.IsAbs(name) {
 		return exec.LookPath(name)
 	}
@@ -398,10 +397,7 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	out io.Writer) (*os.ProcessState, []leftover, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: c.args, Dir: c.dir, Stdin: bytes.NewReader(input), Stdout: out, Stderr: out, WaitDelay: outputWait,
-		Env: make([]string, 0, len(env)), SysProcAttr: processAttributes(c.user),
-	}
-	for _, v := range env {
-		cmd.Env = append(cmd.Env, v.name+"="+v.value)
+		Env: environ(env), SysProcAttr: processAttributes(c.user),
 	}
 	left, err := runGroup(ctx, cmd, runTerms{true, c.grace, c.moment})
 	if errors.Is(err, exec.ErrWaitDelay) && len(left) == 0 {
@@ -411,6 +407,15 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 		err = nil // the state says more, and enough of the output was read
 	}
 	return cmd.ProcessState, left, err
+}
+
+// environ returns variables as a program gets them.
+func environ(env []variable) []string {
+	all := make([]string, 0, len(env))
+	for _, v := range env {
+		all = append(all, v.name+"="+v.value)
+	}
+	return all
 }
 
 // classOfStart returns the error for a program that could not be started, with its class: blocked if somebody has to
@@ -467,7 +472,7 @@ func (c *command) Connect(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	path, err := c.find(slices.Concat(baseVariables(c.user, c.Getenv), own))
+	path, err := findProgram(c.args[0], slices.Concat(baseVariables(c.user, c.Getenv), own))
 	if err != nil {
 		return "", classOfStart(err)
 	}

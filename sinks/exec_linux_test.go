@@ -215,7 +215,7 @@ func TestTokenCommandMayLeaveSomethingBehind(t *testing.T) {
 		}
 	}
 	script := "setsid sleep 60 & sleep 0.2; echo s3cr3t"
-	if token, err := runTokenCommand(t.Context(), []string{"sh", "-c", script}); token != "s3cr3t" || err != nil {
+	if token, err := runTokenCommand(t.Context(), testHost(t), []string{"sh", "-c", script}); token != "s3cr3t" || err != nil {
 		t.Errorf("the token is %q, %v", token, err)
 	}
 }

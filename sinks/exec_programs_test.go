@@ -21,8 +21,12 @@ import (
 
 // TestMain lets the test binary be the command that a test runs: TASK says which.
 func TestMain(m *testing.M) {
-	if task := os.Getenv("TASK"); task != "" {
-		syscall.Exit(perform(task, os.Args[1:])) // os.Exit would complain, under -cover, of a directory that it lacks
+	task, args := os.Getenv("TASK"), os.Args[1:]
+	if named, ok := strings.CutPrefix(os.Args[min(1, len(args))], "task="); ok { // for one that gets no variables
+		task, args = named, args[1:]
+	}
+	if task != "" {
+		syscall.Exit(perform(task, args)) // os.Exit would complain, under -cover, of a directory that it lacks
 	}
 	// They mostly wait for sockets, so more of them run at a time than there are processors.
 	if err := flag.Set("test.parallel", "8"); err != nil {

@@ -107,7 +107,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 		kept = token != nil
 		if kept {
 			secret = *token
-		} else if secret, err = runTokenCommand(ctx, m.command); err != nil {
+		} else if secret, err = runTokenCommand(ctx, m.Host, m.command); err != nil {
 			return "", false, err
 		}
 		m.token.Store(&secret)
@@ -123,6 +123,13 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 	}
 	redact.hide(secret)
 	return secret, kept, nil
+}
+
+// redactor returns a redactor for the texts of one conversation.
+func (m *mailServer) redactor() *redactor {
+	redact := m.Host.redactor()
+	redact.hideKeys(strings.Join(m.command, " "))
+	return redact
 }
 
 // check connects and logs in, and returns what it reached, for people.
@@ -161,16 +168,21 @@ func (m *mailServer) hint(err error) string {
 	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
 }
 
-// runTokenCommand returns the first line that a command prints, without white space around it. Errors show nothing of
-// the output, because it may hold a secret.
-func runTokenCommand(ctx context.Context, command []string) (string, error) {
+// runTokenCommand returns the first line that a command prints, without white space around it. The command has the
+// environment of every program, which holds no secrets of other sinks. Errors show nothing of the output, because it may
+// hold a secret.
+func runTokenCommand(ctx context.Context, h Host, command []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenTimeout)
 	defer cancel()
-	c := exec.Command(command[0], command[1:]...)
-	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
+	own, _ := findAccount("") // has no error
+	env := baseVariables(own, h.Getenv)
+	path, err := findProgram(command[0], env)
 	out := output{max: 2 * maxPrinted}
-	c.Stdout = &out
-	_, err := runGroup(ctx, c, runTerms{}) // an agent that it leaves behind is no failure
+	if err == nil {
+		c := &exec.Cmd{Path: path, Args: command, Env: environ(env), Stdout: &out, WaitDelay: outputWait,
+			SysProcAttr: processAttributes(own)}
+		_, err = runGroup(ctx, c, runTerms{}) // an agent that it leaves behind is no failure
+	}
 	if errors.Is(err, exec.ErrWaitDelay) { // it succeeded, and left something behind that holds its output
 		err = nil
 	}
