@@ -160,8 +160,9 @@ func (f *Fleet) Follow(ctx context.Context, src Source) {
 
 // followHeartbeats reads the last heartbeat of each VM, and all that come, until ctx is done.
 func (f *Fleet) followHeartbeats(ctx context.Context, src Source) {
+	from := func() (jetstream.ConsumerConfig, error) { return streams.LastOf(streams.HeartbeatsSubject), nil }
 	problem := func(err error) { f.Log.Debug("heartbeats can't be read", "err", err) }
-	streams.KeepFollowing(ctx, src.JS, src.Heartbeats, streams.LastOf(streams.HeartbeatsSubject), problem, f.addHeartbeat)
+	streams.KeepFollowing(ctx, src.JS, src.Heartbeats, from, problem, f.addHeartbeat)
 }
 
 // forgetLost has the stream read again, and forgets the events, if its servers lost what was read last.

@@ -54,10 +54,7 @@ func (r *Relay) deliveries(
 	if len(wanted) == 1 {
 		which = "*." + recordOf(groups[0])
 	}
-	from, err := streams.LastOf(prefix + which)()
-	if err != nil {
-		return nil, err
-	}
+	from := streams.LastOf(prefix + which)
 	err = streams.ReadToEnd(ctx, st.js, "KV_"+recordsBucket(r.Stream), from, func(m streams.Raw) error {
 		sink, of, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
 		var rec record

@@ -74,12 +74,11 @@ func (r *Relay) followMutes(ctx context.Context, st *storage) {
 		}
 		r.setMutes(all, m.Seq)
 	}
-	last := streams.LastOf("$KV." + bucket + "." + mutesKey)
 	from := func() (jetstream.ConsumerConfig, error) {
 		if err := r.readMutes(ctx, st.records); err != nil { // its servers may have lost the newest
 			return jetstream.ConsumerConfig{}, err
 		}
-		return last()
+		return streams.LastOf("$KV." + bucket + "." + mutesKey), nil
 	}
 	problem := func(err error) { r.Log.Debug("the mutes can't be followed", "err", err) }
 	streams.KeepFollowing(ctx, st.js, "KV_"+bucket, from, problem, add)

@@ -224,12 +224,8 @@ func StartAt(at time.Time) jetstream.ConsumerConfig {
 }
 
 // LastOf starts at the last message of each subject.
-func LastOf(subjects string) func() (jetstream.ConsumerConfig, error) {
-	return func() (jetstream.ConsumerConfig, error) {
-		return jetstream.ConsumerConfig{
-			DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: subjects,
-		}, nil
-	}
+func LastOf(subjects string) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: subjects}
 }
 
 // ErrStop ends readToEnd early.
