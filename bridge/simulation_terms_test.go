@@ -327,7 +327,7 @@ func (o *oracle) fallback(id string, b belief, route string) {
 			o.add("fallback", "%s was told %s instead of %s, whose fallback it is not", route, t.id, t.instead)
 		}
 	}
-	for _, c := range b.changes {
+	for i, c := range b.changes {
 		r := o.as(route, c.at)
 		limit := c.at + r.after + 10*time.Second
 		if r.fallback == "" || !c.owed(r.name) || c.gone() || o.gaveUp(r.name, c.id) || r.lead > 0 ||
@@ -340,7 +340,7 @@ func (o *oracle) fallback(id string, b belief, route string) {
 			return slices.ContainsFunc(o.taken[id][sink], func(t taken) bool { return t.id == c.id && t.at <= limit })
 		}
 		tried := slices.ContainsFunc(o.tried[id][r.fallback], func(t taken) bool {
-			return t.id == c.id || t.began.seq > c.seq && slices.Contains(t.missed, c.kind) // what stands for it
+			return t.id == c.id || b.place(t) > i && slices.Contains(t.missed, c.kind) // what stands for it
 		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.fallback })
 		if !told(r.name) && !tried && !kept && !o.hand("", "", c.id) {
