@@ -106,7 +106,7 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	to.tls = TLSSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
 	wrong.when(to.mode == "none" && to.tls != TLSSettings{}, "tls.mode",
 		"none uses no certificates; expected starttls or implicit, or no other key of tls")
-	_, err := to.tls.load()
+	_, err := to.tls.load(h)
 	wrong.add(err)
 	to.helo = s.Helo
 	if to.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") &&

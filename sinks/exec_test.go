@@ -511,15 +511,15 @@ func TestOrdinaryWordsInOutputStayReadable(t *testing.T) {
 		{"8080", "port 8080 is taken", "port 8080 is taken"},
 		{"west-1", "nothing in west-1", "nothing in west-1"},
 		{"https://lb.test/api/v2", "lb.test: no such host", "lb.test: no such host"},
-		{"https://lb.test/hooks/correcthorse", "no correcthorse", outputNotShown},
-		{"p4ss", "no p4ss", outputNotShown},
-		{"production", "no production here", outputNotShown},
-		{"eu-west-1", "nothing in eu-west-1", outputNotShown},
-		{"12345678", "the code is 12345678", outputNotShown},
-		{"correct horse battery staple", "no correct horse", outputNotShown},
-		{"hunter2hunter2", "not hunter2hunter2", outputNotShown},
-		{"/aGVsbG8", "not /aGVsbG8", outputNotShown}, // base64 has slashes too
-		{"{file: " + word + "}", "no production here", outputNotShown},
+		{"https://lb.test/hooks/correcthorse", "no correcthorse", notShown},
+		{"p4ss", "no p4ss", notShown},
+		{"production", "no production here", notShown},
+		{"eu-west-1", "nothing in eu-west-1", notShown},
+		{"12345678", "the code is 12345678", notShown},
+		{"correct horse battery staple", "no correct horse", notShown},
+		{"hunter2hunter2", "not hunter2hunter2", notShown},
+		{"/aGVsbG8", "not /aGVsbG8", notShown}, // base64 has slashes too
+		{"{file: " + word + "}", "no production here", notShown},
 	} {
 		s := mustOpen(t, "exec", asCommand(t, "exit", "1", tt.said)+"  VALUE: "+tt.value+"\n", testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err == nil || !strings.HasSuffix(err.Error(), ": "+tt.want) {

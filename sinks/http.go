@@ -29,6 +29,7 @@ const (
 // A caller makes the HTTP requests of one sink. It makes its transport at the first request, and a new one when a TLS
 // file has changed. It uses no http.Client, which would only add redirects and cookies.
 type caller struct {
+	host      Host
 	tls       TLSSettings
 	proxy     func(*http.Request) (*url.URL, error)
 	where     string // the setting that proxy comes from, for people
@@ -44,9 +45,9 @@ type caller struct {
 
 // newCaller checks the settings. proxy is a URL, none, or empty for the environment's proxy.
 func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
-	c := &caller{tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
+	c := &caller{host: h, tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
 	var wrong KeyErrors
-	_, err := t.load()
+	_, err := t.load(h)
 	wrong.add(err)
 	switch text := proxy.plain(); text {
 	case "":
@@ -95,7 +96,7 @@ func (c *caller) current() (*http.Transport, error) {
 	if c.transport != nil && stamp == c.stamp {
 		return c.transport, nil
 	}
-	config, err := c.tls.load()
+	config, err := c.tls.load(c.host)
 	if err != nil {
 		return nil, err
 	}

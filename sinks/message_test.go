@@ -104,6 +104,7 @@ func TestDefaultTextsSayEverySample(t *testing.T) {
 func TestAFallbackSaysWhyInWordsThatGiveNothingAway(t *testing.T) {
 	for why, want := range map[string]string{
 		"blocked: Slack answered invalid_auth: put a new token into /etc/forewarn/slack-token": "refuses: invalid_auth",
+		"blocked: Slack answered " + notShown:                                                  "accepts nothing until somebody mends it",
 		"blocked: 401 Unauthorized from https://hook.internal: who are you?":                   "refuses: 401 Unauthorized",
 		"blocked: hook.internal: no such host":                                                 "accepts nothing until somebody mends it",
 		"rejected: 422 Unprocessable Entity from https://hook.internal: s3cr3t":                "refused it: 422 Unprocessable Entity",

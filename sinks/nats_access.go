@@ -196,7 +196,7 @@ func (n *NATS) read() (natsAccess, error) {
 			shown = l.from()
 		}
 	}
-	a.tls, err = n.tls.load()
+	a.tls, err = n.tls.load(n.host)
 	wrong.add(err)
 	if err := exceptUnread(wrong.err()); err != nil {
 		return a, wrong.err()

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"encoding/base64"
+	"encoding/pem"
 	"net/url"
 	"regexp"
 	"slices"
@@ -25,11 +26,8 @@ const (
 	maxShortEnd = 3 // characters of the end of a path that may be in any text, such as v2 or api
 )
 
-// notShown stands in place of an answer that repeats a secret, and outputNotShown in place of a command's output.
-const (
-	notShown       = "the answer repeats a secret, so it isn't shown"
-	outputNotShown = "the output repeats a secret, so it isn't shown"
-)
+// notShown stands in place of a text that repeats a secret, also within a sentence.
+const notShown = "[not shown: it repeats a secret]"
 
 // A redactor keeps secrets from being shown by texts from outside, such as network errors, destinations' answers and
 // the output of commands, which may repeat what they were sent. Everything from outside passes its line, its lines or
@@ -66,7 +64,7 @@ func (r *redactor) lines(text string) string {
 			all = append(all, line)
 		}
 	}
-	return r.unlessRepeats(text, strings.Join(all, "\n"), outputNotShown)
+	return r.unlessRepeats(text, strings.Join(all, "\n"), notShown)
 }
 
 // unlessRepeats returns what is shown of a text, or otherwise if that or the text repeats a secret. What is shown has no
@@ -308,6 +306,15 @@ func (r *redactor) hideURL(u *url.URL) {
 func (r *redactor) hideBytes(secret []byte) {
 	all := charactersOf(string(secret))
 	r.hide(all[len(all)-1])
+}
+
+// hidePrivateKeys adds the private keys of a text in PEM form, without the words around them.
+func (r *redactor) hidePrivateKeys(text []byte) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if strings.HasSuffix(block.Type, "PRIVATE KEY") {
+			r.hide(unmarked(base64.StdEncoding.EncodeToString(block.Bytes)))
+		}
+	}
 }
 
 // hideKeys adds what looks like a key in a text that need not be secret, such as a body of the settings.

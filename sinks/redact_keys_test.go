@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // answerOf returns what is shown of a sink's first delivery.
@@ -103,5 +104,55 @@ func TestTagsAndColoursHideNoSecret(t *testing.T) {
 		"<hr><center>nginx/1.24.0 (Ubuntu)</center></body></html>"
 	if got := redact.line(page, maxShown); got != page {
 		t.Errorf("of a page it shows %q", got)
+	}
+}
+
+// What stands in place of a text that repeats a secret can be read within the sentences that quote it.
+func TestASentenceWithoutASecretCanBeRead(t *testing.T) {
+	redact := new(redactor)
+	redact.hide("s3cr3t-t0ken")
+	header := http.Header{"Location": {"https://s3cr3t-t0ken.test/a"}}
+	_, err := judge(nil, response{status: 302, header: header, body: "no s3cr3t-t0ken"}, "https://hook.test", redact)
+	slack := &slackAPI{sink: new(slackSink), redact: redact}
+	for got, want := range map[string]string{
+		fmt.Sprint(err): "302 Found from https://hook.test, redirected to " + notShown + ", which is not followed: " + notShown,
+		slack.refusal(slackReply{Error: "s3cr3t-t0ken"}).Error():               "Slack answered " + notShown,
+		describeLeft([]leftover{{pid: 1, name: "s3cr3t-t0ken"}}, redact, true): "left 1 process running (" + notShown + "), which was ended",
+		redact.lines("+ PASS=s3cr3t-t0ken\n"):                                  notShown,
+	} {
+		if got != want || notShown != "[not shown: it repeats a secret]" {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+}
+
+// The private key of a client certificate is a secret of all sinks, such as one whose command prints the file.
+func TestThePrivateKeyOfACertificateIsNotShown(t *testing.T) {
+	cert, key := pemOf(t, newAuthority(t).issue(t, "vm-0", time.Hour))
+	files := "tls: {cert_file: " + writeFile(t, "cert", string(cert)) + ", key_file: " + writeFile(t, "key", string(key)) + "}"
+	for kind, settings := range map[string]string{
+		"webhook": "url: https://hook.test\n" + files, "slack": "token: x\nchannel: '#ops'\n" + files,
+		"nats": "url: tls://nats.test\n" + files, "syslog": "url: tls://log.test\n" + files,
+	} {
+		h := testHost(t)
+		h.Known, h.Name = new(KnownSecrets), kind
+		mustOpen(t, kind, settings, h)
+		own := h
+		h.Name = "command"
+		redact := h.redactor()
+		lines := strings.Split(string(key), "\n")
+		for _, text := range []string{string(key), lines[1], lines[2], lines[2][:20], "+ echo '" + lines[1] + "'"} {
+			if got := redact.lines(text); got != notShown {
+				t.Errorf("beside %s a command shows %s", kind, got)
+			}
+		}
+		for i := range 100 { // its tokens are renewed
+			own.redactor().hide(strings.Repeat(fmt.Sprintf("t0ken-%d-", i), 100))
+		}
+		for text, shown := range map[string]bool{string(key): false, "-----BEGIN PRIVATE KEY-----": true} {
+			if got := redact.lines(text); (got == text) != shown {
+				t.Errorf("beside %s a command then shows %s", kind, got)
+			}
+		}
 	}
 }

@@ -73,7 +73,7 @@ func (m *mailServer) login(ctx context.Context, redact *redactor, secret string)
 	var config *tls.Config
 	if m.mode != "none" {
 		var err error
-		config, err = m.tls.load()
+		config, err = m.tls.load(m.Host)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}

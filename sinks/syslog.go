@@ -100,7 +100,7 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 		"is for tls://; expected that url, or no tls")
 	wrong.when(err == nil && k.to.Scheme == "udp" && s.Framing != "", "framing",
 		"is for tls:// and tcp://; expected that url, or no framing")
-	_, err = k.tls.load()
+	_, err = k.tls.load(k.Host)
 	wrong.add(err)
 	text := templateKey{"text", s.Text, s.TextFile, templates.EmailSubject, templates.Parse, nil, &k.text}
 	wrong.add(text.open(nil))
@@ -189,7 +189,7 @@ func (k *syslogSink) withConn(ctx context.Context, do func(conn net.Conn, rtt ti
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	config, err := k.tls.load()
+	config, err := k.tls.load(k.Host)
 	if err != nil {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
