@@ -246,6 +246,8 @@ func (q *queue) beginAfter(seq uint64) error {
 	}
 	q.puller, err = streams.NewPuller(q.js, stream, name)
 	if err == nil && consumer.CachedInfo().NumPending == 0 {
+		q.mu.Lock()
+		defer q.mu.Unlock()
 		q.endCatchUp()
 	}
 	return err

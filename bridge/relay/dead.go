@@ -114,7 +114,7 @@ func (d *deadLetters) put(ctx context.Context, letter deadLetter, o ...jetstream
 }
 
 // get returns the dead letter with that key, and its sequence number in the stream of dead letters. The error wraps
-// ErrUnknownKey if there is none, and errUnreadable if a relay didn't write it.
+// ErrUnknownKey if there is none, and ErrUnreadable if a relay didn't write it.
 func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLetter, err error) {
 	subject := d.subject(key)
 	if subject == "" {

@@ -132,15 +132,12 @@ func (q *queue) offer(batch []streams.Raw) {
 		}
 	}
 	if q.pos.catchUpTo > 0 && (q.puller.AtEnd || q.pos.last >= q.pos.catchUpTo) {
-		q.pos.catchUpTo = 0
-		wake(q.updates.wake)
+		q.endCatchUp()
 	}
 }
 
-// endCatchUp hands all that is pending to the Worker.
+// endCatchUp hands all that is pending to the Worker. mu is held.
 func (q *queue) endCatchUp() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.pos.catchUpTo = 0
 	wake(q.updates.wake)
 }

@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/fleet"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
 )
@@ -90,7 +91,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (part ReplayPar
 	}
 	x := replayer{
 		request: p, route: route, js: st.js, bucket: streams.Bucket{KV: kv}, last: state.LastSeq,
-		records: map[string]*record{}, done: map[string]bool{}, over: r.fleet.IsOver, began: time.Now(), part: part,
+		records: map[string]*record{}, done: map[string]bool{}, fleet: r.fleet, began: time.Now(), part: part,
 	}
 	err = streams.ReadToEnd(ctx, st.js, r.Stream, from, func(m streams.Raw) error { return x.take(ctx, m) })
 	if len(x.part.Replayed) > 0 {
@@ -118,13 +119,13 @@ type replayer struct {
 	last    uint64             // the stream's last message when the part began
 	records map[string]*record // by group
 	done    map[string]bool    // CloudEvents of this part, by id and set
-	over    func(group string) bool
+	fleet   *fleet.Fleet
 	read    int // number of messages
 	began   time.Time
 	part    ReplayPart
 }
 
-// take replays one message if the sink gets it. It returns errStop at the end of the part.
+// take replays one message if the sink gets it. It returns ErrStop at the end of the part.
 func (x *replayer) take(ctx context.Context, r streams.Raw) error {
 	if r.Seq > x.last {
 		return streams.ErrStop
@@ -192,7 +193,7 @@ func (x *replayer) selects(ctx context.Context, m streams.Message) (bool, error)
 // asked for this event.
 func (x *replayer) leavesOut(m streams.Message) bool {
 	return x.request.Event == "" && m.Change.Kind != imds.Vanished && endSettles(x.route, m.Change.Event) &&
-		x.over(m.Group())
+		x.fleet.IsOver(m.Group())
 }
 
 func (x *replayer) replay(ctx context.Context, m streams.Message) error {

@@ -163,8 +163,8 @@ func (q *queue) fullFor(now time.Time) (since time.Time) {
 		return time.Time{}
 	}
 	if q.room.fullSince.IsZero() {
-		q.room.fullSince, q.pos.catchUpTo = now, 0
-		wake(q.updates.wake)
+		q.room.fullSince = now
+		q.endCatchUp()
 	}
 	return later(q.room.fullSince, q.tally.lastAccepted)
 }

@@ -14,7 +14,7 @@ import (
 type Bucket struct{ KV jetstream.KeyValue }
 
 // Get decodes a value into to, and returns its revision: 0 if there is no value. If the value can't be decoded, the
-// error wraps errUnreadable and the revision is returned all the same.
+// error wraps ErrUnreadable and the revision is returned all the same.
 func (b Bucket) Get(ctx context.Context, key string, to any) (rev uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()
@@ -41,7 +41,7 @@ var ErrUnreadable = errors.New("unreadable")
 var ErrOvertaken = errors.New("another relay has taken over")
 
 // Put replaces the value that has this revision, and returns the new revision. If the bucket holds another revision,
-// the error wraps errOvertaken, unless that has the same value: then the answer to an earlier put was lost.
+// the error wraps ErrOvertaken, unless that has the same value: then the answer to an earlier put was lost.
 func (b Bucket) Put(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()

@@ -44,7 +44,7 @@ func follow(ctx context.Context, js jetstream.JetStream, stream string, from jet
 	return read(ctx, js, stream, from, false, f)
 }
 
-// ReadToEnd is follow, but returns nil when no message is left to read, or when f returns errStop. It doesn't compare
+// ReadToEnd is follow, but returns nil when no message is left to read, or when f returns ErrStop. It doesn't compare
 // with the stream's last sequence number, because that message may be deleted.
 func ReadToEnd(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
 	f func(Raw) error) error {
@@ -76,10 +76,10 @@ func KeepFollowing(
 	}
 }
 
-// followAgain is how long keepFollowing waits after an error.
+// followAgain is how long KeepFollowing waits after an error.
 const followAgain = time.Second
 
-// read implements follow and readToEnd, with a consumer of its own.
+// read implements follow and ReadToEnd, with a consumer of its own.
 func read(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, toEnd bool,
 	f func(Raw) error) (err error) {
 	defer func() {
@@ -228,7 +228,7 @@ func LastOf(subjects string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: subjects}
 }
 
-// ErrStop ends readToEnd early.
+// ErrStop ends ReadToEnd early.
 var ErrStop = errors.New("stop")
 
 // ReadSince calls f with each message stored at or after a time. It stops at the message that is the last according to
