@@ -27,7 +27,7 @@ const (
 )
 
 // notShown stands in place of a text that repeats a secret, also within a sentence.
-const notShown = "[not shown: it repeats a secret]"
+const notShown = "[the answer repeats a secret, so it isn't shown]"
 
 // A redactor keeps secrets from being shown by texts from outside, such as network errors, destinations' answers and
 // the output of commands, which may repeat what they were sent. Everything from outside passes its line, its lines or
