@@ -153,9 +153,10 @@ func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	case "has no Events":
 		resp = respond(req, 200, etag, []byte(`{"DocumentIncarnation":1}`))
 	case "is empty":
-		resp, a.what = respond(req, 200, etag, nil), "empty"
+		resp, a.what, a.events = respond(req, 200, etag, nil), "empty", nil
 	case "has null for Events":
-		resp, a.what = respond(req, 200, etag, []byte(`{"DocumentIncarnation":1,"Events":null}`)), "empty"
+		resp = respond(req, 200, etag, []byte(`{"DocumentIncarnation":1,"Events":null}`))
+		a.what, a.events = "empty", nil
 	case "lists a broken entry":
 		resp = respond(req, 200, etag, added(body, `{"EventStatus":"Scheduled"}`, true))
 		a.what, a.partial = "document", true

@@ -123,6 +123,21 @@ var knownStories = []struct {
 		{at(34 * time.Minute), list{event: anytime}}, // so that the announcement is told
 		{at(50 * time.Minute), unlist{reboot.id}},
 	}},
+	{"the clock is set back after a lead has come, and the event ends before it comes once more", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},
+		}}},
+		{at(time.Minute), mute{mutePlan{lasts: 3 * time.Hour}}},
+		{at(35 * time.Minute), list{event: reboot}}, // which is due at once
+		{at(36 * time.Minute), restart{crash: true, step: -30 * time.Minute, off: 20 * time.Second}},
+		{at(40 * time.Minute), unlist{reboot.id}},
+	}},
+	{"an empty answer while nobody knows the VM's name hides an event that begins soon", []step{
+		{0, instanceTrouble{"503", 40 * time.Second}},
+		{at(30 * time.Second), endpointTrouble{"has null for Events", 43 * time.Second}},
+		{at(32 * time.Second), list{event: soon}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"a sink comes while the disk hangs, which alone has what is open", []step{
 		{at(time.Minute), reload{routes: []string{"webhook"}}},
 		{at(2 * time.Minute), list{event: reboot}},

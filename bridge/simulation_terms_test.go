@@ -115,7 +115,11 @@ func (o *oracle) lead(id string, b belief, route string) {
 			continue
 		}
 		for _, newer := range b.changes[i+1:] {
-			waited := due.After(newer.clock.Add(time.Second)) && newer.boot == t.in && !o.ill(newer.at, t.start)
+			// What is pending already stays so when the clock is set back, unless the newer one waits: that takes its place.
+			stays := !due.After(c.clock) || o.cameEarlier(b, i, r.lead, t)
+			waits := ahead(newer) && newer.event.notBeforeTime().Add(-r.lead).After(newer.clock)
+			waited := due.After(newer.clock.Add(time.Second)) && (!stays || waits) && newer.boot == t.in &&
+				!o.ill(newer.at, t.start)
 			if waited && newer.owed(r.name) && !newer.gone() && newer.at+time.Second < t.start &&
 				t.attempt.began.boot == t.in && t.handed.attempt == 1 && t.instead == "" && !o.hand("", r.name, t.id) {
 				o.add("lead", "%s was told %s at %v, which waited when %s came", r.name, t.id, short(t.start), newer.id)

@@ -241,8 +241,7 @@ func (t *truth) answer(a *answer, first bool) {
 		t.valid, t.doubt = a.at, unclear // or was too old when it was looked at
 	}
 	switch {
-	case a.what == "empty" && empty:
-		listed = nil
+	case a.what == "empty" && empty: // it lists nothing
 	case a.what != "document", a.version == t.version:
 		return
 	}
