@@ -25,7 +25,7 @@ type change struct {
 	later   []string        // routes that came, or returned, after it
 	orphans []string        // routes that were gone then, and get it if they return within a day
 	lost    bool            // a crash made the program forget it
-	theirs  bool            // it was forgotten, because it was another machine's
+	theirs  int             // the first machine that forgot it, because it was another's; 0 for none
 	away    *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
 
@@ -33,7 +33,7 @@ type change struct {
 func (c change) owed(route string) bool { return c.routes[route] && !slices.Contains(c.later, route) }
 
 // gone reports whether the program may have forgotten the change.
-func (c change) gone() bool { return c.lost || c.theirs }
+func (c change) gone() bool { return c.lost || c.theirs > 0 }
 
 // A belief is what the program may hold of one event.
 type belief struct {

@@ -132,6 +132,14 @@ var knownStories = []struct {
 		{at(36 * time.Minute), restart{crash: true, step: -30 * time.Minute, off: 20 * time.Second}},
 		{at(40 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a copy takes over what nobody owned and approves it, and a copy of that is another machine's", []step{
+		{0, instanceTrouble{"hangs", 20 * time.Minute}},
+		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}, after: []string{"well"}}}}},
+		{at(10 * time.Second), list{event: reboot}},
+		{at(5 * time.Minute), restart{off: time.Minute, clone: true}},
+		{at(25 * time.Minute), restart{off: time.Minute, clone: true}},
+		{at(30 * time.Minute), unlist{reboot.id}},
+	}},
 	{"an empty answer while nobody knows the VM's name hides an event that begins soon", []step{
 		{0, instanceTrouble{"503", 40 * time.Second}},
 		{at(30 * time.Second), endpointTrouble{"has null for Events", 43 * time.Second}},

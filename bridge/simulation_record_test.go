@@ -99,9 +99,10 @@ func (o *oracle) lastTold(p *post, b belief) int {
 }
 
 // forgotten reports whether a run of the program knows no more of a change: a crash made it forget it, or another machine
-// saw it.
+// saw it; a copy of what was nobody's goes on with it.
 func (o *oracle) forgotten(c change, boot int) bool {
-	return c.lost || c.theirs && o.boots[c.boot].vm != o.boots[boot].vm
+	vm := o.boots[boot].vm
+	return c.lost || c.theirs > 0 && vm >= c.theirs && vm != o.boots[c.boot].vm
 }
 
 // refuses says why a rule of a setup does not approve an event as it was told last, "" if it does.

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -145,7 +146,7 @@ func (t *truth) learn(b *boot) {
 				fresh.kept, theirs = nil, fresh.changes[:len(old.kept.changes)]
 			}
 			for i := range theirs {
-				theirs[i].theirs = true
+				theirs[i].theirs = cmp.Or(theirs[i].theirs, b.vm)
 			}
 			after = append(after, fresh)
 		}
