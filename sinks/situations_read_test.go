@@ -276,6 +276,34 @@ func TestWhyAndEffectAreEmptyWhereTheyDontApply(t *testing.T) {
 	}
 }
 
+// Nobody reads the command for what it can't do, as when Azure has agreed already: the same word decides in every text.
+func TestTheCommandIsOfferedOnlyWhereItHelps(t *testing.T) {
+	systemtest.Alone(t)
+	t.Parallel()
+	services := map[string]*webhook{}
+	for _, s := range Services() {
+		services[s.Name] = openService(t, s, "https://a.example")
+	}
+	for name, s := range situations() {
+		f := fieldsOf(t, s)
+		helps := slices.ContainsFunc(f["group"].([]map[string]any), func(one map[string]any) bool {
+			return word(t, "command", one) != ""
+		})
+		all := map[string]string{"the notification": render(t, texts.slackText, f), "Slack": render(t, texts.slackBlocks, f),
+			"mail": render(t, texts.text, f), "mail in HTML": render(t, texts.html, f), "the message": word(t, "message", f)}
+		for service, w := range services {
+			all[service] = bodyOf(t, w, maps.Clone(f))
+		}
+		f["reply"] = true
+		all["the reply"] = render(t, texts.slackText, f)
+		for where, text := range all {
+			if !helps && strings.Contains(text, "forewarn approve") {
+				t.Errorf("%s: %s offers a command that does nothing:\n%s", name, where, text)
+			}
+		}
+	}
+}
+
 // The command that is to be copied has an id that is safe in a shell, whatever Azure sent, and stands on a line of its
 // own. What another destination answered is not for those who read this one.
 func TestWhatIsCopiedIsSafe(t *testing.T) {

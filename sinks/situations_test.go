@@ -311,6 +311,16 @@ func situations() map[string]situation {
 		due.now, due.batch[0].Attempt = at("04:12:00"), 9
 		all[name+"-due"] = due
 	}
+	tell("approved-withheld-asked", "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot},
+		circumstances{Approval: &gone, Asked: agreed, Rules: []cloudevent.Rule{{Name: `rule "anyway"`, Wait: 600}}}, true, nil)
+	var begin []delivery.Delivery // at any time, as Azure agreed to it
+	for i := range 3 {
+		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": fmt.Sprintf("A1B2C3D%d-D2CD-49C7-8624-8643E7171297", i),
+			"EventSource": "User", "Resources": []string{fmt.Sprint("web_", i)}})
+		begin = append(begin, deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Approved, Event: e},
+			circumstances{Observer: dbHost, Time: messageTime.clock(), Approval: &asked, Asked: agreed}))...)
+	}
+	all["group-approved"] = situation{batch: begin, now: messageTime}
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
 	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)
