@@ -3,7 +3,6 @@ package bridge
 import (
 	"cmp"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -231,23 +230,11 @@ func (b *Bridge) reportDeadOf(route string) {
 		for _, d := range letters {
 			tx.SetReported(d)
 		}
-		letters = slices.DeleteFunc(letters, func(d outbox.Delivery) bool { return isBeingTried(tx, d) })
-		if len(letters) == 0 {
-			return
-		}
 		report.add(&c, cloudevent.DeliveryDeadLettered, describeAll(route, letters), route)
 		b.apply(tx, c)
 	})
 	b.committed(c)
 	_ = wait() // the outbox logs its errors
-}
-
-// isBeingTried reports whether a delivery is a dead letter because a newer change of its event came, and that is pending
-// for the route: then nothing is given up, and a replay would do the same work twice.
-func isBeingTried(tx *outbox.Tx, d outbox.Delivery) bool {
-	return d.Reason == delivery.ReasonLate && slices.ContainsFunc(tx.Pending(d.Group), func(newer outbox.Delivery) bool {
-		return newer.Route == d.Route && newer.Seq > d.Seq
-	})
 }
 
 // housekeep does the periodic work.

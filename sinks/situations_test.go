@@ -388,6 +388,11 @@ func situations() map[string]situation {
 	}
 	all["bridge.sink.blocked-refused"] = situation{now: messageTime,
 		batch: deliveryOf(cloudevent.WrapBridge(cloudevent.SinkBlocked, refusedMail, dbHost, messageTime.clock()))}
+	tooLate := map[string]any{"sink": "drain", "count": 1, "deliveries": []any{map[string]any{
+		"reason": "late", "error": "exit status 75: 3 sessions left",
+	}}}
+	all["bridge.delivery.deadlettered-late"] = situation{now: messageTime,
+		batch: deliveryOf(cloudevent.WrapBridge(cloudevent.DeliveryDeadLettered, tooLate, dbHost, messageTime.clock()))}
 	for name, s := range fleetSituations(webHost(1)) {
 		all[name] = s
 	}

@@ -219,7 +219,8 @@ func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
 		d.LastAttempt = tx.now.UTC()
 	}
 	d.Next, d.change = time.Time{}, tx.number
-	d.State, d.Reason, d.DeadSince, d.Unreported = StateDead, reason, tx.now.UTC(), e.Group != ""
+	d.State, d.Reason, d.DeadSince = StateDead, reason, tx.now.UTC()
+	d.Unreported = e.Group != "" && !(reason == delivery.ReasonLate && tx.isOvertaken(e))
 	if cause != "" {
 		d.Error = cause
 	}
@@ -233,6 +234,17 @@ func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
 		tx.fallBack(e, d.Error)
 	}
 	tx.remove(e)
+}
+
+// isOvertaken reports whether a newer delivery of its group is pending for the route of a pending delivery: then nothing is
+// given up with that, and a replay would do the same work twice.
+func (tx *Tx) isOvertaken(e *entry) bool {
+	for other := range tx.groups[e.Group].pending {
+		if other.route == e.route && other.Seq > e.Seq {
+			return true
+		}
+	}
+	return false
 }
 
 // fallBack makes a dead letter of a route pending for the route's fallback. It does not if the fallback has or had the

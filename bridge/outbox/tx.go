@@ -86,8 +86,8 @@ func (tx *Tx) Withdraw(d Delivery) {
 	}
 }
 
-// Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
-// never reported.
+// Unreported returns the dead letters of a route that the owner is still to report, in order. Never reported are those
+// without a group, and those that came too late because a newer delivery of their group was pending.
 func (tx *Tx) Unreported(route string) []Delivery {
 	r := tx.routes[route]
 	if r == nil {
