@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -149,6 +150,34 @@ func TestAPassedTimeIsNotSaidToCome(t *testing.T) {
 		for _, phrase := range []string{"at the latest", "at the earliest", "back because scheduled events are on"} {
 			if strings.Contains(all, phrase) {
 				t.Errorf("two days later, %s says %q:\n%s", name, phrase, all)
+			}
+		}
+	}
+}
+
+// Every text says of a time what helps: seconds where minutes would show the same twice, or where seconds count, and never
+// that a time is still the same, because whether it is the earliest or the latest depends on the rules of then.
+func TestTheTimeOfAnEventIsSaidAlikeInEveryText(t *testing.T) {
+	token := regexp.MustCompile(`<!date[^|]*\|([^>]*)>`) // of Slack, with the text in its place
+	for name, tt := range map[string]struct {
+		says  []string
+		never string
+	}{
+		"updated-seconds": {[]string{"05:10:21 CET (in 10 min)"}, "05:10 CET"},
+		"updated-vms":     {nil, "still"},
+		"preempt-due":     {[]string{"due since", "20:01:45 CET"}, "20:01 CET"},
+	} {
+		f := fieldsOf(t, situations()[name])
+		for where, text := range map[string]string{"the notification": render(t, texts.slackText, f), "Slack": render(t, texts.slackBlocks, f),
+			"the subject": render(t, texts.subject, f), "mail": render(t, texts.text, f), "mail in HTML": render(t, texts.html, f)} {
+			text = token.ReplaceAllString(text, "$1")
+			if strings.Contains(text, tt.never) {
+				t.Errorf("%s: %s says %q:\n%s", name, where, tt.never, text)
+			}
+			for _, want := range tt.says {
+				if !strings.Contains(text, want) {
+					t.Errorf("%s: %s doesn't say %q:\n%s", name, where, want, text)
+				}
 			}
 		}
 	}

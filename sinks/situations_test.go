@@ -182,6 +182,8 @@ func situations() map[string]situation {
 
 	tell("updated-time", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"),
 		circumstances{}, true, nil)
+	tell("updated-seconds", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:21", nil), "NotBefore"),
+		circumstances{}, true, nil)
 	tell("updated-vms", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", alone), "Resources"),
 		circumstances{}, true, nil)
 	tell("updated-type", "04:00:00",
@@ -321,6 +323,9 @@ func situations() map[string]situation {
 			circumstances{Observer: dbHost, Time: messageTime.clock(), Approval: &asked, Asked: agreed}))...)
 	}
 	all["group-approved"] = situation{batch: begin, now: messageTime}
+	overdue := all["preempt-unknown"]
+	overdue.now = at("19:02:10")
+	all["preempt-due"] = overdue
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
 	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)
