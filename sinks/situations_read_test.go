@@ -183,6 +183,29 @@ func TestTheTimeOfAnEventIsSaidAlikeInEveryText(t *testing.T) {
 	}
 }
 
+// Who approved is told with the VM where that isn't clear: on one that isn't hit, and where one message speaks for all.
+func TestOnAFleetWhoApprovedIsToldWithTheVM(t *testing.T) {
+	for _, tt := range []struct {
+		situation string
+		forAll    bool
+		want      string
+	}{
+		{"approved-elsewhere", false, "Approved by root (alice) on db_0, 64 s after"},
+		{"reminder-asked-elsewhere", false, "root (alice) on db_0 asked Azure at 04:55 CET to start it"},
+		{"updated-asked", true, "root (alice) on vm-db-1 asked Azure at 04:55 CET to start it"},
+		{"approved-refused", true, "as root (alice) on vm-db-1 asked: "},
+		{"approved-unanswered", true, "root (alice) on vm-db-1 asked Azure to start the reboot"},
+		{"approved-moot", true, "by rule 1 on vm-db-1 had no effect"},
+		{"updated-asked", false, "root (alice) asked Azure at 04:55 CET to start it"},
+	} {
+		s := situations()[tt.situation]
+		s.more = map[string]any{"forAll": tt.forAll}
+		if text := word(t, "message", fieldsOf(t, s)); !strings.Contains(text, tt.want) {
+			t.Errorf("%s: no %q in\n%s", tt.situation, tt.want, text)
+		}
+	}
+}
+
 // Nobody knows whether forewarn runs on the VM to which a rule leaves an event. So what that VM's rule does is told with
 // that condition, whatever the rule waits for.
 func TestARuleOfAnotherVMIsNoFact(t *testing.T) {

@@ -323,6 +323,11 @@ func situations() map[string]situation {
 			circumstances{Observer: dbHost, Time: messageTime.clock(), Approval: &asked, Asked: agreed}))...)
 	}
 	all["group-approved"] = situation{batch: begin, now: messageTime}
+	byHand, elsewhere := asked, circumstances{Observer: imds.Observer{Name: "db_0", ResourceGroup: "prod-web", Location: "westeurope"}}
+	byHand.By, elsewhere.Approval, elsewhere.Asked = agreed.By, &byHand, agreed
+	ofWeb := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Resources": []string{"web_0", "web_1"}})
+	tell("approved-elsewhere", "03:56:33", imds.Change{Kind: imds.Approved, Event: ofWeb}, elsewhere, true, nil)
+	tell("reminder-asked-elsewhere", "03:58:00", imds.Change{Kind: imds.Reminder, Event: ofWeb, Lead: time.Hour}, elsewhere, true, nil)
 	overdue := all["preempt-unknown"]
 	overdue.now = at("19:02:10")
 	all["preempt-due"] = overdue
