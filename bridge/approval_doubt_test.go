@@ -284,3 +284,31 @@ func TestWhatAzureWouldNotWriteIsToldAndNotApproved(t *testing.T) {
 		})
 	}
 }
+
+// By what is unclear no rule approves, also after a restart, and none is promised to. Somebody who sees it may.
+func TestWhatIsUnclearIsApprovedOnlyByHand(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.rewritesDocuments(false, insteadOf(regexp.MustCompile(`"NotBefore":"[^"]+"`), `"NotBefore":"tomorrow"`))
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(time.Minute)
+		b.end()
+		b = s.start(audit.all("audit"))
+		pause(time.Minute)
+		wantIDs(t, s.approvals())
+		wantIDs(t, audit.promised(t), "-")
+		if why := b.Status().Events[0].Approval; why != `rule 1: NotBefore "tomorrow" is not a time in GMT` {
+			t.Errorf("the status says %q", why)
+		}
+		shown := b.Status().Events[0].Known
+		a := b.ApproveNow(t.Context(), shown.ID, shown.Digest(), "root")
+		if a.Result != cloudevent.ResultApproved {
+			t.Errorf("by hand: %+v", a)
+		}
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}

@@ -288,6 +288,8 @@ func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) rulin
 		}
 	}
 	switch { // then every doubt
+	case e.Unclear != "":
+		return no("%s", e.Unclear)
 	case e.Status != imds.StatusScheduled:
 		return no("it is not Scheduled but %q", e.Status)
 	case self == "":

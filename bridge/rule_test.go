@@ -85,6 +85,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 			r.Only.Sources, r.Except.Sources = nil, []string{"Platform"}
 		}), event(func(e *imds.Event) { e.Source = "Operator" }), "vm-0", nil, "(except)", true},
 		{"it is in doubt", user, event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},
+		{"a field of it is unclear", user, event(func(e *imds.Event) { e.Unclear = "NotBefore is 17" }), "vm-0", nil, "NotBefore is 17", true},
 		{"it is in doubt, whatever the rule looks at", with(func(r *Rule) {
 			r.Only.Sources, r.When = nil, mustParseWhen(t, "true")
 		}), event(func(e *imds.Event) { e.Doubt = "it has a field twice" }), "vm-0", nil, "it has a field twice", true},

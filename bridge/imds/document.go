@@ -47,6 +47,9 @@ type Event struct {
 	// Doubt is why the event must not be approved, whatever it says: Azure would not write it so, and another reader may
 	// take it for something else. "" for no doubt.
 	Doubt string
+	// Unclear says of a field that it can't be understood, by its type or its form, and why; "" if all can. No rule may
+	// approve the event. A person who sees it may.
+	Unclear string
 	// Contradicted means that the document says two things about the event: it lists it more than once, with different
 	// content or with its EventId written in another way. The last one counts, but nothing is approved by it.
 	Contradicted bool
@@ -165,7 +168,7 @@ func (d *Document) addProblem(format string, args ...any) {
 }
 
 // decodeEvent decodes one entry. The ID is empty if the entry has no readable one; id is the EventId as Azure wrote it.
-// problems names every other field of an unexpected type, and the doubt.
+// problems names every other field that can't be understood, and the doubt.
 func decodeEvent(raw json.RawMessage) (e Event, id string, problems []string) {
 	e = Event{Duration: -1}
 	fields := fieldsOf(raw)
@@ -194,6 +197,12 @@ func decodeEvent(raw json.RawMessage) (e Event, id string, problems []string) {
 		e.Resources = nil
 		problems = append(problems, fmt.Sprintf("Resources is not a list of strings: %.40s", v))
 	}
+	if slices.ContainsFunc(e.Resources, func(vm string) bool { return strings.TrimSpace(vm) == "" }) {
+		problems = append(problems, fmt.Sprintf("Resources has an empty name: %.40s", fields["Resources"]))
+	}
+	if e.ResourceType != "" && !SameWord(e.ResourceType, "VirtualMachine") {
+		problems = append(problems, fmt.Sprintf("ResourceType %.40q is not VirtualMachine", e.ResourceType))
+	}
 	for i, vm := range e.Resources { // api-version 2017-03-01 puts one before the name, and no VM's own name has one there
 		e.Resources[i] = strings.TrimPrefix(vm, "_")
 	}
@@ -211,6 +220,9 @@ func decodeEvent(raw json.RawMessage) (e Event, id string, problems []string) {
 		if err != nil {
 			problems = append(problems, err.Error())
 		}
+	}
+	if len(problems) > 0 {
+		e.Unclear = Printable(problems[0], 200)
 	}
 	var compact bytes.Buffer
 	compact.Grow(len(raw))

@@ -183,3 +183,35 @@ func TestOnlyOneUnderscoreIsLeftOutOfAName(t *testing.T) {
 		}
 	}
 }
+
+// A field that can't be understood is unclear: by its type, by its form, or because it is about something else than VMs.
+// Also after a restart, and whatever else is in doubt. What is missing is not.
+func TestAFieldThatCanNotBeUnderstoodIsUnclear(t *testing.T) {
+	for field, want := range map[string]string{
+		`"NotBefore":"tomorrow"`:          `NotBefore "tomorrow" is not a time in GMT`,
+		`"NotBefore":17`:                  `NotBefore is not a string: 17`,
+		`"ResourceType":"Disk"`:           `ResourceType "Disk" is not VirtualMachine`,
+		`"ResourceType":["Disk"]`:         `ResourceType is not a string: ["Disk"]`,
+		`"DurationInSeconds":"long"`:      `DurationInSeconds is not a number of seconds: "long"`,
+		`"Description":{}`:                `Description is not a string: {}`,
+		`"EventSource":17`:                `EventSource is not a string: 17`,
+		`"Resources":"vm-0"`:              `Resources is not a list of strings: "vm-0"`,
+		`"Resources":["vm-0",null]`:       `Resources has an empty name: ["vm-0",null]`,
+		`"Resources":["vm-0"," "]`:        `Resources has an empty name: ["vm-0"," "]`,
+		`"EventSource":1,"New":1,"new":1`: `EventSource is not a string: 1`,
+		`"NotBefore":""`:                  "", `"NotBefore":null`: "", `"NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"`: "",
+		`"ResourceType":"virtualmachine"`: "", `"ResourceType":""`: "", `"DurationInSeconds":-1`: "", `"DurationInSeconds":"9"`: "",
+		`"EventSource":"Operator"`: "", `"Resources":[]`: "", `"New":17`: "",
+	} {
+		d := decoded(t, listing(`{"EventId":"A",`+field+`}`))
+		if len(d.Events) != 1 || d.Events[0].Unclear != want || azureEvent(t, string(d.Events[0].Raw)).Unclear != want {
+			t.Errorf("%s: %+v, want unclear %q", field, d.Events, want)
+		}
+		if _, err := d.Confirm("A", d.Events[0].Digest()); d.Events[0].Doubt == "" && err != nil {
+			t.Errorf("%s: the document does not confirm it: %v", field, err)
+		}
+		if want != "" && (len(d.Problems) == 0 || !strings.Contains(d.Problems[0], want)) {
+			t.Errorf("%s: the problems are %q, want %q", field, d.Problems, want)
+		}
+	}
+}
