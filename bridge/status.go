@@ -163,6 +163,9 @@ const (
 	longestRest = 5 * time.Minute                                   // of the other loops, which may compact the outbox
 )
 
+// Reasons returns why the bridge isn't ready: Status.Reasons.
+func (b *Bridge) Reasons() []string { return b.Status().Reasons }
+
 // Alive returns nil while all loops run, and otherwise an error that names the stalled one and its last run.
 func (b *Bridge) Alive() error {
 	b.mu.Lock()

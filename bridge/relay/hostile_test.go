@@ -76,7 +76,7 @@ func TestAnUnreadableStateIsSaid(t *testing.T) {
 		sink := newRecorder()
 		r, stop := s.run(route("hook", sink))
 		st, want := r.Status(), "the sink hook is not served: unreadable: sink.hook"
-		if st.Ready || len(st.Reasons) != 1 || !strings.HasPrefix(st.Reasons[0], want) {
+		if st.Ready || len(st.Reasons) != 1 || !strings.HasPrefix(st.Reasons[0], want) || !slices.Equal(r.Reasons(), st.Reasons) {
 			t.Errorf("it is ready %v, because of %q", st.Ready, st.Reasons)
 		}
 		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_records")

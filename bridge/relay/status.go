@@ -42,7 +42,6 @@ func (r *Relay) Status() bridge.Status {
 		s.Warnings = append(s.Warnings, deadFull)
 	}
 	if r.down != nil {
-		s.Reasons = append(s.Reasons, delivery.WithoutClass(r.down.Error()))
 		s.Outbox.Error = r.down.Error()
 	}
 	sinks, reasons := r.sinkStatuses(now)
@@ -67,9 +66,21 @@ func (r *Relay) Status() bridge.Status {
 	return s
 }
 
-// sinkStatuses returns the statuses of all sinks, and why they keep the relay from being ready. mu is held.
+// Reasons returns why the relay isn't ready: Status.Reasons. It doesn't look at the fleet, which may take longer than a
+// health check waits.
+func (r *Relay) Reasons() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, reasons := r.sinkStatuses(time.Now())
+	return reasons
+}
+
+// sinkStatuses returns the statuses of all sinks, and why the relay isn't ready. mu is held.
 func (r *Relay) sinkStatuses(now time.Time) (sinks []bridge.SinkStatus, reasons []string) {
 	sinks = []bridge.SinkStatus{}
+	if r.down != nil {
+		reasons = append(reasons, delivery.WithoutClass(r.down.Error()))
+	}
 	for _, route := range r.Routes {
 		k, why := r.sinkStatus(route, now)
 		sinks, reasons = append(sinks, k), append(reasons, why...)

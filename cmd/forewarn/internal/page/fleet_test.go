@@ -31,6 +31,7 @@ type fakeRelay struct {
 }
 
 func (r *fakeRelay) Status() bridge.Status { return r.status }
+func (r *fakeRelay) Reasons() []string     { return r.status.Reasons }
 func (r *fakeRelay) Alive() error          { return nil }
 func (r *fakeRelay) Histories(context.Context, bridge.Period) ([]bridge.EventHistory, bool, error) {
 	return r.histories, false, nil
@@ -205,6 +206,23 @@ func TestFleetPageAsksTheRelayOnceForAllFilters(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 	})
+}
+
+// A health check doesn't wait for a relay to look at all VMs: 100,000 of them would take longer than Kubernetes waits.
+func TestReadinessDoesNotLookAtTheFleet(t *testing.T) {
+	slow := &slowRelay{fakeRelay: newFakeRelay()}
+	h := RelayHandler(slow, http.NotFoundHandler(), "")
+	if w := visit(t, h, "/readyz"); w.Code != http.StatusOK {
+		t.Errorf("a relay that is ready answers %d: %s", w.Code, w.Body)
+	}
+	slow.status.Reasons = []string{"the sink ops-chat is blocked"}
+	h = RelayHandler(slow, http.NotFoundHandler(), "")
+	if w := visit(t, h, "/readyz"); w.Code != http.StatusServiceUnavailable || w.Body.String() != "the sink ops-chat is blocked\n" {
+		t.Errorf("one that isn't answers %d: %s", w.Code, w.Body)
+	}
+	if n := slow.asked.Load(); n != 0 {
+		t.Errorf("the relay was asked for all that it knows %d times", n)
+	}
 }
 
 // A slowRelay takes a while to say how it is.

@@ -22,12 +22,13 @@ import (
 // A Source is what runs: a bridge or a relay.
 type Source interface {
 	Status() bridge.Status
+	Reasons() []string // Status.Reasons
 	Alive() error
 }
 
 // Probes serves /healthz, /readyz and /metrics.
 func Probes(b Source, metrics http.Handler) *http.ServeMux {
-	mux, status := http.NewServeMux(), cached(statusAge, b.Status)
+	mux, notReady := http.NewServeMux(), cached(statusAge, b.Reasons)
 	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		var reasons []string
@@ -36,7 +37,7 @@ func Probes(b Source, metrics http.Handler) *http.ServeMux {
 		}
 		health(w, reasons)
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, status().Reasons) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, notReady()) })
 	return mux
 }
 
