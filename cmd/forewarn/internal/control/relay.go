@@ -24,7 +24,7 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 	}
 	fail := func(w http.ResponseWriter, err error, status int) { http.Error(w, saidByRelay(err).Error(), status) }
 	mux.HandleFunc("POST /reload", serveReload(reload))
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, r.Status()) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answerStatus(w, r.Status()) })
 	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, req *http.Request) {
 		q := req.URL.Query()
 		if err := checkSinks(r.Sinks(), q.Get("sink")); err != nil {
