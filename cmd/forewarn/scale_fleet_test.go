@@ -29,9 +29,10 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A cluster is three NATS servers with JetStream on this machine, each a process.
+// A cluster is some NATS servers with JetStream on this machine, each a process.
 type cluster struct {
 	*testing.T
+	host    string
 	servers []*exec.Cmd
 	clients []string // addresses
 	monitor []string
@@ -40,19 +41,25 @@ type cluster struct {
 	started []*relayProcess
 }
 
-func newCluster(t *testing.T) *cluster {
+// newCluster starts three servers.
+func newCluster(t *testing.T) *cluster { return startServers(t, 3) }
+
+func startServers(t *testing.T, n int) *cluster {
 	t.Helper()
-	c := &cluster{T: t, dir: t.TempDir(), servers: make([]*exec.Cmd, 3)}
 	host := ownHost()
+	c := &cluster{T: t, host: host, dir: t.TempDir(), servers: make([]*exec.Cmd, n)}
 	var routes []string
 	for i := range c.servers {
 		c.clients, c.monitor = append(c.clients, fmt.Sprint(host, ":", 4222+i)), append(c.monitor, fmt.Sprint(host, ":", 8222+i))
 		routes = append(routes, fmt.Sprintf("\"nats://%s:%d\"", host, 6222+i))
 	}
 	for i := range c.servers {
-		write(t, c.config(i), fmt.Sprintf("server_name: nats-%d\nlisten: %q\nhttp: %q\n"+
-			"jetstream { store_dir: %q }\ncluster { name: fleet, listen: \"%s:%d\", routes: [%s] }\n", i+1, c.clients[i],
-			c.monitor[i], filepath.Join(c.dir, fmt.Sprint("nats-", i+1)), host, 6222+i, strings.Join(routes, ", ")))
+		config := fmt.Sprintf("server_name: nats-%d\nlisten: %q\nhttp: %q\njetstream { store_dir: %q }\n", i+1, c.clients[i],
+			c.monitor[i], filepath.Join(c.dir, fmt.Sprint("nats-", i+1)))
+		if n > 1 {
+			config += fmt.Sprintf("cluster { name: fleet, listen: \"%s:%d\", routes: [%s] }\n", host, 6222+i, strings.Join(routes, ", "))
+		}
+		write(t, c.config(i), config)
 		c.start(i)
 	}
 	t.Cleanup(func() {
@@ -122,11 +129,15 @@ func (c *cluster) connections() (n int) {
 	return n
 }
 
+// page is the address of a relay's page.
+func (c *cluster) page(n int) string { return fmt.Sprint(c.host, ":", 8170+n) }
+
 // settings writes a relay's settings file.
 func (c *cluster) settings(n int, sinks string) string {
 	path := filepath.Join(c.dir, fmt.Sprintf("relay-%d.yaml", n))
 	err := os.WriteFile(path, fmt.Appendf(nil, "nats:\n  url: [%s]\n  name: relay-%d\n"+
-		"  provision: {replicas: 3}\ncontrol: '%s-%d'\nlisten: \"\"\nsinks:%s", c.urls(), n, controlPath(c.dir), n, sinks), 0o600)
+		"  provision: {replicas: %d}\ncontrol: '%s-%d'\nlisten: %s\nsinks:%s", c.urls(), n, len(c.servers), controlPath(c.dir),
+		n, c.page(n), sinks), 0o600)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -156,12 +167,14 @@ type relayProcess struct {
 	c      *cluster
 	name   string
 	config string
+	page   string // its address
 }
 
 func (c *cluster) relay(n int, sinks string) *relayProcess {
 	c.Helper()
-	r := &relayProcess{c: c, name: fmt.Sprintf("relay-%d", n), config: c.settings(n, sinks)}
+	r := &relayProcess{c: c, name: fmt.Sprintf("relay-%d", n), config: c.settings(n, sinks), page: c.page(n)}
 	r.Cmd = forewarn(c, "relay", "--config", r.config)
+	r.Env = append(r.Environ(), "GOMEMLIMIT=384MiB") // as the unit has it
 	log, err := os.OpenFile(filepath.Join(c.dir, r.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		c.Fatal(err)
@@ -182,14 +195,19 @@ func (c *cluster) relay(n int, sinks string) *relayProcess {
 	return r
 }
 
-// status is how a sink of the relay is doing.
-func (r *relayProcess) status(sink string) (k bridge.SinkStatus) {
+// status is how the relay is doing, empty if it doesn't answer or isn't ready.
+func (r *relayProcess) status() (s bridge.Status) {
 	out, err := forewarn(r.c, "status", "--config", r.config, "-o", "json").Output()
-	var s bridge.Status
 	if err != nil || json.Unmarshal(out, &s) != nil {
-		return k
+		return bridge.Status{}
 	}
-	if i := slices.IndexFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Name == sink }); i >= 0 {
+	return s
+}
+
+// sink is how a sink of the relay is doing.
+func (r *relayProcess) sink(name string) (k bridge.SinkStatus) {
+	s := r.status()
+	if i := slices.IndexFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Name == name }); i >= 0 {
 		k = s.Sinks[i]
 	}
 	return k
@@ -197,7 +215,7 @@ func (r *relayProcess) status(sink string) (k bridge.SinkStatus) {
 
 // serves says whether the relay serves a sink.
 func (r *relayProcess) serves(sink string) bool {
-	state := r.status(sink).State
+	state := r.sink(sink).State
 	return state != "" && state != bridge.SinkStandby
 }
 

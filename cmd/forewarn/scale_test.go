@@ -181,7 +181,7 @@ func TestWaveIsGroupedIntoFewMessages(t *testing.T) {
 	told := 0
 	for deadline := time.Now().Add(size.wave + 6*patience); told < size.events+1 && time.Now().Before(deadline); {
 		time.Sleep(time.Second)
-		told = r.status("chat").Delivered
+		told = r.sink("chat").Delivered
 	}
 	if told != size.events+1 {
 		t.Errorf("%d events were told, want %d", told, size.events+1)
