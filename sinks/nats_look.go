@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,9 +24,11 @@ type natsDescription struct {
 		Storage     jetstream.StorageType     `json:"storage"`
 		NoAck       bool                      `json:"no_ack"`
 		AllowDirect bool                      `json:"allow_direct"`
+		Transform   *struct{}                 `json:"subject_transform"`
 	} `json:"config"`
 	State struct {
 		FirstSeq  uint64 `json:"first_seq"`
+		LastSeq   uint64 `json:"last_seq"`
 		Consumers int    `json:"consumer_count"`
 	} `json:"state"`
 	unseen bool // the user may not look at the stream, so all but its name is a guess
@@ -68,9 +71,38 @@ func (d *natsDescription) keepsNothing() error {
 	return nil
 }
 
-// hasDropped reports whether a message is gone although no reader took it.
-func (d *natsDescription) hasDropped(number uint64) bool {
-	return d.Config.Retention == jetstream.LimitsPolicy && d.State.FirstSeq > number
+// keeps says how the stream keeps a message that it took.
+func (d *natsDescription) keeps() string {
+	if d.Config.Retention == jetstream.InterestPolicy {
+		return "kept only until its consumers have it"
+	}
+	return "stored"
+}
+
+// handsOut reports whether the stream has a message only until its readers have taken it.
+func (d *natsDescription) handsOut() bool { return d.Config.Retention != jetstream.LimitsPolicy }
+
+// renames reports whether the stream stores messages under other subjects.
+func (d *natsDescription) renames() bool { return d.Config.Transform != nil }
+
+// lacks returns why the stream can't have a message that was acknowledged and isn't seen there; nil if it may.
+func (d *natsDescription) lacks(subject string, number uint64) error {
+	name := d.Config.Name
+	takes := slices.ContainsFunc(d.Config.Subjects, func(pattern string) bool { return subjectMatches(pattern, subject) })
+	switch {
+	case d.unseen:
+		return nil
+	case !takes:
+		return fmt.Errorf("%w; stream %s, which it names, doesn't take %s", errNotStored, name, subject)
+	case number > d.State.LastSeq:
+		return fmt.Errorf("%w; stream %s, which it names, has no message %d", errNotStored, name, number)
+	case d.keepsNothing() != nil:
+		return d.keepsNothing()
+	case !d.handsOut() && d.State.FirstSeq > number:
+		return &classError{delivery.ErrBlocked, fmt.Sprintf("stream %s took message %d and has dropped it already; its "+
+			"max_bytes or max_age is too small", name, number)}
+	}
+	return nil
 }
 
 // streamOf returns the stream that takes a subject.
@@ -82,12 +114,21 @@ func (s *natsSession) streamOf(ctx context.Context, subject string) (*natsDescri
 	return s.describe(ctx, name)
 }
 
-// describe returns a stream by its name. Of one that the user may not look at it is taken for granted that its messages
-// can be read directly.
+// describe returns a stream by its name, as it was when first looked at over this connection, or since the last error.
 func (s *natsSession) describe(ctx context.Context, name string) (*natsDescription, error) {
+	if d := s.described; d != nil && s.describedBy == s.currentLink() && d.Config.Name == name {
+		return d, nil
+	}
+	return s.look(ctx, name)
+}
+
+// look returns a stream by its name, as it is now. Of one that the user may not look at it is taken for granted that its
+// messages can be read directly.
+func (s *natsSession) look(ctx context.Context, name string) (*natsDescription, error) {
 	if name == "" || strings.ContainsAny(name, " \t\r\n.*>/\\") {
 		return nil, errNotStored
 	}
+	s.described, s.describedBy = nil, s.currentLink()
 	var answer struct {
 		natsDescription
 		Error *jetstream.APIError `json:"error"`
@@ -112,7 +153,8 @@ func (s *natsSession) describe(ctx context.Context, name string) (*natsDescripti
 		return nil, requestError("look at stream "+name, err)
 	}
 	answer.Config.Name = name // whatever else it says
-	return &answer.natsDescription, nil
+	s.described = &answer.natsDescription
+	return s.described, nil
 }
 
 // natsWhich says which message is asked for: the last on a subject, that with a number, or the first from a number on
@@ -146,6 +188,7 @@ func (s *natsSession) message(ctx context.Context, of *natsDescription, which na
 		return nil, nil
 	}
 	if err != nil {
+		s.described = nil // it may be read otherwise now
 		return nil, requestError("look whether stream "+of.Config.Name+" has this message", err)
 	}
 	return held, nil

@@ -51,7 +51,9 @@ type natsSession struct {
 
 	warnedHeartbeats *natsConn // the connection for which a warning about heartbeats was logged
 	provided         *natsConn // the connection over which the stream was provided; the next server may have lost it
-	kept             *natsConn // the connection over which the stream was seen to keep a message
+
+	described   *natsDescription // of the stream that was looked at last; nil if it has to be looked at again
+	describedBy *natsConn        // the connection over which it was
 
 	mu         sync.Mutex
 	server     string                  // that was dialed last

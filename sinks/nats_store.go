@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +37,7 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	case ack.Duplicate:
 		return n.storeDuplicate(ctx, s, msg, ack)
 	}
-	return s.stored(ctx, msg, ack)
+	return n.stored(ctx, s, msg, ack)
 }
 
 // publish publishes a message and returns the stream's answer. With once it waits for half of the time that is left, so
@@ -61,7 +63,11 @@ func (n *natsSink) publish(ctx context.Context, s *natsSession, msg *nats.Msg) (
 func (n *natsSink) storeDuplicate(
 	ctx context.Context, s *natsSession, msg *nats.Msg, of *jetstream.PubAck,
 ) (delivery.Answer, error) {
-	held, err := n.heldAs(ctx, s, msg, of)
+	stream, err := s.describe(ctx, of.Stream)
+	if err != nil {
+		return delivery.Answer{}, err
+	}
+	held, err := n.held(ctx, s, stream, msg, of.Sequence)
 	switch {
 	case err != nil:
 		return delivery.Answer{}, err
@@ -76,77 +82,86 @@ func (n *natsSink) storeDuplicate(
 	case ack.Duplicate:
 		return delivery.Answer{}, errNotStored
 	}
-	return s.stored(ctx, again, ack)
-}
-
-// stored returns the answer for a message that a stream acknowledged. That word proves little: a stream acknowledges
-// what it throws away, too. So it is looked at each time, because consumers and limits come and go.
-func (s *natsSession) stored(ctx context.Context, msg *nats.Msg, ack *jetstream.PubAck) (delivery.Answer, error) {
-	stream, err := s.describe(ctx, ack.Stream)
-	if err == nil && stream.unseen {
-		err = s.seeKept(ctx, stream, msg, ack)
-	}
-	switch {
-	case err != nil:
-		return delivery.Answer{}, err
-	case stream.keepsNothing() != nil:
-		return delivery.Answer{}, stream.keepsNothing()
-	case stream.hasDropped(ack.Sequence):
-		return delivery.Answer{}, &classError{delivery.ErrBlocked, fmt.Sprintf("stream %s took message %d and has dropped "+
-			"it already; its max_bytes or max_age is too small", ack.Stream, ack.Sequence)}
-	case stream.Config.Retention == jetstream.InterestPolicy:
-		return s.answer("kept only until its consumers have it", ack.Stream, ack.Sequence), nil
-	}
-	return s.answer("stored", ack.Stream, ack.Sequence), nil
+	return n.stored(ctx, s, again, ack)
 }
 
 // keptWithin is how long a server of the stream may take to have what another one acknowledged.
 const keptWithin = 3 * time.Second
 
-// seeKept returns an error unless the stream keeps what it acknowledges, as far as a user can see that may not look at
-// the stream: the message is on its subject, or an earlier one was over the same connection.
-func (s *natsSession) seeKept(ctx context.Context, of *natsDescription, msg *nats.Msg, ack *jetstream.PubAck) error {
-	link := s.currentLink()
-	if s.kept == link {
-		return nil
+// stored returns the answer for a message that was acknowledged, once it is seen in the stream. An acknowledgement proves
+// little: a stream acknowledges what it throws away, too, and any program may answer on the subject.
+func (n *natsSink) stored(
+	ctx context.Context, s *natsSession, msg *nats.Msg, ack *jetstream.PubAck,
+) (delivery.Answer, error) {
+	stream, err := s.describe(ctx, ack.Stream)
+	if err != nil {
+		return delivery.Answer{}, err
 	}
-	for end := time.Now().Add(keptWithin); ; {
-		held, err := s.message(ctx, of, natsWhich{LastFor: msg.Subject})
-		switch {
-		case err != nil:
-			return err
-		case held != nil && held.Sequence >= ack.Sequence:
-			s.kept = link
-			return nil
-		case time.Now().After(end):
-			return &classError{delivery.ErrBlocked, fmt.Sprintf("stream %s acknowledged message %d and doesn't have it on its "+
-				"subject; to see why, let this user publish to %sSTREAM.INFO.%s", of.Config.Name, ack.Sequence, s.api,
-				of.Config.Name)}
-		}
-		select {
-		case <-time.After(keptWithin / 30):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	held, err := n.held(ctx, s, stream, msg, ack.Sequence)
+	if held == nil && err == nil {
+		held, err = n.await(ctx, s, msg, ack)
 	}
+	number := ack.Sequence // of one that a reader has taken already
+	if held != nil {
+		number = held.Sequence
+	}
+	if err != nil {
+		return delivery.Answer{}, err
+	}
+	return s.answer(stream.keeps(), ack.Stream, number), nil
 }
 
-// heldAs returns the message on msg's subject of which it is a duplicate, nil if the subject has none. Without once a
-// subject may hold others behind it; then it is looked for from the number on that the stream gave. The stream is
-// always asked about the subject, because other publishers can write what they like into the headers of theirs.
-func (n *natsSink) heldAs(
-	ctx context.Context, s *natsSession, msg *nats.Msg, of *jetstream.PubAck,
+// await returns a message that was acknowledged and isn't seen yet; nil if a reader of the stream may have taken it.
+func (n *natsSink) await(
+	ctx context.Context, s *natsSession, msg *nats.Msg, ack *jetstream.PubAck,
 ) (*jetstream.RawStreamMsg, error) {
-	stream, err := s.describe(ctx, of.Stream)
-	if err != nil {
+	stream, err := s.look(ctx, ack.Stream)
+	if err == nil {
+		err = stream.lacks(msg.Subject, ack.Sequence)
+	}
+	if err != nil || stream.handsOut() {
 		return nil, err
 	}
-	which := natsWhich{NextFor: msg.Subject, Seq: of.Sequence}
-	if n.once {
+	end := time.Now().Add(keptWithin)
+	for wait := keptWithin / 600; time.Now().Before(end); wait = min(2*wait, keptWithin/30) {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		held, err := n.held(ctx, s, stream, msg, ack.Sequence)
+		if held != nil || err != nil {
+			return held, err
+		}
+	}
+	return nil, s.neverSeen(stream, ack.Sequence)
+}
+
+// neverSeen returns the error for a message that was acknowledged and that the stream doesn't have.
+func (s *natsSession) neverSeen(stream *natsDescription, number uint64) error {
+	name := stream.Config.Name
+	text := fmt.Sprintf("stream %s acknowledged message %d and doesn't have it on its subject", name, number)
+	if stream.unseen {
+		text += fmt.Sprintf("; to see why, let this user publish to %sSTREAM.INFO.%s", s.api, name)
+	}
+	return &classError{delivery.ErrBlocked, text}
+}
+
+// held returns the message in the stream that is msg or a copy of it, nil if there is none. It is looked for on msg's
+// subject, because other publishers can write what they like into the headers of theirs: the last one there or, without
+// once, the first from a number on. If the stream renames subjects, it is the one with that number.
+func (n *natsSink) held(
+	ctx context.Context, s *natsSession, stream *natsDescription, msg *nats.Msg, number uint64,
+) (*jetstream.RawStreamMsg, error) {
+	which := natsWhich{NextFor: msg.Subject, Seq: number}
+	switch {
+	case stream.renames():
+		which = natsWhich{Seq: number}
+	case n.once:
 		which = natsWhich{LastFor: msg.Subject}
 	}
 	held, err := s.message(ctx, stream, which)
-	if held == nil || natsID(held.Header) != natsID(msg.Header) {
+	if held == nil || !isCopy(held, msg, stream.renames()) {
 		return nil, err
 	}
 	return held, nil
@@ -158,7 +173,7 @@ func (n *natsSink) afterRefusal(
 ) (delivery.Answer, error) {
 	switch {
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
-		s.provided = nil // the stream may be deleted
+		s.provided, s.described = nil, nil // the stream may be deleted
 		return delivery.Answer{}, n.whyNoStream(ctx, s, msg.Subject)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
 		return delivery.Answer{}, errNotStored
@@ -207,20 +222,50 @@ func (s *natsSession) compareStored(
 		return delivery.Answer{}, err
 	case held == nil:
 		return delivery.Answer{}, why
-	case natsID(held.Header) != natsID(msg.Header), renamed && !sameChange(held, msg):
+	case !isCopy(held, msg, renamed):
 		return delivery.Answer{}, &classError{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
 			"message %d with id %q", name, msg.Subject, held.Sequence, held.Header.Get(jetstream.MsgIDHeader))}
 	}
 	return s.answer("already stored", name, held.Sequence), nil
 }
 
-// sameChange reports whether a message says what ours says, but for what each VM says of itself. One that is much longer
-// says more, and isn't decoded.
-func sameChange(held *jetstream.RawStreamMsg, ours *nats.Msg) bool {
-	if len(held.Data) > 2*len(ours.Data)+natsSaysMore {
-		return false
+// isCopy reports whether a message that a stream holds is a copy of ours: it has its id and is about the same change.
+// Whoever may publish on the subject can lie about the rest. Where the stream renames subjects, others may too, so all of
+// it must be the same, but for what each VM says of itself.
+func isCopy(held *jetstream.RawStreamMsg, ours *nats.Msg, renamed bool) bool {
+	if natsID(held.Header) != natsID(ours.Header) || len(held.Data) > 2*len(ours.Data)+natsSaysMore {
+		return false // what is much longer says more, and isn't decoded
 	}
-	return reflect.DeepEqual(claims(held.Header, held.Data), claims(ours.Header, ours.Data))
+	if !renamed && isSame(held, ours) {
+		return true
+	}
+	theirs, own := claims(held.Header, held.Data), claims(ours.Header, ours.Data)
+	if !renamed {
+		theirs, own = aboutChange(theirs), aboutChange(own)
+	}
+	return reflect.DeepEqual(theirs, own)
+}
+
+// isSame reports whether a message has the bytes and all headers of ours, as it mostly does. Then nothing is decoded.
+func isSame(held *jetstream.RawStreamMsg, ours *nats.Msg) bool {
+	for name, values := range ours.Header {
+		if !slices.Equal(held.Header[name], values) {
+			return false
+		}
+	}
+	return bytes.Equal(held.Data, ours.Data)
+}
+
+// aboutChange returns of what a CloudEvent says what every copy must have in common: VMs may know more or less of an
+// event, and of its end.
+func aboutChange(said map[string]any) map[string]any {
+	data, _ := said["data"].(map[string]any)
+	azure, _ := data["event"].(map[string]any)
+	eventID, _ := azure["EventId"].(string)
+	return map[string]any{
+		"id": said["id"], "type": said["type"], "subject": said["subject"], "change": data["change"],
+		"event": strings.ToUpper(eventID),
+	}
 }
 
 // natsSaysMore is how many bytes more another VM may say of itself.

@@ -207,6 +207,7 @@ func (n *natsSink) describeStream(ctx context.Context, s *natsSession) (string, 
 	if err != nil {
 		return "", err
 	}
+	s.described = nil // as it is now
 	stream, err := s.streamOf(ctx, subject)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound) && n.provision != nil:
