@@ -239,7 +239,7 @@ func TestAGroupSaysTogetherOnlyWhatHoldsForEach(t *testing.T) {
 		{"users asked for all", []event{byUser, byUser}, nil, []string{held, "2 reboots", "The VMs restart."}, []string{move}},
 		{"users asked for some", []event{byUser, byAzure}, nil, []string{move, "2 reboots", "The VMs restart."}, []string{held}},
 		{"users asked for the others", []event{byAzure, byUser}, nil, []string{move}, []string{held}},
-		{"one may begin at any time", []event{byUser, byUser}, asked, []string{move, "root asked"}, []string{held}},
+		{"one may begin at any time", []event{byUser, byUser}, asked, []string{move, "root on vm-db-1 asked"}, []string{held}},
 		{"they differ in what they are", []event{byUser, {"Freeze", "User"}}, nil,
 			[]string{"web_0 will reboot", "and 1 more", "web_1 will pause", "The VM restarts.", "The VM pauses."}, []string{held, move, "2 reboots", "The VMs"}},
 	} {
