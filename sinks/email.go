@@ -216,10 +216,10 @@ func (m *email) openTexts(s emailSettings) error {
 // those whom the server refuses for good, and rejected if the server refuses all of them. The progress is the list of
 // addresses that have it.
 //
-// A short pause is one mail. The receipt says that it was sent.
+// A short pause is one mail, unless something changes. The receipt says what was told.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	f := m.fields(batch, m.now())
-	if batch[0].Receipt != nil && len(batch[0].Missed) == 0 && saysNothingNew(f) {
+	if isPromisedSilence(batch[0], f) {
 		return delivery.Answer{Status: "no mail: a short pause is one mail"}, nil
 	}
 	message, err := m.compose(batch)
@@ -227,8 +227,8 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
 	var answer, accepted delivery.Answer
-	if isShortPause(f) {
-		accepted.Receipt = []byte("told")
+	if pause := notePause(batch, f); pause != nil {
+		accepted.Receipt, _ = json.Marshal(pause) // it always can be
 	}
 	var have, to []string
 	if batch[0].Progress != nil {
@@ -307,11 +307,7 @@ func (m *email) Render(d delivery.Delivery) (string, error) {
 // compose returns the mail. It is the same on each attempt, except for what depends on the current time.
 func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	f := m.fields(batch, m.now())
-	if isShortPause(f) {
-		for _, about := range []map[string]any{f, f["group"].([]map[string]any)[0]} {
-			about["endFollows"], about["onlyIfLonger"] = false, true
-		}
-	}
+	promiseSilence(batch, f)
 	m.runbook.put(f, m.Log)
 	parts, err := m.parts(f)
 	if err != nil {

@@ -16,9 +16,7 @@ import (
 
 	"github.com/emersion/go-smtp"
 
-	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/imds"
 	"forewarn/bridge/systemtest"
 	"forewarn/templates"
 )
@@ -137,54 +135,6 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 	}
 	if len(ids) != 4 {
 		t.Errorf("%d different Message-IDs, want 4", len(ids))
-	}
-}
-
-// A pause of known length up to 10 s is one mail, which says so. Another follows only if it lasted clearly longer, or if the
-// first wasn't sent, or is out of date.
-func TestAShortPauseIsOneMail(t *testing.T) {
-	freeze := func(status string) imds.Event {
-		return azure(status, "Freeze", "04:10:00", map[string]any{"DurationInSeconds": 5})
-	}
-	told := func(kind imds.ChangeKind, status string, pause time.Duration) delivery.Delivery {
-		return deliveryOf(cloudevent.Wrap(imds.Change{Kind: kind, Event: freeze(status)}, cloudevent.Circumstances{
-			Time: messageTime.clock(), Incarnation: "7", Observer: dbHost, End: cloudevent.End{LongestPause: pause}}))[0]
-	}
-	scheduled, started := told(imds.Scheduled, "Scheduled", 0), told(imds.Started, "Started", 0)
-	over, overLate := told(imds.Vanished, "Started", 4*time.Second), told(imds.Vanished, "Started", 40*time.Second)
-	moved := started
-	moved.Missed = []delivery.Missed{{Change: "updated", Time: messageTime.clock()}}
-	for what, tt := range map[string]struct {
-		all  []delivery.Delivery
-		want int
-	}{
-		"as Azure said":             {[]delivery.Delivery{scheduled, started, over}, 1},
-		"clearly longer":            {[]delivery.Delivery{scheduled, started, overLate}, 2},
-		"first heard when begun":    {[]delivery.Delivery{started, over}, 1},
-		"an update was missed":      {[]delivery.Delivery{scheduled, moved, over}, 2},
-		"only the end is delivered": {[]delivery.Delivery{over}, 1},
-	} {
-		b := &mailbox{}
-		s := mustOpen(t, "email", plainMail(t, b)+"to: [ops@example.com]\n", testHost(t))
-		var receipt []byte
-		for _, d := range tt.all {
-			d.Receipt = receipt
-			answer, err := s.Deliver(t.Context(), []delivery.Delivery{d})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if answer.Receipt != nil {
-				receipt = answer.Receipt
-			}
-		}
-		if n := len(b.all()); n != tt.want {
-			t.Errorf("%s: %d mails, want %d", what, n, tt.want)
-		}
-		first := readMail(t, b.all()[0].raw).text
-		follows := strings.Contains(first, "You hear again only if it lasts clearly longer.")
-		if ends := len(tt.all) == 1; follows == ends {
-			t.Errorf("%s: the first mail says\n%s", what, first)
-		}
 	}
 }
 

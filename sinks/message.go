@@ -35,7 +35,7 @@ var MessageDocs = map[string]string{
 	"fallbackFor":  "a map if another sink could not deliver it: sink (its name), kind, and error (what went wrong); else nil",
 	"forAll":       "whether the message speaks for all VMs of the event, as on a relay or with vms: leader or all",
 	"endFollows":   "whether the sink gets a message when the event ends",
-	"onlyIfLonger": "whether another message follows only if the pause lasts clearly longer than Azure says",
+	"onlyIfLonger": "whether another message follows only if something changes or the pause lasts clearly longer than Azure says",
 	"told":         "whether the sink was told of the event before this message, as far as that is known",
 	"incidentKey":  "the same in all messages about one event, or about one trouble; another for each test",
 	"resolved":     "whether the event or the trouble that incidentKey names is over",
