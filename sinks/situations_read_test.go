@@ -210,9 +210,9 @@ func TestOnAFleetWhoApprovedIsToldWithTheVM(t *testing.T) {
 // that condition, whatever the rule waits for.
 func TestARuleOfAnotherVMIsNoFact(t *testing.T) {
 	for want, rule := range map[string]cloudevent.Rule{
-		`It starts by itself once drain has finished (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`: {After: []string{"drain"}},
-		`It starts by itself at 05:00 CET (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`:            {Wait: 60, From: at("04:00:00").clock()},
-		`It starts by itself at once (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`:                 {},
+		`It starts by itself once drain has finished (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`:      {After: []string{"drain"}},
+		`It starts by itself at 05:00 CET at the earliest (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`: {Wait: 60, From: at("04:00:00").clock()},
+		`It starts by itself at once (rule "set" on vm-db-2, if forewarn runs there), 05:10 CET at the latest.`:                      {},
 	} {
 		rule.Name, rule.VM = `rule "set"`, "vm-db-2"
 		ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: azure("Scheduled", "Reboot", "04:10:00", nil)},
@@ -220,6 +220,24 @@ func TestARuleOfAnotherVMIsNoFact(t *testing.T) {
 		text := word(t, "message", fieldsOf(t, situation{batch: deliveryOf(ce, err), now: messageTime}))
 		if !strings.Contains(text, want) {
 			t.Errorf("the message is\n%s\nwant that %s", text, want)
+		}
+	}
+}
+
+// A rule that waits starts an event at a time at the earliest: a restart begins its wait anew. Once that time has passed,
+// the event may start at any time.
+func TestARuleThatWaitsHasNoTimeThatMayNotHold(t *testing.T) {
+	for now, want := range map[string]string{
+		"03:55:29": "It starts by itself at 05:00 CET at the earliest (rule 1), or once drain has finished (rule 2, not before 05:00 CET), 05:10 CET at the latest.",
+		"04:00:00": "It may start by itself at any time (rule 1), or once drain has finished (rule 2), 05:10 CET at the latest.",
+	} {
+		ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: azure("Scheduled", "Reboot", "04:10:00", nil)},
+			cloudevent.Circumstances{Observer: dbHost, Time: messageTime.clock(), Rules: []cloudevent.Rule{
+				{Name: "rule 1", Wait: 271, From: at("04:00:00").clock()}, {Name: "rule 2", After: []string{"drain"}, From: at("04:00:00").clock()},
+			}})
+		text := word(t, "message", fieldsOf(t, situation{batch: deliveryOf(ce, err), now: at(now)}))
+		if !strings.Contains(text, want) {
+			t.Errorf("at %s the message is\n%s\nwant that %s", now, text, want)
 		}
 	}
 }
