@@ -296,7 +296,7 @@ func TestFallbackGetsADeliveryOnce(t *testing.T) {
 
 // Removed routes keep their backlog for a day. A route that returns takes it over.
 func TestRemovedRoutesKeepTheirBacklogForADay(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		set := func(names ...string) (added, back []string) {
 			t.Helper()
 			var routes []outbox.Route
@@ -341,9 +341,13 @@ func TestRemovedRoutesKeepTheirBacklogForADay(t *testing.T) {
 		if _, err := replay(o, []string{o.List(outbox.Selection{Route: "b"})[0].Key}, "b", "root"); err == nil {
 			t.Error("it was replayed to a route that isn't there")
 		}
-		if added, _ := set("a", "b"); !slices.Equal(added, []string{"b"}) {
-			t.Errorf("new are %v, want b", added)
+		if err := o.Close(); err != nil {
+			t.Fatal(err)
 		}
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		added, back = set("a", "b")
+		check("b comes after a restart", added, back, "b", "")
+		o.Close()
 	})
 }
 
