@@ -171,7 +171,7 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 			before: []bridge.Rule{with(other, func(r *bridge.Rule) { r.Name = "" }), with(drain, func(r *bridge.Rule) { r.Name = "" })},
 			told:   []string{"rule 1 was changed in the settings"}, still: "rule 1 after drain and 5s;"},
 		{claim: "one failed, and the other is gone", before: []bridge.Rule{drain, other}, after: []bridge.Rule{drain}, failed: true,
-			told: []string{`rule "drain first": sink "drain" failed: rejected: exit 75; rule "anyway" was removed from the settings`}},
+			told: []string{`rule "drain first": sink "drain" failed: exit 75; rule "anyway" was removed from the settings`}},
 		{claim: "one is tried again, and the other is gone", before: []bridge.Rule{drain, other}, after: []bridge.Rule{drain}, again: true,
 			told: []string{`rule "drain first": sink "drain" failed and is tried again: busy; rule "anyway" was removed from the settings`}},
 		{claim: "both are gone", before: []bridge.Rule{drain, other}, told: []string{`rule "drain first" was removed from the ` +

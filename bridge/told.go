@@ -22,8 +22,8 @@ type ToldApproval struct {
 	// Since the latest change.
 	change    string // id of its CloudEvent
 	notBefore time.Time
-	rules     []cloudevent.Rule   // that will approve it
-	result    cloudevent.Approval // the last one; zero if there is none, or a rule stands all the same
+	rules     []cloudevent.Rule   // that will approve it, or will if a sink that failed and is tried again succeeds
+	result    cloudevent.Approval // the last one; zero if there is none
 }
 
 // maxTold is how many rules are kept of those that a CloudEvent names, and how many sinks of each.
@@ -53,11 +53,32 @@ func (t *ToldApproval) Note(ce event.Event) {
 	case result.Result == cloudevent.ResultUnanswered && !isRule(result.By, t.rules): // what a user asks for; the rules stand
 		return
 	}
-	t.rules, t.result = nil, result
+	before := t.rules
+	t.rules = nil
 	for _, r := range d.Rules[:min(len(d.Rules), maxTold)] {
 		r.After = slices.Clone(r.After[:min(len(r.After), maxTold)])
-		t.rules, t.result = append(t.rules, r), cloudevent.Approval{}
+		t.rules = append(t.rules, r)
 	}
+	if kind != imds.Reminder { // which tells of rules only
+		t.result = result
+	}
+	if result.NotYet && result.Sink != "" && len(t.rules) == 0 {
+		t.rules = triedAgain(before, result)
+	}
+}
+
+// triedAgain returns, of the rules that were told, those that still approve the event if the sink that failed succeeds.
+func triedAgain(rules []cloudevent.Rule, withheld cloudevent.Approval) (possible []cloudevent.Rule) {
+	for _, r := range rules {
+		if slices.Contains(r.After, withheld.Sink) {
+			r.Again = withheld.Sink
+			possible = append(possible, r)
+		}
+	}
+	if len(possible) == 0 { // nobody told of any
+		possible = []cloudevent.Rule{{Name: withheld.By, After: []string{withheld.Sink}, Again: withheld.Sink}}
+	}
+	return possible
 }
 
 // noteAsked takes in who has asked Azure to start the event. A VM that knows of nobody says nothing about what another
@@ -89,7 +110,11 @@ func (t *ToldApproval) Tell(s *EventStatus) {
 	}
 	var reasons []string
 	for _, rule := range t.rules {
-		reasons = append(reasons, rule.Name+": "+awaits(rule))
+		why := rule.Name + ": " + awaits(rule)
+		if rule.Again != "" && rule.Again == r.Sink && r.Error != "" {
+			why += ": " + delivery.WithoutClass(r.Error)
+		}
+		reasons = append(reasons, why)
 	}
 	if len(reasons) > 0 {
 		s.Approval = strings.Join(reasons, "; ")
@@ -112,6 +137,7 @@ func withheldBecause(a cloudevent.Approval) string {
 
 // sinkFailed says that a sink which a rule waits for failed, for good or not.
 func sinkFailed(rule, sink, why string, final bool) string {
+	why = delivery.WithoutClass(why)
 	if final {
 		return fmt.Sprintf("%s: sink %q failed: %s", rule, sink, why)
 	}
@@ -128,6 +154,8 @@ func awaits(r cloudevent.Rule) string {
 	switch {
 	case r.VM != "":
 		return leftTo(r.VM)
+	case r.Again != "":
+		return waitsFor(fmt.Sprintf("sink %q", r.Again)) + ", which failed and is tried again"
 	case len(sinks) == 0 && r.Wait == 0:
 		return "it approves at once"
 	case len(sinks) == 0:

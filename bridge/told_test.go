@@ -74,8 +74,8 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 		return s
 	}
 	approved := came(cloudevent.ResultApproved, cloudevent.Approval{Status: "200 OK"})
-	failed := cloudevent.Approval{Sink: "drain", Error: "exit 75"}
-	triedAgain := cloudevent.Approval{Sink: "drain", Error: "exit 75", NotYet: true}
+	failed := cloudevent.Approval{Sink: "drain", Error: "rejected: exit 1"}
+	triedAgain := cloudevent.Approval{Sink: "drain", Error: "blocked: exit 75", NotYet: true}
 	withheld := func(of cloudevent.Approval) statement { return came(cloudevent.ResultWithheld, of) }
 	refused := cloudevent.Approval{Error: "Azure refuses the approval: 400 Bad Request"}
 	unanswered := came(cloudevent.ResultUnanswered, cloudevent.Approval{Error: "timeout"})
@@ -83,6 +83,10 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 	movedWithRule := statement{kind: imds.Updated, moved: time.Minute, rules: []cloudevent.Rule{drain}}
 	late := came(cloudevent.ResultRefused, refused)
 	late.begun = true
+	const failsYet = waits + ", which failed and is tried again: exit 75"
+	again := drain
+	again.Again = "drain"
+	remindedAgain := statement{kind: imds.Reminder, rules: []cloudevent.Rule{again}}
 	back := announced()
 	back.again = true
 
@@ -123,9 +127,18 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 			came(cloudevent.ResultUnanswered, cloudevent.Approval{By: "alice", Error: "timeout"})}, waits, "alice", 1},
 		{"a rule's request is unanswered", []statement{announced(drain), unanswered}, "", drain.Name, 0},
 
-		{"its sink failed", []statement{announced(drain), withheld(failed)}, drain.Name + `: sink "drain" failed: exit 75`, "", 0},
-		{"its sink is tried again", []statement{announced(drain), withheld(triedAgain)},
-			drain.Name + `: sink "drain" failed and is tried again: exit 75`, "", 0},
+		{"its sink failed", []statement{announced(drain), withheld(failed)}, drain.Name + `: sink "drain" failed: exit 1`, "", 0},
+		{"its sink is tried again", []statement{announced(drain), withheld(triedAgain)}, failsYet, "", 1},
+		{"the sink of one of two is tried again", []statement{announced(drain, cloudevent.Rule{Name: "rule 3", After: []string{"audit"}}),
+			withheld(triedAgain)}, failsYet, "", 1},
+		{"its sink is tried again, and nobody told of the rule", []statement{announced(), withheld(triedAgain)}, failsYet, "", 1},
+		{"a reminder says that its sink is tried again", []statement{announced(drain), withheld(triedAgain), remindedAgain}, failsYet, "", 1},
+		{"only a reminder says that its sink is tried again", []statement{announced(drain), remindedAgain},
+			waits + ", which failed and is tried again", "", 1},
+		{"its sink failed, and a reminder came", []statement{announced(drain), withheld(failed), {kind: imds.Reminder}},
+			drain.Name + `: sink "drain" failed: exit 1`, "", 0},
+		{"its sink fails for good at last", []statement{announced(drain), withheld(triedAgain), withheld(failed)},
+			drain.Name + `: sink "drain" failed: exit 1`, "", 0},
 		{"its sink succeeds at last", []statement{announced(drain), withheld(triedAgain), approved}, "", drain.Name, 0},
 		{"its wait is too long", []statement{announced(drain), withheld(cloudevent.Approval{Error: "the wait of 1h lasts until 3:40"})},
 			drain.Name + ": the wait of 1h lasts until 3:40", "", 0},

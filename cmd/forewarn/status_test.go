@@ -202,7 +202,7 @@ func TestStatusText(t *testing.T) {
 		Asked: &cloudevent.Asked{Time: now.Add(-3 * time.Second), By: "rule 1", Answered: true},
 	}
 	st.Events = append([]bridge.EventStatus{far, allowed}, st.Events...)
-	st.Events[2].Approval = "it waits for ops-chat"
+	st.Events[2].Approval, st.Events[2].Rules = "it waits for ops-chat", []cloudevent.Rule{{Name: "rule 1"}}
 	st.Sinks = append(st.Sinks,
 		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301,
 			LastError: "timeout"},
@@ -225,7 +225,7 @@ EVENT     TYPE      STATE      DUE             NOT BEFORE                VMS
 %.8[1]s  Freeze    Started    -               -                         vm-db-3
 %.8[4]s  Reboot    approved 3 s ago by rule 1  any moment  05:14:00 CET (04:14:00 UTC)  this VM
 %.8[2]s  Reboot    Scheduled  in 14 min 12 s  05:14:12 CET (04:14:12 UTC)  this VM, vm-db-2
-  not approved: it waits for ops-chat
+  not approved yet: it waits for ops-chat
 %.8[3]s  Redeploy  Scheduled  in 3 d 0 h      Tue 24 Nov, 05:00:00 CET (04:00:00 UTC)  this VM, vm-db-2, vm-db-3
 
 SINK      STATE             PENDING           LAST DELIVERY DELIVERED DEAD LETTERS KIND

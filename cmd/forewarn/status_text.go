@@ -183,7 +183,10 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", wording.Printable(a.EventID),
 			wording.Printable(a.EventType), state, due, when, wording.Printable(vmWords(a.Resources, s.Observer.Name))))
 		detail := ""
-		if e.Approval != "" {
+		switch {
+		case e.Approval != "" && len(e.Rules) > 0:
+			detail = "not approved yet: " + wording.Printable(e.Approval)
+		case e.Approval != "":
 			detail = "not approved: " + wording.Printable(e.Approval)
 		}
 		details = append(details, detail)
