@@ -155,6 +155,22 @@ func TestAPassedTimeIsNotSaidToCome(t *testing.T) {
 	}
 }
 
+// Of an event that has begun nothing is said as if it were to begin.
+func TestWhatHasBegunIsNotSaidToBegin(t *testing.T) {
+	for name, s := range situations() {
+		f := fieldsOf(t, s)
+		if len(s.batch) > 1 || f["azeventstatus"] != "Started" {
+			continue
+		}
+		all := render(t, texts.slackText, f) + render(t, texts.slackBlocks, f) + render(t, texts.text, f) + render(t, texts.html, f)
+		for _, phrase := range []string{"may begin", "starts by itself", "start early", "start it now", "at the earliest", "at the latest"} {
+			if strings.Contains(all, phrase) {
+				t.Errorf("%s says %q:\n%s", name, phrase, all)
+			}
+		}
+	}
+}
+
 // Every text says of a time what helps: seconds where minutes would show the same twice, or where seconds count, and never
 // that a time is still the same, because whether it is the earliest or the latest depends on the rules of then.
 func TestTheTimeOfAnEventIsSaidAlikeInEveryText(t *testing.T) {

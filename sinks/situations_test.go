@@ -292,6 +292,8 @@ func situations() map[string]situation {
 	unsure := &cloudevent.Asked{By: "root (alice)", Time: at("03:55:50").clock()}
 	tell("updated-asked", "03:58:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"),
 		circumstances{Asked: agreed}, true, nil)
+	tell("updated-begun-asked", "04:10:08", changed(azure("Started", "Reboot", "04:10:00", nil), begun, "NotBefore"),
+		circumstances{Asked: agreed}, true, nil)
 	tell("reminder-asked", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
 		circumstances{Asked: agreed}, true, nil)
 	tell("reminder-unanswered", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
