@@ -230,3 +230,32 @@ func TestPageShowsWhoWasNotifiedOfAnEvent(t *testing.T) {
 		t.Errorf("the page has %d links to the portal, want one, in the card of this VM's reboot", links)
 	}
 }
+
+// A bridge's page says in its timeline what becomes of its own VM, a relay's what becomes of all VMs of the event.
+func TestTimelineOfARelayIsAboutAllVMsOfAnEvent(t *testing.T) {
+	now, vm := time.Now(), statustest.Observer.Name
+	history := func(begun, over time.Duration, vms ...string) bridge.EventHistory {
+		return sampleHistory(now, fmt.Sprint(begun, over, vms), "Reboot", time.Hour, begun, over, cloudevent.OutcomeCompleted, vms...)
+	}
+	for _, tt := range []struct {
+		history        bridge.EventHistory
+		here, onARelay string // what it begins with
+	}{
+		{history(0, 0, vm, "vm-db-9"), vm + " will reboot", vm + " and vm-db-9 will reboot"},
+		{history(time.Minute, 0, vm, "vm-db-9"), vm + ": reboot has begun", vm + " and vm-db-9: reboot has begun"},
+		{history(time.Minute, 2*time.Minute, vm, "vm-db-9"), vm + ": reboot is over", vm + " and vm-db-9: reboot is over"},
+		{history(time.Minute, 2*time.Minute, "a", "b", "c", vm), vm + ": reboot is over", "4 VMs (a, b, c …): reboot is over"},
+		{history(0, 0, vm), vm + " will reboot", vm + " will reboot"},
+	} {
+		for _, isRelay := range []bool{false, true} {
+			f, want := pageFacts{Histories: []bridge.EventHistory{tt.history}}, tt.here
+			if isRelay {
+				f.Status.Relay, want = &bridge.RelayStatus{}, tt.onARelay
+			}
+			bars := pageWriter{now: now, zone: time.UTC}.timeline(f).Histories
+			if len(bars) != 1 || !strings.HasPrefix(bars[0].Headline, want) {
+				t.Errorf("on a relay %t: %+v, want %q", isRelay, bars, want)
+			}
+		}
+	}
+}

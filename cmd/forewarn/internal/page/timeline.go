@@ -100,7 +100,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		v.Older = wording.Plural(older, "older event is", "older events are")
 	}
 	for _, l := range histories {
-		b := p.bar(l, f.Status.Observer)
+		b := p.bar(l, f.Status.Observer, f.Status.Relay != nil)
 		row := b.Class
 		if f.Status.Relay != nil {
 			row = strings.ToLower(l.Set)
@@ -191,17 +191,16 @@ func typeTitle(class string) string {
 	return capitalize(class)
 }
 
-// bar formats one event.
-func (p pageWriter) bar(l bridge.EventHistory, o imds.Observer) timelineBar {
+// bar formats one event, for this VM or for all.
+func (p pageWriter) bar(l bridge.EventHistory, o imds.Observer, forAll bool) timelineBar {
 	s := timesOf(l)
 	last := l.Changes[len(l.Changes)-1]
 	data := map[string]any{"change": string(last.Change), "outcome": string(l.Outcome), "whileAway": s.whileAway}
 	data["event"] = map[string]any{"EventId": l.Event}
-	// A relay's page has events of many observers; the text is about the last one that saw the event.
 	observer := cmp.Or(s.observer, o.Name)
 	f := map[string]any{
 		"change": string(last.Change), "azeventtype": l.Type, "azeventsource": l.Source, "resources": l.Resources,
-		"observer": observer,
+		"observer": observer, "forAll": forAll,
 		"azself":   observer != "" && imds.Event{Resources: l.Resources}.Affects(observer),
 		"duration": -1, "data": data, "subject": l.Event, "time": last.Time.UTC().Format(time.RFC3339), "begun": "",
 		"type": cloudevent.EventPrefix + string(last.Change), "group": []map[string]any{},
