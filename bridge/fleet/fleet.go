@@ -27,7 +27,8 @@ const (
 	maxEndedEvents = 2_000
 	excusePeriod   = time.Hour // an open event explains no silence of VMs heard so long after its last change
 	maxChanges     = 64        // of one event; its vanished is kept besides
-	eventOverhead  = 1 << 10   // bytes that a change takes besides its data
+	eventOverhead  = 1 << 10   // bytes that an event takes, and each of its changes, besides the data
+	nameOverhead   = 80        // bytes that each VM which an event names takes besides
 )
 
 // Options are what a Fleet needs of its relay.
@@ -76,6 +77,7 @@ type azureEvent struct {
 	group      string
 	changes    int
 	bytes      int        // see Fleet.addBytes
+	names      int        // most VMs that a change has named
 	seq        uint64     // of its last change
 	ended      bool       // it has vanished, or its end was missed
 	lastChange time.Time  // when the stream stored it
@@ -214,11 +216,17 @@ func (f *Fleet) add(r streams.Raw) {
 	}
 	group := m.Group()
 	l := f.events[group]
+	bytes := len(m.CE.Data()) + eventOverhead
 	if l == nil {
 		l = &azureEvent{group: group, from: m.From}
 		f.events[group], f.setNamed(m.From.String()).events[group] = l, l
+		bytes += eventOverhead
 	}
-	defer f.addBytes(l, len(m.CE.Data())+eventOverhead)
+	if more := len(m.Change.Event.Resources) - l.names; more > 0 {
+		l.names += more
+		bytes += more * nameOverhead
+	}
+	defer f.addBytes(l, bytes)
 	l.changes++
 	if l.changes <= maxChanges || m.Change.Kind == imds.Vanished {
 		ce := m.CE

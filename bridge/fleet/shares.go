@@ -13,7 +13,7 @@ import (
 const (
 	maxVMsOfSet    = 2_000
 	maxEventsOfSet = 2_000
-	maxBytesOfSet  = 16 << 20 // of its events, as they came
+	maxBytesOfSet  = 16 << 20 // of memory for its events
 	maxEvents      = 12_000   // of all sets
 	maxEventBytes  = 96 << 20 // of all sets
 	maxVMName      = 256      // bytes
