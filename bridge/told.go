@@ -24,6 +24,7 @@ type ToldApproval struct {
 	notBefore time.Time
 	rules     []cloudevent.Rule   // that will approve it, or will if a sink that failed and is tried again succeeds
 	result    cloudevent.Approval // the last one; zero if there is none
+	vm        string              // that told the result
 }
 
 // maxTold is how many rules are kept of those that a CloudEvent names, and how many sinks of each.
@@ -60,7 +61,7 @@ func (t *ToldApproval) Note(ce event.Event) {
 		t.rules = append(t.rules, r)
 	}
 	if kind != imds.Reminder { // which tells of rules only
-		t.result = result
+		t.result, t.vm = result, d.Observer.Name
 	}
 	if result.NotYet && result.Sink != "" && len(t.rules) == 0 {
 		t.rules = triedAgain(before, result)
@@ -107,6 +108,9 @@ func (t *ToldApproval) Tell(s *EventStatus) {
 		s.Approval = refusedBy(r.By)
 	case cloudevent.ResultWithheld, cloudevent.ResultMoot:
 		s.Approval = withheldBecause(r)
+	}
+	if s.Approval != "" && t.vm != "" && len(s.Known.Resources) > 1 { // rules of the other VMs may approve it
+		s.Approval = "on " + imds.Printable(t.vm, 60) + ": " + s.Approval
 	}
 	var reasons []string
 	for _, rule := range t.rules {

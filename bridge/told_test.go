@@ -2,6 +2,7 @@ package bridge_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,6 +53,29 @@ func (s statement) cloudEvent(t *testing.T, no, nth int) (event.Event, imds.Even
 		t.Fatal(err)
 	}
 	return ce, doc.Events[0]
+}
+
+// Where an event names several VMs, what came of its approval is said of the VM that tells it: those of the others may
+// approve it all the same.
+func TestWhatCameOfAnApprovalIsSaidOfItsVM(t *testing.T) {
+	failed := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: "rule 1", Sink: "drain", Error: "exit 1"}
+	for vms, want := range map[string]string{
+		"vm-1": `rule 1: sink "drain" failed: exit 1`, "vm-1 vm-2": `on vm-1: rule 1: sink "drain" failed: exit 1`,
+	} {
+		e := imds.Event{ID: "A", Status: imds.StatusScheduled, Resources: strings.Fields(vms), Raw: []byte("{}")}
+		ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Approved, Event: e},
+			cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-1"}, Time: time.Now(), Approval: &failed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told bridge.ToldApproval
+		status := bridge.EventStatus{Known: e}
+		told.Note(ce)
+		told.Tell(&status)
+		if status.Approval != want {
+			t.Errorf("of %s the status says %q, want %q", vms, status.Approval, want)
+		}
+	}
 }
 
 // Of the approval of an event its CloudEvents tell, since its latest change, what the VM's own status says: the rules that

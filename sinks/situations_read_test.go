@@ -258,6 +258,57 @@ func TestARuleThatWaitsHasNoTimeThatMayNotHold(t *testing.T) {
 	}
 }
 
+// What the rules of one VM don't start, those of another VM that the event names may. So it is said of that VM, and of the
+// event only if it names no other.
+func TestWhatTheRulesOfOneVMDoIsNoFactOfTheEvent(t *testing.T) {
+	failed := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: "rule 1", Sink: "drain", Error: "exit status 1"}
+	yet, gone, goneYet := failed, failed, failed
+	yet.NotYet = true
+	gone.Sink, gone.Error = "", "rule 1 was removed from the settings"
+	goneYet.Sink, goneYet.Error, goneYet.NotYet = "", "the disk is full", true
+	refused := cloudevent.Approval{Result: cloudevent.ResultRefused, By: "rule 1", Error: "Azure refuses the approval: 400"}
+	for _, tt := range []struct {
+		came        cloudevent.Approval
+		alone, many []string // headline, and what follows
+	}{
+		{failed, []string{`reboot won't start early, sink "drain" failed`, `Sink "drain" failed (exit status 1), so it isn't started early. It begins at 05:10 CET at the earliest.`},
+			[]string{`web_0 and web_1: reboot won't start early by web_0's rules, sink "drain" failed`,
+				`Sink "drain" failed (exit status 1), so forewarn on web_0 doesn't start it early. On another VM it may. Otherwise it begins at 05:10 CET at the earliest.`}},
+		{gone, []string{`reboot won't start early`, `It isn't started early, because rule 1 was removed from the settings. It begins`},
+			[]string{`web_0 and web_1: reboot won't start early by web_0's rules`,
+				`forewarn on web_0 doesn't start it early, because rule 1 was removed from the settings. On another VM it may. Otherwise`}},
+		{yet, []string{`reboot doesn't start early yet, sink "drain" hasn't succeeded`, `the reboot still starts early. Otherwise it begins at 05:10 CET at the earliest.`},
+			[]string{`web_0 and web_1: reboot doesn't start early yet by web_0's rules, sink "drain" hasn't succeeded`,
+				`Sink "drain" on web_0 hasn't succeeded yet (exit status 1).`, `Otherwise it begins at 05:10 CET at the earliest, unless forewarn on another VM starts it.`}},
+		{goneYet, []string{`reboot doesn't start early yet`, `It isn't started early yet, because the disk is full. If that changes`},
+			[]string{`reboot doesn't start early yet by web_0's rules`, `forewarn on web_0 doesn't start it early yet, because the disk is full. If that changes`}},
+		{refused, []string{`not approved, Azure refused`, `It will come at its own time, 05:10 CET at the earliest.`},
+			[]string{`not approved, Azure refused`, `It will come at its own time, unless forewarn on another VM starts it, 05:10 CET at the earliest.`}},
+	} {
+		for i, want := range [][]string{tt.alone, tt.many} {
+			vms := []string{"web_0", "web_1"}[:i+1]
+			ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Approved, Event: azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Resources": vms})},
+				cloudevent.Circumstances{Observer: webHost(0), Time: messageTime.clock(), Approval: &tt.came})
+			f := fieldsOf(t, situation{batch: deliveryOf(ce, err), now: messageTime, more: map[string]any{"forAll": true}})
+			text := word(t, "message", f)
+			for _, phrase := range want {
+				if !strings.Contains(text, phrase) {
+					t.Errorf("of %d VMs no %q in\n%s", len(vms), phrase, text)
+				}
+			}
+		}
+	}
+	withheld := situations()["approved-withheld"] // of three VMs, told to those of one
+	text := word(t, "message", fieldsOf(t, withheld))
+	if want := `vm-db-1: reboot won't start early by its rules, sink "drain" failed`; !strings.Contains(text, want) {
+		t.Errorf("no %q in\n%s", want, text)
+	}
+	group := word(t, "message", fieldsOf(t, situations()["group-withheld"]))
+	if want := `failed, otherwise 05:10 CET at the earliest (Azure maintenance); exit 75`; !strings.Contains(group, want) {
+		t.Errorf("no %q in\n%s", want, group)
+	}
+}
+
 // A group says of its events together only what holds for each.
 func TestAGroupSaysTogetherOnlyWhatHoldsForEach(t *testing.T) {
 	type event struct{ kind, source string }
