@@ -140,6 +140,16 @@ var knownStories = []struct {
 		{at(25 * time.Minute), restart{off: time.Minute, clone: true}},
 		{at(30 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a lead of what acts comes while there is no program, and Azure's first answer after that shows a change", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "drop" }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(28 * time.Minute), restart{off: 5 * time.Minute}},
+		{at(32*time.Minute + 30*time.Second), endpointTrouble{"500", 34 * time.Minute}},
+		{at(33*time.Minute + 20*time.Second), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
+		{at(38 * time.Minute), restyle{}},
+	}},
 	{"an empty answer while nobody knows the VM's name hides an event that begins soon", []step{
 		{0, instanceTrouble{"503", 40 * time.Second}},
 		{at(30 * time.Second), endpointTrouble{"has null for Events", 43 * time.Second}},

@@ -321,7 +321,7 @@ func (o *oracle) neverDue(b belief, i int, route string) bool {
 				to = min(until, o.setups[m+1].at)
 			}
 			at := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
-			if at >= 0 && o.comes(c.event.notBefore-s.routes[at].lead, max(c.at, s.at), to) {
+			if at >= 0 && o.leadComes(s.routes[at], c.event, max(c.at, s.at), to) {
 				return false
 			}
 		}
@@ -329,14 +329,33 @@ func (o *oracle) neverDue(b belief, i int, route string) bool {
 	return true
 }
 
-// comes reports whether a time by the clocks came while a program ran, some seconds before the end of a time.
-func (o *oracle) comes(due, from, to time.Duration) bool {
+// leadComes reports whether the lead of a route for an event came, by the clocks, while a program ran, some seconds before
+// the end of a time.
+func (o *oracle) leadComes(r routePlan, e azureEvent, from, to time.Duration) bool {
 	for i, b := range o.boots {
-		if max(due-o.skews[i], from, b.began.at+10*time.Second)+5*time.Second < min(to, b.ended.at) {
+		if max(e.notBefore-r.lead-o.skews[i], from, o.ready(r, i)) < min(to, b.ended.at)-5*time.Second {
 			return true
 		}
 	}
 	return false
+}
+
+// ready returns from when on a run of the program tells a route whose lead has come: it asks for its name first, and what
+// acts waits for Azure's first answer, because the event may be over.
+func (o *oracle) ready(r routePlan, boot int) time.Duration {
+	b := o.boots[boot]
+	named := b.began.at + 10*time.Second
+	if r.late != "drop" {
+		return named
+	}
+	from, _ := slices.BinarySearchFunc(o.answers, b.began.seq, func(a *answer, seq int) int { return a.seq - seq })
+	for i, a := range o.answers[from:] {
+		confirmed := a.what == "empty" && i > 0 && o.answers[from+i-1].what == "empty"
+		if a.boot == boot && a.polled && (a.what == "document" || a.what == "unchanged" || confirmed) {
+			return max(named, a.at+o.nameless(change{fact: a.fact}))
+		}
+	}
+	return forever
 }
 
 // ahead reports whether a change says that its event is still to come.
@@ -352,8 +371,13 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	as := c.event
 	for _, later := range b.changes[i+1:] {
 		due := as.notBeforeTime().Add(-r.lead)
-		if began := o.boots[later.boot].began.clock; later.boot > c.boot && began.After(due) {
-			due = began.Add(10 * time.Second) // its time came while there was no program, which now asks for its name first
+		began := o.boots[later.boot].began
+		if later.boot > c.boot && began.clock.After(due) {
+			due = began.clock.Add(10 * time.Second) // its time came while there was no program; its name comes first
+		}
+		ready := epoch.Add(o.ready(r, later.boot) + o.skews[later.boot])
+		if later.boot > c.boot && ready.After(due) && !o.leadComes(r, as, c.at, began.at) {
+			due = ready
 		}
 		due = o.whenBack(r.name, due)
 		_, owed := later.routes[r.name]

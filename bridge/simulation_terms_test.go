@@ -108,7 +108,7 @@ func (o *oracle) lead(id string, b belief, route string) {
 		}
 		due := c.event.notBeforeTime().Add(-r.lead)
 		if (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due.After(c.clock.Add(time.Second)) &&
-			t.began.clock.Before(due) && t.instead == "" && !b.nearer(i, r.lead, t) && !o.cameEarlier(b, i, r.lead, t) {
+			t.began.clock.Before(due) && t.instead == "" && !b.nearer(i, r.lead, t) && !o.cameEarlier(b, i, r, t) {
 			o.add("lead", "%s was told %s at %v, before its lead", r.name, t.id, short(t.start))
 		}
 		if c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
@@ -116,7 +116,7 @@ func (o *oracle) lead(id string, b belief, route string) {
 		}
 		for _, newer := range b.changes[i+1:] {
 			// What is pending already stays so when the clock is set back, unless the newer one waits: that takes its place.
-			stays := !due.After(c.clock) || o.cameEarlier(b, i, r.lead, t)
+			stays := !due.After(c.clock) || o.cameEarlier(b, i, r, t)
 			waits := ahead(newer) && newer.event.notBeforeTime().Add(-r.lead).After(newer.clock)
 			waited := due.After(newer.clock.Add(time.Second)) && (!stays || waits) && newer.boot == t.in &&
 				!o.ill(newer.at, t.start)
@@ -138,12 +138,12 @@ func (b belief) nearer(i int, lead time.Duration, t taken) bool {
 
 // cameEarlier reports whether the lead for a change came in an earlier run of the program than that of a delivery: what
 // became pending then stays so, whatever the clock is set back to.
-func (o *oracle) cameEarlier(b belief, i int, lead time.Duration, t taken) bool {
+func (o *oracle) cameEarlier(b belief, i int, r routePlan, t taken) bool {
 	c, until := b.changes[i], o.boots[t.in].began.at
 	if i+1 < len(b.changes) {
 		until = min(until, b.changes[i+1].at)
 	}
-	return o.comes(c.event.notBefore-lead, c.at, until)
+	return o.leadComes(r, c.event, c.at, until)
 }
 
 // leadIsKept: a route with a lead that is well is told when its time has come.
