@@ -150,6 +150,17 @@ var knownStories = []struct {
 		{at(33*time.Minute + 20*time.Second), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
 		{at(38 * time.Minute), restyle{}},
 	}},
+	{"the clock is set back after an approval that is told later, when another rule has approved the event once more", []step{
+		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}}}, changes: map[string]routeChange{
+			"webhook": {"late: send", func(r *routePlan) { r.late = "send" }},
+		}}},
+		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 8 * time.Minute, share: 100}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(5 * time.Minute), restart{crash: true, step: -time.Hour, off: 20 * time.Second}},
+		{at(6 * time.Minute), reload{rules: &[]rulePlan{{types: []string{"Freeze"}}, {types: []string{"Reboot"}}}}},
+		{at(7 * time.Minute), list{event: moved}},
+		{at(20 * time.Minute), restyle{}},
+	}},
 	{"an empty answer while nobody knows the VM's name hides an event that begins soon", []step{
 		{0, instanceTrouble{"503", 40 * time.Second}},
 		{at(30 * time.Second), endpointTrouble{"has null for Events", 43 * time.Second}},

@@ -329,7 +329,7 @@ var trouble = []string{
 // have been another.
 func (o *oracle) made(t taken) time.Duration {
 	at := t.start - t.began.clock.Sub(t.time)
-	if at < o.boots[t.in].began.at {
+	if at < o.boots[t.in].began.at || at > t.start+time.Millisecond {
 		return 0
 	}
 	return at
