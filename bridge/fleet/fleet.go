@@ -227,6 +227,7 @@ func (f *Fleet) add(r streams.Raw) {
 		bytes += more * nameOverhead
 	}
 	defer f.addBytes(l, bytes)
+	copied := l.Has(m.CE.ID())
 	l.changes++
 	if l.changes <= maxChanges || m.Change.Kind == imds.Vanished {
 		ce := m.CE
@@ -241,7 +242,7 @@ func (f *Fleet) add(r streams.Raw) {
 		l.setObserver(data.Observer)
 	}
 	ofAzure := m.Change.Kind.OfAzure()
-	if ofAzure && l.stage.Outdated(m) {
+	if ofAzure && (copied || l.stage.Outdated(m)) {
 		return
 	}
 	l.approval.Note(m.CE)

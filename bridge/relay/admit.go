@@ -142,7 +142,8 @@ func (q *queue) carryOut(g *group, m streams.Message, reply string, v verdict) {
 	first := v.matches && !g.rec.Matched && m.EventID != "" && m.OnlySink == ""
 	g.rec.Matched = g.rec.Matched || first
 	ends := m.Change.Kind == imds.Vanished
-	if m.OnlySink == "" && m.Change.Kind.OfAzure() && !v.outdated && (v.matches || ends) {
+	copied := m.Seen().Before(g.rec.Seen) && g.rec.hasAccepted(m.CE.ID()) // as a fallback, or a replay
+	if m.OnlySink == "" && m.Change.Kind.OfAzure() && !v.outdated && !copied && (v.matches || ends) {
 		g.rec.Update(m)
 		q.supersede(g, m, v.selected)
 	}

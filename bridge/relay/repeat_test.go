@@ -133,3 +133,37 @@ func TestARelayRepeatsWhatWasReplayed(t *testing.T) {
 		stop()
 	})
 }
+
+// What comes once more of an older change, from a VM that publishes late, changes neither what is repeated to a sink that
+// has both changes as a fallback, nor the status.
+func TestACopyOfAnOlderChangeMovesNothingBack(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		chat, page := newRecorder(), newRecorder()
+		chat.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		pager := with(route("page", page), repeats)
+		pager.Filter.Only.Changes = []string{"scheduled", "vanished"}
+		r, stop := s.run(with(route("chat", chat), func(x *bridge.Terms) { x.Fallback.Sink = "page" }), pager)
+		a := eventNo(1).in(2 * time.Hour)
+		said := []event.Event{a.say(t, imds.Scheduled, "vm-1")}
+		s.publish(said[0])
+		pause(2 * time.Second)
+		moved := a.in(3 * time.Hour)
+		said = append(said, moved.updated(t, a))
+		s.publish(said[1])
+		pause(2 * time.Second)
+		again := moved.in(4 * time.Hour)
+		said = append(said, again.updated(t, moved))
+		s.publish(said[2])
+		pause(2 * time.Second)
+		s.publish(said[1])
+		pause(2 * time.Minute)
+		all := page.all()
+		if last := all[len(all)-1]; last != said[2].ID() {
+			t.Errorf("%s is repeated, want the newest, %s", last, said[2].ID())
+		}
+		if open := r.Status().Events; len(open) != 1 || !open[0].NotBefore.Equal(again.notBefore) {
+			t.Errorf("the status has %+v, want NotBefore %v", open, again.notBefore)
+		}
+		stop()
+	})
+}
