@@ -76,8 +76,6 @@ func TestTheOracleCatches(t *testing.T) {
 		{"what is settled is neither on record nor acknowledged", "told once", killedSoon,
 			variant{hears: hearsInstead(`"settled":`, `"settleX":`, `"decided":`, `"decideX":`, `"after":`, `"afteX":`,
 				"PUB $JS.ACK.", "PUB $JX.ACK.")}},
-		{"publishers take every duplicate for their own message", "published", someNoisy,
-			variant{says: saysInstead(`"duplicate": true`, `"duplicate":false`)}},
 		{"relays take every duplicate for their own message", "fallback", someNoisy,
 			variant{says: saysInstead(`"duplicate": true`, `"duplicate":false`)}},
 	} {

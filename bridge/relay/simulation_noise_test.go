@@ -48,7 +48,7 @@ func someNoise(r *rand.Rand, sayings [][]saying, routes []routePlan) (all []nois
 			all = append(all, noise{at, ce.ID()})
 			for _, route := range routes {
 				if route.fallback != "" {
-					all = append(all, noise{at, ce.ID() + "-fallback-" + route.fallback})
+					all = append(all, noise{at, ce.ID() + "-fallback-" + route.fallback + "-" + setHash(ce)})
 				}
 			}
 		}
@@ -174,7 +174,7 @@ func noisyPlan() plan {
 		{{at: at, make: changeSaidAt(bubbleEpoch.Add(at), change, "vm-0")}},
 		{{at: at, make: scheduled}},
 	}
-	p.noise = []noise{{at / 2, ce.ID()}, {at / 2, ce.ID() + "-fallback-page"}}
+	p.noise = []noise{{at / 2, ce.ID()}, {at / 2, ce.ID() + "-fallback-page-" + setHash(ce)}}
 	p.add(0, "a relay starts", (*world).startRelay)
 	p.add(at/2, "sink hook rejects", func(w *world) {
 		w.mu.Lock()
