@@ -98,7 +98,7 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 		pause(10 * time.Minute)
 		wantIDs(t, s.approvals())
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved")
-		s.wantLogged(`rule 1: sink \"drain\" did not accept the latest change`)
+		s.wantLogged(`rule 1: sink \"drain\" failed: rejected`)
 		b.end()
 	})
 }
@@ -124,7 +124,7 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 				}
 				pause(10 * time.Minute)
 				wantIDs(t, s.approvals())
-				s.wantLogged(`rule 1: sink \"drain\" did not accept the latest change`)
+				s.wantLogged(`rule 1: sink \"drain\" failed: somebody dropped what it was to do`)
 				b.end()
 			})
 		})

@@ -132,11 +132,12 @@ func (a acceptance) missing(route string) ruling {
 	case a.state == outbox.StatePending:
 		return ruling{onCourse: true, why: waitsFor(sink)}
 	}
-	r := no("%s did not accept the latest change", sink)
-	r.sink, r.failure = route, a.failure
+	failure := a.failure
 	if a.state == outbox.StateDropped {
-		r.failure = "somebody dropped what it was to do"
+		failure = "somebody dropped what it was to do"
 	}
+	r := no("%s", failedFor(route, failure, true))
+	r.sink, r.failure = route, failure
 	return r
 }
 

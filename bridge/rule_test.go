@@ -107,7 +107,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		}, "", false},
 		{"the sink was not told yet", with(after), event(as), "vm-0", state(outbox.StatePending), `waits for sink "drain"`, false},
 		{"the sink did not get it", with(after), event(as), "vm-0", state(""), "did not get", true},
-		{"the sink refused it", with(after), event(as), "vm-0", state(outbox.StateDead), "did not accept", true},
+		{"the sink refused it", with(after), event(as), "vm-0", state(outbox.StateDead), `sink "drain" failed`, true},
 	} {
 		fields := map[string]any{"duration": -1, "data": map[string]any{}}
 		got := tt.rule.rule(tt.event, fields, tt.self, tt.told, now.Add(-time.Hour), now)

@@ -141,11 +141,19 @@ func withheldBecause(a cloudevent.Approval) string {
 
 // sinkFailed says that a sink which a rule waits for failed, for good or not.
 func sinkFailed(rule, sink, why string, final bool) string {
-	why = delivery.WithoutClass(why)
-	if final {
-		return fmt.Sprintf("%s: sink %q failed: %s", rule, sink, why)
+	return rule + ": " + failedFor(sink, why, final)
+}
+
+// failedFor says why a sink failed, for good or not.
+func failedFor(sink, why string, final bool) string {
+	text := fmt.Sprintf("sink %q failed", sink)
+	if !final {
+		text += " and is tried again"
 	}
-	return fmt.Sprintf("%s: sink %q failed and is tried again: %s", rule, sink, why)
+	if why != "" {
+		text += ": " + delivery.WithoutClass(why)
+	}
+	return text
 }
 
 // awaits says what a rule waits for that will approve an event.
