@@ -29,7 +29,7 @@ type decision struct {
 	Next     time.Time `json:"next,omitzero"`
 	Done     bool      `json:"done,omitempty"`
 
-	By string `json:"by,omitempty"` // see by
+	By string `json:"by"` // names the rule, or the user who approves by hand
 
 	// The result, once it is done.
 	Result string    `json:"result,omitempty"`
@@ -46,11 +46,6 @@ func (d *decision) waits(now time.Time) bool {
 	return left > 0 && left <= slices.Max(pollBackoff)
 }
 
-// by names the rule, or the user who approves by hand.
-func (d *decision) by() string {
-	return cmp.Or(d.By, fmt.Sprintf("rule %d", d.Rule))
-}
-
 // givenUp returns the record that the decision is given up. Once it was sent, Azure may have taken it.
 func (d *decision) givenUp(why string) cloudevent.Approval {
 	result := cloudevent.ResultMoot
@@ -62,7 +57,7 @@ func (d *decision) givenUp(why string) cloudevent.Approval {
 
 // record completes the record of what came of the decision.
 func (d *decision) record(a cloudevent.Approval, op *openEvent, now time.Time) cloudevent.Approval {
-	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
+	a.By, a.Decided, a.Attempts = d.By, d.Decided, d.Attempts
 	a.After = now.Sub(op.Announced).Round(100 * time.Millisecond).Seconds()
 	return a
 }
@@ -230,7 +225,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 		doubt := doubtOf(e, doc)
 		if doubt != "" {
 			b.noteDoubt(e.ID, doubt)
-			b.noteRuling(e.ID, fmt.Sprintf("rule %d: %s", d.Rule, doubt), false)
+			b.noteRuling(e.ID, d.By+": "+doubt, false)
 			return // the poll loop will see it too, and the approval waits or becomes moot
 		}
 		d.Attempts++
@@ -360,7 +355,7 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 // asked returns the last approval that Azure took, or may have taken; nil for none.
 func (op *openEvent) asked() *cloudevent.Asked {
 	if d := op.Approval; d.unsent() && d.Attempts > 0 {
-		return &cloudevent.Asked{By: d.by(), Time: d.Decided}
+		return &cloudevent.Asked{By: d.By, Time: d.Decided}
 	}
 	return op.Asked
 }

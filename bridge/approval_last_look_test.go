@@ -20,7 +20,7 @@ func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
 		s.beginsLate()
 		s.opts.Interval = 5 * time.Minute
 		rule := rebootRule
-		rule.Wait = time.Minute
+		rule.Name, rule.Wait = "restart", time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
 		audit := &ear{}
 		s.userReboot(idA)
@@ -33,6 +33,10 @@ func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
 		if sent := "approval not sent"; strings.Contains(s.log.String(), sent) {
 			t.Errorf("the log says %q, so it was tried", sent)
+		}
+		s.wantLogged(`rule \"restart\": Azure's newest document differs in NotBefore`)
+		if strings.Contains(s.log.String(), "rule 1") {
+			t.Error("the log calls the rule by its number")
 		}
 		pause(4 * time.Minute)
 		wantIDs(t, s.approvals(), idA)
