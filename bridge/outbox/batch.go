@@ -220,7 +220,8 @@ func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
 	}
 	d.Next, d.change = time.Time{}, tx.number
 	d.State, d.Reason, d.DeadSince = StateDead, reason, tx.now.UTC()
-	d.Unreported = e.Group != "" && !(reason == delivery.ReasonLate && tx.isOvertaken(e))
+	d.Overtaken = reason == delivery.ReasonLate && tx.isOvertaken(e)
+	d.Unreported = e.Group != "" && !d.Overtaken
 	if cause != "" {
 		d.Error = cause
 	}
@@ -236,8 +237,7 @@ func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
 	tx.remove(e)
 }
 
-// isOvertaken reports whether a newer delivery of its group is pending for the route of a pending delivery: then nothing is
-// given up with that, and a replay would do the same work twice.
+// isOvertaken reports whether a newer delivery of its group is pending for the route of a pending delivery.
 func (tx *Tx) isOvertaken(e *entry) bool {
 	for other := range tx.groups[e.Group].pending {
 		if other.route == e.route && other.Seq > e.Seq {

@@ -23,6 +23,9 @@ type Delivery struct {
 	// Mute is the one that holds it back, or the last one that it waited for; nil for none.
 	Mute      *delivery.Mute `json:"-"`
 	DeadSince time.Time      `json:"deadSince,omitzero"`
+	// Overtaken means that the dead letter is late because something newer about its group was there. Nothing is given up
+	// with it, and it is no trouble: a replay would do the same work twice.
+	Overtaken bool `json:"overtaken,omitempty"`
 	// Unreported means that the owner is still to report the dead letter. Only the file has it.
 	Unreported bool `json:"unreported,omitempty"`
 }

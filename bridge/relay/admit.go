@@ -123,11 +123,11 @@ func (q *queue) admit(m streams.Message, r streams.Raw) error {
 	return nil
 }
 
-// storeLate keeps a message that comes too late as a dead letter.
+// storeLate keeps a message that came after a newer change of its event as a dead letter.
 func (q *queue) storeLate(m streams.Message) error {
 	letter := deadLetter{
 		Sink: q.route.Name, Key: streams.Token(m.CE.ID()), Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Event: m.EventID,
-		Set: m.From.String(), Reason: delivery.ReasonLate, At: time.Now().UTC(), PendingSince: m.Stored,
+		Set: m.From.String(), Reason: delivery.ReasonLate, Overtaken: true, At: time.Now().UTC(), PendingSince: m.Stored,
 	}
 	if err := q.dead.add(q.ctx, letter, &m.CE); err != nil {
 		return err

@@ -30,6 +30,7 @@ type deadLetter struct {
 	Set          string    `json:"set,omitempty"`   // <subscription>.<resource group>.<set> that told of it
 	AzureType    string    `json:"azureType,omitempty"`
 	Reason       string    `json:"reason"`
+	Overtaken    bool      `json:"overtaken,omitempty"` // see outbox.Delivery.Overtaken
 	Error        string    `json:"error,omitempty"`
 	At           time.Time `json:"at"`
 	PendingSince time.Time `json:"pendingSince"` // when it became pending

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -190,4 +191,67 @@ func TestWhatIsLateDoesNotFallBackOnARelay(t *testing.T) {
 		wantIDs(t, "the fallback", second.attempts())
 		stop()
 	})
+}
+
+// That a newer change of its event overtook what a sink had failed to do, or came first, is no trouble, whether the newer
+// one is tried or done by then: nothing is given up. That nothing was done before the time of the event had passed is.
+func TestWhatANewerChangeOvertakesIsNotReportedAsGivenUpOnARelay(t *testing.T) {
+	const givenUp = "1 dead of drain: rejected rejected: 422"
+	for _, tt := range []struct {
+		claim string
+		then  func(s *stage, drain *recorder, scheduled, started event.Event)
+		told  string
+	}{
+		{"it is tried", func(s *stage, _ *recorder, scheduled, started event.Event) {
+			s.publish(scheduled)
+			pause(5 * time.Second)
+			s.publish(started)
+		}, ""},
+		{"it is done", func(s *stage, drain *recorder, scheduled, started event.Event) {
+			s.publish(scheduled)
+			pause(5 * time.Second)
+			drain.say(nil)
+			s.publish(started)
+		}, ""},
+		{"another VM told of it before", func(s *stage, _ *recorder, scheduled, started event.Event) {
+			s.publish(started)
+			pause(5 * time.Second)
+			s.publish(scheduled)
+		}, ""},
+		{"none came, and its time passed", func(s *stage, _ *recorder, scheduled, _ event.Event) {
+			s.publish(scheduled)
+		}, "1 dead of drain: late connection refused"},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				drain, o := newRecorder(), newOps()
+				drain.answer = fails(fmt.Errorf("%w: 422", delivery.ErrRejected))
+				people := o.route()
+				people.Filter.Only.Types = []string{"Preempt"}
+				st, stop := s.run(with(route("drain", drain), func(t *bridge.Terms) { t.Late = delivery.LateDrop }), people)
+				s.publish(eventNo(0).say(t, imds.Scheduled, "vm-1"))
+				pause(5 * time.Second) // given up and reported: the next report comes a minute later
+				drain.say(fails(errRefused))
+				a := eventNo(1).in(2 * time.Minute)
+				scheduled := a.say(t, imds.Scheduled, "vm-1")
+				pause(time.Second)
+				tt.then(s, drain, scheduled, a.say(t, imds.Started, "vm-2"))
+				pause(3 * time.Minute)
+				list, _, err := st.List(t.Context(), relay.Selection{State: "dead"}, 10)
+				if err != nil || len(list) != 2 || list[1].ID != scheduled.ID() || list[1].Reason != delivery.ReasonLate {
+					t.Errorf("there are %d dead letters, %v; want the announcement as the second", len(list), err)
+				} else if list[1].Overtaken != (tt.told == "") {
+					t.Errorf("the letter says that it was overtaken: %v", list[1].Overtaken)
+				}
+				want := []string{givenUp}
+				if tt.told != "" {
+					want = append(want, tt.told)
+				}
+				if got := o.news(); !slices.Equal(got, want) {
+					t.Errorf("ops heard %q, want %q", got, want)
+				}
+				stop()
+			})
+		})
+	}
 }

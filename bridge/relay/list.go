@@ -33,7 +33,8 @@ type Entry struct {
 	delivery.Item
 	State      string // pending or dead
 	Reason     string
-	Bytes      int // of the CloudEvent
+	Overtaken  bool // see outbox.Delivery.Overtaken
+	Bytes      int  // of the CloudEvent
 	DeadSince  time.Time
 	CloudEvent json.RawMessage // nil when the list left it out
 	Mute       *delivery.Mute  // that holds it back, or the last one that it waited for; nil for none
@@ -265,8 +266,7 @@ func (r *Relay) removeEach(ctx context.Context, keys []string, do func(deadLette
 func (l deadLetter) entry() Entry {
 	return Entry{
 		Key: l.key(), Sink: l.Sink, group: streams.GroupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason,
-		Bytes: l.Bytes, DeadSince: l.At,
-		CloudEvent: l.CloudEvent,
+		Overtaken: l.Overtaken, Bytes: l.Bytes, DeadSince: l.At, CloudEvent: l.CloudEvent,
 		Item: delivery.Item{
 			Message: &delivery.Message{
 				Seq: l.Seq, ID: l.ID, Type: l.Type, Group: l.Event, AzureType: l.AzureType,

@@ -14,10 +14,11 @@ import (
 // Worker is done with that; the queue tries again until it can. It survives no relay: the next one attempts the
 // delivery once more.
 type transfer struct {
-	item    *delivery.Item
-	report  delivery.Report // what the Worker reported, without its items
-	dead    bool            // it is to become a dead letter
-	publish bool            // the fallback is still to get it
+	item      *delivery.Item
+	report    delivery.Report // what the Worker reported, without its items
+	dead      bool            // it is to become a dead letter
+	overtaken bool            // see outbox.Delivery.Overtaken
+	publish   bool            // the fallback is still to get it
 }
 
 // transfers are those that couldn't be done at once.
@@ -32,6 +33,7 @@ func (q *queue) transferEach(items []*delivery.Item, r delivery.Report, dead boo
 	r.Accepted, r.Superseded, r.Failed, r.Dead, r.FellBack = nil, nil, nil, nil, nil
 	for _, i := range items {
 		t := &transfer{item: i, report: r, dead: dead}
+		t.overtaken = dead && r.Reason == delivery.ReasonLate && q.isOvertaken(i)
 		t.publish = !dead || r.Reason != delivery.ReasonLate && q.fallbackOf(i) != "" && !q.fellBack(i)
 		if q.transferNow(t) {
 			done = append(done, i)
@@ -44,6 +46,22 @@ func (q *queue) transferEach(items []*delivery.Item, r delivery.Report, dead boo
 		q.mu.Unlock()
 	}
 	return done
+}
+
+// isOvertaken reports whether a newer delivery about its event is pending, as the outbox decides it for a bridge.
+func (q *queue) isOvertaken(i *delivery.Item) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	e := q.pending[i.Seq]
+	if e == nil {
+		return false
+	}
+	for _, seq := range e.group.pending {
+		if seq > i.Seq {
+			return true
+		}
+	}
+	return false
 }
 
 // transferNow does a transfer, unless another one failed just now, and reports whether it is done.

@@ -76,8 +76,11 @@ func (q *queue) waitsSince(now time.Time) (oldest, accepted time.Time) {
 	return oldest, q.tally.lastAccepted
 }
 
-// deadLettered notes a dead letter that was stored, to report it.
+// deadLettered notes a dead letter that was stored, to report it, unless a newer change overtook it.
 func (r *Relay) deadLettered(l deadLetter) {
+	if l.Overtaken {
+		return
+	}
 	e := l.entry()
 	r.dead.add(e.Sink, e.Key, e.Reason, e.Item)
 }
