@@ -121,12 +121,9 @@ func (b *HistoryBuilder) AddRecord(r outbox.Record) {
 	b.Add(ce, r.Deliveries)
 }
 
-// Has reports whether a CloudEvent with that id was added.
-func (b *HistoryBuilder) Has(id string) bool { return b.seen[id] }
-
 // Add adds a CloudEvent with its deliveries. It ignores CloudEvents that are not about an Azure event.
 func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
-	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) || b.Has(ce.ID()) {
+	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) || b.seen[ce.ID()] {
 		return
 	}
 	var d cloudevent.Data

@@ -227,7 +227,6 @@ func (f *Fleet) add(r streams.Raw) {
 		bytes += more * nameOverhead
 	}
 	defer f.addBytes(l, bytes)
-	copied := l.Has(m.CE.ID())
 	l.changes++
 	if l.changes <= maxChanges || m.Change.Kind == imds.Vanished {
 		ce := m.CE
@@ -242,7 +241,7 @@ func (f *Fleet) add(r streams.Raw) {
 		l.setObserver(data.Observer)
 	}
 	ofAzure := m.Change.Kind.OfAzure()
-	if ofAzure && (copied || l.stage.Outdated(m)) {
+	if ofAzure && (l.stage.HasPassed(m) || l.stage.Outdated(m)) {
 		return
 	}
 	l.approval.Note(m.CE)

@@ -145,7 +145,7 @@ func (q *queue) begin(info *jetstream.StreamInfo, from time.Time) (sinkState, er
 		case err != nil, m.OnlySink != "", m.EventID == "", first != 0:
 		case m.Change.Kind.OfAzure():
 			now := stages[m.Group()]
-			if now.Outdated(m) {
+			if !now.MovesOnTo(m) {
 				return
 			}
 			now.Update(m)

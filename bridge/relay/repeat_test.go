@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -135,35 +136,42 @@ func TestARelayRepeatsWhatWasReplayed(t *testing.T) {
 }
 
 // What comes once more of an older change, from a VM that publishes late, changes neither what is repeated to a sink that
-// has both changes as a fallback, nor the status.
+// gets both changes as a fallback, nor what a new sink is told, nor the status.
 func TestACopyOfAnOlderChangeMovesNothingBack(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		chat, page := newRecorder(), newRecorder()
-		chat.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
-		pager := with(route("page", page), repeats)
-		pager.Filter.Only.Changes = []string{"scheduled", "vanished"}
-		r, stop := s.run(with(route("chat", chat), func(x *bridge.Terms) { x.Fallback.Sink = "page" }), pager)
-		a := eventNo(1).in(2 * time.Hour)
-		said := []event.Event{a.say(t, imds.Scheduled, "vm-1")}
-		s.publish(said[0])
-		pause(2 * time.Second)
-		moved := a.in(3 * time.Hour)
-		said = append(said, moved.updated(t, a))
-		s.publish(said[1])
-		pause(2 * time.Second)
-		again := moved.in(4 * time.Hour)
-		said = append(said, again.updated(t, moved))
-		s.publish(said[2])
-		pause(2 * time.Second)
-		s.publish(said[1])
-		pause(2 * time.Minute)
-		all := page.all()
-		if last := all[len(all)-1]; last != said[2].ID() {
-			t.Errorf("%s is repeated, want the newest, %s", last, said[2].ID())
-		}
-		if open := r.Status().Events; len(open) != 1 || !open[0].NotBefore.Equal(again.notBefore) {
-			t.Errorf("the status has %+v, want NotBefore %v", open, again.notBefore)
-		}
-		stop()
-	})
+	for claim, failure := range map[string]error{
+		"the fallback has both already": fmt.Errorf("%w: 400", delivery.ErrRejected),
+		"the fallback gets both later":  errors.New("503"),
+	} {
+		t.Run(claim, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				chat, page, late := newRecorder(), newRecorder(), newRecorder()
+				chat.answer = fails(failure)
+				main := with(route("chat", chat), func(t *bridge.Terms) {
+					t.Fallback = delivery.Fallback{Sink: "page", After: 20 * time.Second}
+				})
+				pager := with(route("page", page), repeats)
+				pager.Filter.Only.Changes = []string{"scheduled", "vanished"}
+				r, stop := s.run(main, pager)
+				a := eventNo(1).in(2 * time.Hour)
+				moved, again := a.in(3*time.Hour), a.in(4*time.Hour)
+				older, newest := moved.updated(t, a), again.updated(t, moved)
+				for _, ce := range []event.Event{a.say(t, imds.Scheduled, "vm-1"), older, newest, older} {
+					s.publish(ce)
+					pause(2 * time.Second)
+				}
+				pause(2 * time.Minute)
+				all := page.all()
+				if last := all[len(all)-1]; last != newest.ID() {
+					t.Errorf("%s is repeated, want the newest, %s", last, newest.ID())
+				}
+				if open := r.Status().Events; len(open) != 1 || !open[0].NotBefore.Equal(again.notBefore) {
+					t.Errorf("the status has %+v, want NotBefore %v", open, again.notBefore)
+				}
+				r.Reload([]bridge.Route{main, pager, route("late", late)}, bridge.SettingsInfo{})
+				pause(10 * time.Second)
+				wantIDs(t, "a sink that comes then is told", late.all(), newest)
+				stop()
+			})
+		})
+	}
 }
