@@ -228,17 +228,17 @@ func checkDestination(doc *document, n *node, section entry, own, known []string
 }
 
 // open opens a sink with its section of the settings. If keys are wrong, it still opens the sink with the others, to
-// find more problems; a key that is then missing is reported only if it is not one of the wrong ones.
+// find more problems. What is then missing follows from that, and so does what is missing for a kind that is only guessed.
 func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings) (opened sinks.Opened) {
 	if kind.Open == nil {
 		return opened
 	}
 	host := l.Host
 	host.Zone, host.Endpoint, host.ClientID = s.Timezone, s.IMDS.Endpoint, s.Identity.ClientID
-	decoded := true
+	_, decoded := l.Kinds[section.key]
 	opened, err := kind.Open(func(to any) error {
 		err := doc.decode(section.value, to, section.key)
-		decoded = !slices.ContainsFunc(Problems(nil).with(err), func(p *Problem) bool { return !p.refused })
+		decoded = decoded && !slices.ContainsFunc(Problems(nil).with(err), func(p *Problem) bool { return !p.refused })
 		doc.report(err)
 		return nil
 	}, host)
@@ -247,7 +247,8 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings)
 }
 
 // openErrors returns the problems of err, with which a section of the settings was not opened. If the section was not
-// decoded whole, they are those about keys that are right by themselves: the others follow from what is wrong already.
+// decoded whole, or its kind is guessed, they are those about keys that are right by themselves: the others follow from
+// what is wrong already.
 func (doc *document) openErrors(section entry, err error, decoded bool) error {
 	all, ok := errors.AsType[sinks.KeyErrors](err)
 	if !ok {
