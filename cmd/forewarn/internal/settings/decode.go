@@ -1,7 +1,9 @@
 package settings
 
 import (
+	"cmp"
 	"encoding"
+	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
@@ -141,8 +143,8 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 		switch {
 		case i < 0 && slices.Contains(known, sinks.UsualNames()[e.key]):
 			problems = problems.with(doc.errorAt(e.pos, "unknown key %q; expected %s", e.key, sinks.UsualNames()[e.key]))
-		case i < 0 && replacedKeys[join(path, e.key)] != "":
-			problems = problems.with(doc.errorAt(e.pos, "%s: %s", join(path, e.key), replacedKeys[join(path, e.key)]))
+		case i < 0 && replaced(join(path, e.key), e.value) != "":
+			problems = problems.with(doc.errorAt(e.pos, "%s: %s", join(path, e.key), replaced(join(path, e.key), e.value)))
 		case i < 0:
 			message := strings.TrimPrefix(path+": ", ": ") + unknownWord("key", e.key, known, isKey(e.key))
 			problems = problems.with(doc.errorAt(e.pos, "%s", message))
@@ -177,12 +179,20 @@ func holderOf(key string, known []string, v reflect.Value) (holder sinks.Value) 
 	return holder
 }
 
-// replacedKeys says of keys that there were what stands in their place.
-var replacedKeys = map[string]string{
-	"webhook.body": "a service is a kind of sink; expected its name in place of webhook, and its own keys below, such as " +
-		"pagerduty: {routing_key_file: /etc/forewarn/pagerduty-key}; forewarn help sinks lists them",
-	"webhook.body_secrets": "secrets are keys of a service; expected such as ntfy: {topic_file: /etc/forewarn/ntfy-topic}, or " +
-		"a preset of your own in services",
+// replaced says of a key that there was what stands in its place; "" for any other.
+func replaced(key string, value *node) string {
+	name := cmp.Or(sinks.UsualNames()[value.text], value.text)
+	isService := slices.ContainsFunc(sinks.Services(), func(s *sinks.Service) bool { return s.Name == name })
+	switch {
+	case key == "webhook.body" && isService:
+		return fmt.Sprintf("a service is a kind of sink; expected %s in place of webhook, with its own keys below: "+
+			"forewarn help sinks %[1]s", name)
+	case key == "webhook.body":
+		return "expected body_text, or the name of a service in place of webhook: forewarn help sinks lists them"
+	case key == "webhook.body_secrets":
+		return "secrets are keys of a service; expected its name in place of webhook, or a preset of your own in services"
+	}
+	return ""
 }
 
 func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
