@@ -490,7 +490,11 @@ func (o *oracle) deadLetters() {
 			o.add("dead letters", "%s of %s is one, reason %s", e.ID, e.Sink, e.Reason)
 		}
 		for _, t := range list {
-			if t.id == e.ID && t.start > at && slices.ContainsFunc(o.stream, func(s said) bool { return s.seq == e.Seq && s.instead == t.instead }) {
+			same := slices.ContainsFunc(o.stream, func(s said) bool { return s.seq == e.Seq && s.instead == t.instead })
+			unsaved := slices.ContainsFunc(o.breaks, func(b breakage) bool { // the letter was stored, and its record was not
+				return b.kill && b.from >= at && b.from < at+time.Second && t.start > b.from
+			})
+			if t.id == e.ID && t.start > at && same && !unsaved {
 				o.add("dead letters", "%s was told %s at %v, which it gave up at %v", e.Sink, e.ID, short(t.start), short(at))
 			}
 		}
