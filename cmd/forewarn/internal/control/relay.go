@@ -151,7 +151,8 @@ func saidByRelay(err error) error {
 // deliveryOf returns a relay's delivery as commands print it.
 func deliveryOf(e relay.Entry) outbox.Delivery {
 	d := outbox.Delivery{
-		Key: e.Key, Route: e.Sink, Item: e.Item, State: e.State, Reason: e.Reason, Bytes: e.Bytes, DeadSince: e.DeadSince,
+		Key: e.Key, Route: e.Sink, Item: e.Item, State: e.State, Reason: e.Reason, Overtaken: e.Overtaken, Bytes: e.Bytes,
+		DeadSince: e.DeadSince,
 	}
 	if e.Mute.Active() {
 		d.Muted = e.Mute.Until

@@ -20,6 +20,7 @@ import (
 	"weak"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -91,6 +92,29 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 			rest = rest[i+len(want):]
 		}
 	})
+}
+
+// Of a dead letter that came too late the page says whether a newer change took its place or its time had passed.
+func TestPageSaysWhyADeadLetterIsLate(t *testing.T) {
+	for overtaken, want := range map[bool]string{
+		true:  "replaced by a newer change: exit status 75",
+		false: "its time had passed: exit status 75",
+	} {
+		now := time.Now()
+		f := sampleFacts(now)
+		late := &f.Dead[0]
+		late.Reason, late.Overtaken, late.Error = delivery.ReasonLate, overtaken, "exit status 75"
+		text := shown(t, f)
+		if !strings.Contains(text, "Freeze announced (event "+late.Group[:8]+")") || !strings.Contains(text, want) {
+			t.Errorf("of a late dead letter the page says:\n%s\nwant %q", text, want)
+		}
+		r := newFakeRelay()
+		r.dead[0].Reason, r.dead[0].Overtaken = delivery.ReasonLate, overtaken
+		list, _ := (&lastDead{relay: r}).read(1)
+		if len(list) != 1 || list[0].Overtaken != overtaken {
+			t.Errorf("a relay's page has %+v", list)
+		}
+	}
 }
 
 // The page is rendered once for all concurrent requests. A later request gets a new one.

@@ -151,7 +151,7 @@ func (d *lastDead) read(count int) (last []outbox.Delivery, more int) {
 	d.more = max(0, len(all)-shownDead)
 	for _, e := range all[d.more:] {
 		d.last = append(d.last, outbox.Delivery{Key: e.Key, Route: e.Sink, Item: e.Item, State: e.State, Reason: e.Reason,
-			DeadSince: e.DeadSince})
+			Overtaken: e.Overtaken, DeadSince: e.DeadSince})
 	}
 	return d.last, d.more
 }

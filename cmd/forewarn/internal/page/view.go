@@ -210,11 +210,14 @@ func (p pageWriter) dead(e outbox.Delivery) deadView {
 	}
 	v.Why = map[string]string{
 		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old",
-		delivery.ReasonLate: "overtaken by a newer change", delivery.ReasonOverflow: "too many pending deliveries",
+		delivery.ReasonLate: "its time had passed", delivery.ReasonOverflow: "too many pending deliveries",
 		delivery.ReasonRemoved: "the sink is gone from the settings",
 		delivery.ReasonLost:    "its CloudEvent can't be read any more",
 		delivery.ReasonSubject: "published on another's subject",
 	}[e.Reason]
+	if e.Overtaken {
+		v.Why = "replaced by a newer change"
+	}
 	v.Why = cmp.Or(v.Why, wording.Printable(e.Reason))
 	if e.Error != "" {
 		v.Why += ": " + wording.ErrorWords(e.Error)
