@@ -91,7 +91,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.endApproval(e, op, *d, d.givenUp("the event changed"))
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
-		b.noteRuling(id, "", true) // nothing left to decide here
+		b.noteRuling(id, "", false) // nothing left to decide here
 		b.reviews.setPossible(id, ofOthers(b.verdicts(rules, e, op, now).standing()))
 		return
 	}
@@ -110,7 +110,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		if rule == 0 {
 			why = all.why(op.Promised, now, b.zone())
 		}
-		b.noteRuling(id, why, all.final())
+		b.noteRuling(id, why, why != "" && !all.hopeless())
 	}
 	switch {
 	case rule == 0 && d.unsent() && all.final():
@@ -203,14 +203,14 @@ func (b *Bridge) Forecasts(rules []Rule, id string) []Forecast {
 	return Forecasts(rules, op.event, cloudevent.Fields(op.latest()), b.approverName(), gets, time.Now())
 }
 
-// noteRuling records why an event is not approved, for the status, and logs it if it is new.
-func (b *Bridge) noteRuling(id, why string, final bool) {
+// noteRuling records why an event is not approved, and whether that may pass, for the status, and logs it if it is new.
+func (b *Bridge) noteRuling(id, why string, notYet bool) {
 	switch {
-	case !b.reviews.setRuling(id, why), why == "":
-	case final:
-		b.log.Info("event not approved", "event", id, "why", why)
-	default:
+	case !b.reviews.setRuling(id, why, notYet), why == "":
+	case notYet:
 		b.log.Info("event not approved yet", "event", id, "why", why)
+	default:
+		b.log.Info("event not approved", "event", id, "why", why)
 	}
 }
 
@@ -225,7 +225,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 		doubt := doubtOf(e, doc)
 		if doubt != "" {
 			b.noteDoubt(e.ID, doubt)
-			b.noteRuling(e.ID, d.By+": "+doubt, false)
+			b.noteRuling(e.ID, d.By+": "+doubt, true)
 			return // the poll loop will see it too, and the approval waits or becomes moot
 		}
 		d.Attempts++
@@ -247,7 +247,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 	if d.Attempts > 0 {
 		said = "Azure hasn't answered the approval"
 	}
-	b.reviews.setRuling(e.ID, fmt.Sprintf("%s (attempts: %d): %v; it is tried again", said, d.Failures, err))
+	b.reviews.setRuling(e.ID, fmt.Sprintf("%s (attempts: %d): %v; it is tried again", said, d.Failures, err), true)
 	b.log.Warn(problem, "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }

@@ -1,6 +1,8 @@
 package bridge_test
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
@@ -66,7 +68,7 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(3 * time.Second)
-				if got := b.Status().Events[0].Approval; got != `rule 1: it waits for sink "drain", which failed and is tried again` {
+				if got := b.Status().Events[0].Approval; got != `rule 1: it waits for sink "drain", which failed and is tried again: connection refused` {
 					t.Errorf("told %q", got)
 				}
 				then(b)
@@ -236,6 +238,51 @@ func TestTheLogSaysWhetherAnEventMayYetBeApproved(t *testing.T) {
 				if !slices.Equal(said, []string{tt.want}) {
 					t.Errorf("the log says %q, want %s once", said, tt.want)
 				}
+			})
+		})
+	}
+}
+
+// When the sinks of two promised rules have failed, the status says of each why, and that it may pass if one of them is
+// tried again, on the VM and, by what it has told, on a relay.
+func TestWhyTwoRulesDoNotApproveIsSaidOfEach(t *testing.T) {
+	again, forGood := errors.New("exit 75: 3 sessions left"), fmt.Errorf("%w: exit 1", delivery.ErrRejected)
+	for claim, tt := range map[string]struct {
+		drain, cordon error
+		whys          []string
+		notYet        bool
+	}{
+		"both for good":         {forGood, forGood, []string{"exit 1", "exit 1"}, false},
+		"both are tried again":  {again, again, []string{"3 sessions left", "3 sessions left"}, true},
+		"one is tried again":    {forGood, again, []string{"exit 1", "3 sessions left"}, true},
+		"the other tried again": {again, forGood, []string{"3 sessions left", "exit 1"}, true},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				second := namedRule()
+				second.Name, second.After = "second", []string{"cordon"}
+				s.opts.Rules = []bridge.Rule{namedRule(), second}
+				audit := &ear{}
+				b := s.start((&ear{answer: always(tt.drain)}).all("drain"), (&ear{answer: always(tt.cordon)}).all("cordon"),
+					audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(3 * time.Minute)
+				status := b.Status().Events[0]
+				var told bridge.ToldApproval
+				for _, h := range audit.accepted() {
+					told.Note(h.Event)
+				}
+				relay := bridge.EventStatus{Known: status.Known}
+				told.Tell(&relay)
+				want := fmt.Sprintf(`^rule "drain first": .*sink "drain".* failed.*: .*%s; rule "second": .*sink "cordon".* failed.*: .*%s$`,
+					tt.whys[0], tt.whys[1])
+				for who, said := range map[string]bridge.EventStatus{"the VM": status, "a relay": relay} {
+					if !regexp.MustCompile(want).MatchString(said.Approval) || said.NotYet != tt.notYet {
+						t.Errorf("%s says %q, not yet: %v; want each sink with its reason, %v", who, said.Approval, said.NotYet, tt.notYet)
+					}
+				}
+				b.end()
 			})
 		})
 	}

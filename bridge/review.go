@@ -17,6 +17,7 @@ type reviews struct {
 // A review is what is known about the approval of one event.
 type review struct {
 	why      string            // it is not approved, for the status
+	notYet   bool              // why may pass
 	asked    bool              // the rules were asked; possible is what they said
 	possible []cloudevent.Rule // see verdicts.possible
 	doubt    string            // what in the newest document speaks against it
@@ -60,16 +61,16 @@ func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
 			delete(r.byID, id)
 		}
 		if !rules {
-			v.why, v.asked, v.possible = "", false, nil
+			v.why, v.notYet, v.asked, v.possible = "", false, false, nil
 		}
 	}
 }
 
-// setRuling records why an event is not approved. It reports whether that is new.
-func (r *reviews) setRuling(id, why string) (news bool) {
+// setRuling records why an event is not approved, and whether that may pass. It reports whether the reason is new.
+func (r *reviews) setRuling(id, why string, notYet bool) (news bool) {
 	r.with(id, func(v *review) {
 		news = v.why != why
-		v.why = why
+		v.why, v.notYet = why, notYet
 	})
 	return news
 }

@@ -128,7 +128,8 @@ func (a acceptance) missing(route string) ruling {
 	case a.state == outbox.StatePending && a.muted:
 		return ruling{onCourse: true, why: waitsFor(sink) + ", which is muted until", until: a.at}
 	case a.state == outbox.StatePending && a.failure != "":
-		return ruling{why: waitsFor(sink) + ", which failed and is tried again", sink: route, failure: a.failure}
+		why := waitsFor(sink) + ", which failed and is tried again: " + delivery.WithoutClass(a.failure)
+		return ruling{why: why, sink: route, failure: a.failure}
 	case a.state == outbox.StatePending:
 		return ruling{onCourse: true, why: waitsFor(sink)}
 	}

@@ -51,6 +51,7 @@ type EventStatus struct {
 	SecondsLeft float64           `json:"secondsLeft"` // until NotBefore; 0 if that has passed or is unknown
 	AffectsSelf bool              `json:"affectsSelf"`
 	Approval    string            `json:"approval,omitempty"` // why it isn't approved; "" if no rule is for it and nobody asked
+	NotYet      bool              `json:"notYet,omitempty"`   // what Approval says may pass, and a rule then approves it
 	Asked       *cloudevent.Asked `json:"asked,omitempty"`    // nil if nobody asked Azure to start it, or Azure refused
 	Set         string            `json:"set,omitempty"`      // scale set of the observer; from a relay only
 	Group       string            `json:"group,omitempty"`    // resource group, likewise
@@ -228,9 +229,10 @@ func (b *Bridge) Status() Status {
 	for _, op := range open {
 		e := op.event
 		review := b.reviews.get(e.ID)
+		why, notYet := op.notApproved(review)
 		s.Events = append(s.Events, EventStatus{
 			Event: op.Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
-			Approval: op.notApproved(review.why), Asked: op.asked(), Rules: review.rules(op),
+			Approval: why, NotYet: notYet, Asked: op.asked(), Rules: review.rules(op),
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
@@ -261,17 +263,17 @@ func firstLeads(routes []Route, open []*openEvent) map[string]time.Time {
 	return first
 }
 
-// notApproved returns why an event that is to come isn't approved, as far as is known: that Azure refused its latest
-// change, else why.
-func (op *openEvent) notApproved(why string) string {
+// notApproved returns why an event that is to come isn't approved, as far as is known, and whether that may pass: that
+// Azure refused its latest change, else what the review says.
+func (op *openEvent) notApproved(r review) (why string, notYet bool) {
 	d := op.Approval
 	switch {
 	case op.event.Status == imds.StatusStarted, op.Asked != nil && op.Asked.Answered:
-		return ""
+		return "", false
 	case d != nil && d.Seq == op.Latest && d.Result == cloudevent.ResultRefused:
-		return refusedBy(d.By)
+		return refusedBy(d.By), false
 	}
-	return why
+	return r.why, r.notYet
 }
 
 // reasons returns why the endpoint can't be relied on. zone is that of the people who read it.

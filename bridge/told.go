@@ -107,7 +107,7 @@ func (t *ToldApproval) Tell(s *EventStatus) {
 	case cloudevent.ResultRefused:
 		s.Approval = refusedBy(r.By)
 	case cloudevent.ResultWithheld, cloudevent.ResultMoot:
-		s.Approval = withheldBecause(r)
+		s.Approval, s.NotYet = withheldBecause(r), r.NotYet
 	}
 	if s.Approval != "" && t.vm != "" && len(s.Known.Resources) > 1 { // rules of the other VMs may approve it
 		s.Approval = "on " + imds.Printable(t.vm, 60) + ": " + s.Approval
@@ -119,6 +119,7 @@ func (t *ToldApproval) Tell(s *EventStatus) {
 			why += ": " + delivery.WithoutClass(r.Error)
 		}
 		reasons = append(reasons, why)
+		s.NotYet = s.NotYet || rule.VM == ""
 	}
 	if len(reasons) > 0 {
 		s.Approval = strings.Join(reasons, "; ")

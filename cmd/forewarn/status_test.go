@@ -202,7 +202,7 @@ func TestStatusText(t *testing.T) {
 		Asked: &cloudevent.Asked{Time: now.Add(-3 * time.Second), By: "rule 1", Answered: true},
 	}
 	st.Events = append([]bridge.EventStatus{far, allowed}, st.Events...)
-	st.Events[2].Approval, st.Events[2].Rules = "it waits for ops-chat", []cloudevent.Rule{{Name: "rule 1"}}
+	st.Events[2].Approval, st.Events[2].NotYet = "it waits for ops-chat", true
 	st.Sinks = append(st.Sinks,
 		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301,
 			LastError: "timeout"},

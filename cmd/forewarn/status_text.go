@@ -184,7 +184,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 			wording.Printable(a.EventType), state, due, when, wording.Printable(vmWords(a.Resources, s.Observer.Name))))
 		detail := ""
 		switch {
-		case e.Approval != "" && len(e.Rules) > 0:
+		case e.Approval != "" && (e.NotYet || len(e.Rules) > 0):
 			detail = "not approved yet: " + wording.Printable(e.Approval)
 		case e.Approval != "":
 			detail = "not approved: " + wording.Printable(e.Approval)

@@ -140,7 +140,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	case e.Asked != nil && azure.Status == wording.Started:
 		v.Approval = p.renderText("askedBy", f) + "."
 	case e.Asked != nil: // which stands below what can be done
-	case e.Approval != "" && len(e.Rules) > 0:
+	case e.Approval != "" && (e.NotYet || len(e.Rules) > 0):
 		v.Approval = "Not approved yet: " + wording.Printable(e.Approval) + "."
 	case e.Approval != "":
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
