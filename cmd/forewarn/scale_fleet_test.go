@@ -238,7 +238,7 @@ type bridgeFleet struct {
 	t    *testing.T
 	size fleetSize
 	sets []*imdstest.Server
-	heap uint64 // of one bridge
+	heap string // of one bridge: see heapOfEach
 	all  sync.WaitGroup
 }
 
@@ -292,7 +292,7 @@ func (c *cluster) bridges(size fleetSize) *bridgeFleet {
 	for _, azure := range f.sets {
 		f.polled(azure)
 	}
-	f.heap = (heapInUse() - before) / uint64(size.bridges)
+	f.heap = heapOfEach(size.bridges, before, heapInUse())
 	return f
 }
 
@@ -309,6 +309,27 @@ func heapInUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// heapOfEach says how many bytes of the heap each of so many bridges has, if these are more than the process has freed
+// meanwhile.
+func heapOfEach(bridges int, before, after uint64) string {
+	if after < before {
+		return "unknown"
+	}
+	return fmt.Sprintf("%d KiB", (after-before)/uint64(bridges)>>10)
+}
+
+// The heap may be smaller with the bridges than before them: what was used to start the servers is freed meanwhile.
+func TestTheHeapOfABridgeIsAFigureOrNone(t *testing.T) {
+	for _, tt := range []struct {
+		before, after uint64
+		want          string
+	}{{1 << 20, 3 << 20, "1024 KiB"}, {3 << 20, 3 << 20, "0 KiB"}, {3 << 20, 1 << 20, "unknown"}} {
+		if got := heapOfEach(2, tt.before, tt.after); got != tt.want {
+			t.Errorf("of two bridges with %d bytes after %d: %s, want %s", tt.after, tt.before, got, tt.want)
+		}
+	}
 }
 
 // after does something after a while of real time, as real processes have, which wait waits for.

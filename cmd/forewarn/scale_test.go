@@ -147,7 +147,7 @@ func TestFleetDeliversEveryChange(t *testing.T) {
 	t.Logf("from the first observer's poll to the notification: median %v, 95 %% within %v, at most %v (takeover and backlog)",
 		late[len(late)/2], late[len(late)*95/100], late[len(late)-1])
 	t.Logf("through the relay, at best: %d messages a second to one sink", hook.fastest())
-	t.Logf("connections: %d; memory of a bridge: %d KiB of heap", c.connections(), f.heap>>10)
+	t.Logf("connections: %d; heap of a bridge: %s", c.connections(), f.heap)
 }
 
 // With Slack's limit of one message a second, a wave gives no more messages than that, each with all that came meanwhile,
