@@ -189,6 +189,9 @@ func (s *natsSession) message(ctx context.Context, of *natsDescription, which na
 	}
 	if err != nil {
 		s.described = nil // it may be read otherwise now
+		if errors.Is(err, nats.ErrNoResponders) {
+			s.mayLook()
+		}
 		return nil, requestError("look whether stream "+of.Config.Name+" has this message", err)
 	}
 	return held, nil

@@ -1,12 +1,15 @@
 package sinks
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -164,6 +167,72 @@ func TestNATSSeesWithoutALookThatAStreamKeepsNothing(t *testing.T) {
 		!strings.Contains(err.Error(), "retention interest and no consumer") {
 		t.Errorf("with a look: %v, want it to say why", err)
 	}
+}
+
+// looks counts the looks at a stream that a log says were refused.
+type looks struct{ atomic.Int32 }
+
+func (l *looks) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("STREAM.INFO")) {
+		l.Add(1)
+	}
+	return len(line), nil
+}
+
+// A user that may not look at a stream asks once whether it may, not over each connection, because the server logs each
+// refusal. Once a delivery fails it asks again.
+func TestNATSAsksOnceWhetherItMayLook(t *testing.T) {
+	t.Parallel()
+	publish, subscribe := natsDocumented(t)
+	srv := natsServe(t, natsMay(&server.Permissions{
+		Publish: &server.SubjectPermission{Allow: publish}, Subscribe: &server.SubjectPermission{Allow: subscribe},
+	}))
+	_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
+	stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.AllowDirect = true })
+	var refused looks
+	h := testHost(t)
+	h.Log = slog.New(slog.NewTextHandler(&refused, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm", h)
+	deliver := func(n int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := s.Deliver(ctx, deliveries(t)[n:n+1])
+		return err
+	}
+	asked := func(when string, want int) {
+		t.Helper()
+		if got := int(refused.Load()); got != want {
+			t.Errorf("%s it has asked %d times, want %d", when, got, want)
+		}
+	}
+	for n := range 3 {
+		if n > 0 { // the connection is lost
+			all, err := srv.Connz(&server.ConnzOptions{Username: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range all.Conns {
+				if c.AuthorizedUser == "vm" {
+					_ = srv.DisconnectClientByID(c.Cid)
+				}
+			}
+		}
+		for deliver(n) != nil && t.Context().Err() == nil {
+			time.Sleep(10 * time.Millisecond) // until it is made again
+		}
+	}
+	asked("after three connections", 1)
+	closed := stream.CachedInfo().Config
+	closed.AllowDirect = false
+	if _, err := js.UpdateStream(t.Context(), closed); err != nil {
+		t.Fatal(err)
+	}
+	if err := deliver(3); err == nil {
+		t.Error("a delivery to a stream of which nothing can be read counts as made")
+	}
+	asked("at the failure", 1)
+	_ = deliver(3)
+	asked("after the failure", 2)
 }
 
 // A user that may not hear answers is told so at every attempt, although the stream has the message since the first. As

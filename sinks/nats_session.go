@@ -60,7 +60,7 @@ type natsSession struct {
 	link       *natsConn               // to it, nil if there is none
 	lastErr    error                   // its last -ERR, after which it may end the connection
 	deaf       bool                    // it lets nobody hear answers over this connection
-	blind      bool                    // it lets nobody look at the stream over this connection
+	blind      bool                    // this user may not look at the stream: see mayLook
 	reasons    map[string]error        // why there is no connection, by server; cleared when work begins
 	cancelWork context.CancelCauseFunc // ends the last work that was begun; nil for none
 	cancelLook context.CancelCauseFunc // ends the look at the stream that was begun; nil for none
@@ -135,7 +135,7 @@ func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(n
 func (s *natsSession) setLink(server string, link *natsConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.link, s.lastErr, s.deaf, s.blind = server, link, nil, false, false
+	s.server, s.link, s.lastErr, s.deaf = server, link, nil, false
 }
 
 // report records an -ERR on a connection or, with final, why it has ended or was not made.
@@ -180,6 +180,14 @@ func (s *natsSession) beginLook(cancel context.CancelCauseFunc) bool {
 	}
 	s.cancelLook = cancel
 	return true
+}
+
+// mayLook lets the next look be asked for: the user may be allowed to by now. Before that nobody asks again, over whatever
+// connection, because a server logs each request that it refuses.
+func (s *natsSession) mayLook() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.blind = false
 }
 
 func (s *natsSession) endLook() {

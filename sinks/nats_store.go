@@ -142,6 +142,7 @@ func (s *natsSession) neverSeen(stream *natsDescription, number uint64) error {
 	name := stream.Config.Name
 	text := fmt.Sprintf("stream %s acknowledged message %d and doesn't have it on its subject", name, number)
 	if stream.unseen {
+		s.mayLook()
 		text += fmt.Sprintf("; to see why, let this user publish to %sSTREAM.INFO.%s", s.api, name)
 	}
 	return &classError{delivery.ErrBlocked, text}
