@@ -337,7 +337,7 @@ func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: no out-of-office reply
 	msg.SetGenHeader("X-Auto-Response-Suppress", "All")  // the same for Exchange
 	msg.SetGenHeader("List-Id", "forewarn <"+strings.ToLower(token(m.Name))+".forewarn."+m.domain()+">")
-	if severity, _ := f["severitynumber"].(int); severity >= 17 && f["test"] != true {
+	if severity(f) >= 17 && f["test"] != true {
 		// Not SetImportance: some headers that it adds look like spam to filters.
 		msg.SetGenHeader("Importance", "high")
 		msg.SetGenHeader("X-Priority", "1")
@@ -389,22 +389,11 @@ func boundPart(s string) string {
 // messageID returns the Message-ID, which depends only on the sink and on the ids and origins of the batch's CloudEvents, in
 // any order: on a later attempt it may be another one. What two VMs say of one event are two messages.
 func (m *email) messageID(batch []delivery.Delivery) string {
-	first := batch[0].Event
-	id, origin := token(first.ID()), "\x00"+originOf(first)
-	if len(batch) > 1 {
-		origin = ""
-		ids := make([]string, len(batch))
-		for i, d := range batch {
-			ids[i] = originOf(d.Event) + "\x00" + d.Event.ID()
-		}
-		slices.Sort(ids)
-		h := sha256.New()
-		for _, one := range ids {
-			h.Write([]byte(one + "\n"))
-		}
-		id = "group-" + hex.EncodeToString(h.Sum(nil)[:12])
+	origins := ""
+	for _, of := range sorted(batch, originOf) {
+		origins += "\x00" + of
 	}
-	return id + "." + m.scope(origin)
+	return token(batchID(batch)) + "." + m.scope(origins)
 }
 
 // originOf says which forewarn made a CloudEvent: cloudevents_source may be the same on all VMs.

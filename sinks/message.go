@@ -2,6 +2,8 @@ package sinks
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -11,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
@@ -41,7 +45,7 @@ var MessageDocs = map[string]string{
 	"resolved":     "whether the event or the trouble that incidentKey names is over",
 	"runbook":      "the link that runbook_url gives; else empty",
 	"cloudevent":   "the whole CloudEvent, for {{json .cloudevent}}",
-	"group":        "the fields of every CloudEvent that the message stands for, this one first; more than one if it is a group",
+	"group":        "the fields of every CloudEvent that the message stands for, the first of which is this one; several if it is a group: then id and incidentKey are the group's, severity is the highest, and resolved says that all of it is over",
 }
 
 // MessageFields returns the fields for the templates of a message about one delivery.
@@ -50,7 +54,8 @@ func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 }
 
 // fields returns the fields for the templates of a message: cloudevent.Fields, and those that MessageDocs explains. The
-// batch is one delivery or a group; the fields at the top are those of its first delivery.
+// batch is one delivery or a group; the fields at the top are those of its first delivery, but for an id of the group, its
+// highest severity, and whether all of it is resolved.
 func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
@@ -70,7 +75,45 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 	}
 	f := maps.Clone(group[0])
 	f["group"] = group
+	if len(group) == 1 {
+		return f
+	}
+	f["id"] = batchID(batch)
+	f["incidentKey"] = f["id"]
+	f["resolved"] = !slices.ContainsFunc(group, func(one map[string]any) bool { return one["resolved"] != true })
+	worst := slices.MaxFunc(group, func(a, b map[string]any) int { return cmp.Compare(severity(a), severity(b)) })
+	for _, name := range []string{"severity", "severitynumber", "severitytext"} {
+		f[name] = worst[name]
+	}
 	return f
+}
+
+// severity returns the severity that the fields of a CloudEvent have; 0 for none.
+func severity(f map[string]any) int {
+	number, _ := f["severitynumber"].(int)
+	return number
+}
+
+// batchID returns the id of the CloudEvent that a message is about; of a group one that depends only on the ids of its
+// CloudEvents, in any order: on a later attempt it may be another one.
+func batchID(batch []delivery.Delivery) string {
+	if len(batch) == 1 {
+		return batch[0].Event.ID()
+	}
+	h := sha256.New()
+	for _, id := range sorted(batch, event.Event.ID) {
+		h.Write([]byte(id + "\n"))
+	}
+	return "group-" + hex.EncodeToString(h.Sum(nil)[:12])
+}
+
+// sorted returns what of returns for the CloudEvents of a batch, sorted.
+func sorted(batch []delivery.Delivery, of func(event.Event) string) (all []string) {
+	for _, d := range batch {
+		all = append(all, of(d.Event))
+	}
+	slices.Sort(all)
+	return all
 }
 
 // toldBefore reports whether the sink was told of the event before this delivery, whose fields are f. It was not if the

@@ -349,9 +349,8 @@ func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	f := k.Host.fields(batch, k.now())
 	addFields(f, slackFields)
 	for i, one := range f["group"].([]map[string]any) {
-		severity, _ := one["severitynumber"].(int)
 		left, _ := one["left"].(float64)
-		if k.mention != "" && severity >= k.from && left <= k.within.Seconds() {
+		if k.mention != "" && severity(one) >= k.from && left <= k.within.Seconds() {
 			f["mention"] = k.mention
 			f["newlyNear"] = f["newlyNear"] == true || k.newlyNear(batch[i].Event, one)
 		}

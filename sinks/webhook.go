@@ -269,7 +269,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		a.redact.hide(token)
 		a.header.Set("Authorization", "Bearer "+token)
 	}
-	req, err := w.request(ctx, a, batch[0])
+	req, err := w.request(ctx, a, batch)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.redact.line(err.Error(), maxShown))
 	}
@@ -292,7 +292,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 		a.header.Set("Authorization", hidden) // without getting a token
 	}
 	a.setting = w.shownSettings()
-	req, err := w.request(context.Background(), a, d)
+	req, err := w.request(context.Background(), a, []delivery.Delivery{d})
 	if err != nil {
 		return "", err
 	}
@@ -325,12 +325,13 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 // Close closes idle connections.
 func (w *webhook) Close() error { return w.caller.Close() }
 
-// request returns the request for a CloudEvent, with signatures of the current time if there are signing secrets.
-func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*http.Request, error) {
+// request returns the request for one CloudEvent or, with a body of its own, for a group. It has signatures of the current
+// time if there are signing secrets.
+func (w *webhook) request(ctx context.Context, a access, batch []delivery.Delivery) (*http.Request, error) {
 	header := a.header.Clone()
 	var fields map[string]any // of templates; nil if there are none
 	if w.body != nil || a.hasTemplates() {
-		fields = w.fields([]delivery.Delivery{d}, w.now())
+		fields = w.fields(batch, w.now())
 		fields["setting"] = a.setting
 		w.runbook.put(fields, w.Log)
 	}
@@ -338,15 +339,15 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	if err != nil {
 		return nil, err
 	}
-	body, err := w.message(d, fields, header)
+	body, err := w.message(batch[0], fields, header)
 	if err != nil {
 		return nil, err
 	}
 	if header.Get("User-Agent") == "" {
 		header.Set("User-Agent", w.Agent)
 	}
-	id := encodeAttribute(d.Event.ID()) // a stranger's may hold line breaks
-	header.Set("Idempotency-Key", id)   // also lets net/http repeat a request that met a dead connection
+	id := encodeAttribute(batchID(batch)) // a stranger's may hold line breaks
+	header.Set("Idempotency-Key", id)     // also lets net/http repeat a request that met a dead connection
 	if len(a.keys) > 0 {
 		now := w.now()
 		header.Set("webhook-id", id)
@@ -361,7 +362,8 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	return req, nil
 }
 
-// message returns the body for a CloudEvent, and sets the headers that describe it. fields are those of templates.
+// message returns the body, and sets the headers that describe it. fields are those of templates. Without a template the
+// body is the CloudEvent of d.
 func (w *webhook) message(d delivery.Delivery, fields map[string]any, header http.Header) ([]byte, error) {
 	switch ce := d.Event; {
 	case w.body != nil:
