@@ -55,7 +55,7 @@ const (
 //
 // A run is over when the program has ended and has left no process behind. What it has left is killed, and the run has
 // failed: nobody may take work for done that was only begun. A run that is out of time gets SIGTERM, and SIGKILL after
-// stop_grace. When the bridge stops, SIGKILL follows after at most shutdownGrace, so that the bridge can still record
+// stop_grace; it has failed even if the program then exits with 0. When the bridge stops, SIGKILL follows after at most shutdownGrace, so that the bridge can still record
 // how the run ended. If the bridge itself is killed, the program is killed too on Linux, but not the program's children.
 type command struct {
 	Host
@@ -227,7 +227,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	}
 	out := output{max: maxOutput - len(outputGap)}
 	began := c.now()
-	state, left, err := c.run(ctx, path, env, input, &out)
+	state, group, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
 		return uncounted, classOfStart(err)
 	}
@@ -237,7 +237,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
 	last := cut(text[strings.LastIndexByte(text, '\n')+1:], 200)
-	answer, err := c.judge(ctx, d, end{state, last, describeLeft(left, redact, ctx.Err() != nil), took})
+	answer, err := c.judge(ctx, d, end{state, group.cut, last, describeLeft(group.left, redact, group.cut), took})
 	c.env.refuse(c.Host, err)
 	return answer, err
 }
@@ -245,6 +245,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 // An end is how a run has ended.
 type end struct {
 	state *os.ProcessState
+	cut   bool   // by the end of ctx
 	last  string // line of the output
 	left  string // what the program has left running, for people; "" if it left nothing
 	took  time.Duration
@@ -264,23 +265,23 @@ func (e end) why() string {
 }
 
 // judge returns the outcome of a delivery from the end of its run. A run that has left something running has failed,
-// whatever its exit code, and so has one that was out of time, unless it exited with 0. A run that was ended because
-// the bridge stops is repeated, and does not count as an attempt.
+// whatever its exit code, and so has one that was out of time. A run that was ended because the bridge stops is repeated,
+// and does not count as an attempt.
 func (c *command) judge(ctx context.Context, d delivery.Delivery, e end) (delivery.Answer, error) {
 	text := e.state.String() + e.why()
 	how := strings.Replace(e.state.String(), "exit status", "exit", 1)
 	answer := delivery.Answer{Status: fmt.Sprintf("%s after %s%s", how, delivery.Readable(e.took), e.why())}
 	failed := errors.New(text)
-	if ctx.Err() != nil {
-		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)
-	}
 	code, runs := e.state.ExitCode(), failedRuns(d)
+	if e.cut { // what a program says after it was told to end says nothing about its work
+		failed, code = fmt.Errorf("%w: %s", context.Cause(ctx), text), -1
+	}
 	if code == 0 && e.left == "" {
 		return answer, nil
 	}
 	answer.Receipt = newExecReceipt(d, runs)
 	switch {
-	case errors.Is(ctx.Err(), context.Canceled), code == exitTempFail:
+	case e.cut && errors.Is(ctx.Err(), context.Canceled), code == exitTempFail:
 		return answer, failed
 	case code == exitConfig:
 		return answer, withClass(delivery.ErrBlocked, failed.Error())
@@ -392,21 +393,22 @@ func findProgram(name string, env []variable) (string, error) {
 	return "", fmt.Errorf("%s: %w in %s", templates.HideKeys(name, name), exec.ErrNotFound, path)
 }
 
-// run runs the program, and returns how it ended and what it has left running. An error means that it was not started.
+// run runs the program, and returns how it and its process group ended. An error means that it was not started.
 func (c *command) run(ctx context.Context, path string, env []variable, input []byte,
-	out io.Writer) (*os.ProcessState, []leftover, error) {
+	out io.Writer) (*os.ProcessState, groupEnd, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: c.args, Dir: c.dir, Stdin: bytes.NewReader(input), Stdout: out, Stderr: out, WaitDelay: outputWait,
 		Env: environ(env), SysProcAttr: processAttributes(c.user),
 	}
-	left, err := runGroup(ctx, cmd, runTerms{true, c.grace, c.moment})
-	if errors.Is(err, exec.ErrWaitDelay) && len(left) == 0 {
-		left = append(left, unfound)
+	group, err := runGroup(ctx, cmd, runTerms{true, c.grace, c.moment})
+	if errors.Is(err, exec.ErrWaitDelay) && len(group.left) == 0 {
+		group.left = append(group.left, unfound)
+		group.cut = group.cut || ctx.Err() != nil
 	}
 	if cmd.ProcessState != nil {
 		err = nil // the state says more, and enough of the output was read
 	}
-	return cmd.ProcessState, left, err
+	return cmd.ProcessState, group, err
 }
 
 // environ returns variables as a program gets them.

@@ -36,27 +36,34 @@ type leftover struct {
 	lives bool   // it, or what it has started, could not be ended
 }
 
+// A groupEnd is how a program ended that had a process group.
+type groupEnd struct {
+	left []leftover // what it has left running
+	cut  bool       // it was still running when ctx ended, or something that it has left was
+}
+
 // runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after the
 // grace. What the program has left running is ended and returned: processGroup.rest says what each system finds.
 //
 // It locks its thread, because on Linux the program dies with the thread that started it.
-func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, error) {
+func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) (e groupEnd, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	mark, err := startMarked(cmd, terms.marked)
 	defer endMarked(mark)
 	if err != nil {
-		return nil, err
+		return e, err
 	}
 	group := newProcessGroup(cmd.Process, mark)
 	running, ended := context.WithCancel(context.Background())
 	defer ended()
+	told := make(chan bool, 1)
 	stop := context.AfterFunc(ctx, func() {
 		grace := terms.grace
 		if errors.Is(ctx.Err(), context.Canceled) {
 			grace = min(grace, shutdownGrace)
 		}
-		group.terminate()
+		told <- group.terminate()
 		select {
 		case <-time.After(grace):
 			group.kill()
@@ -65,14 +72,18 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) ([]leftover, e
 	})
 	defer stop()
 	defer group.close()
-	var left []leftover
-	if group.awaitEnd() {
-		stop() // from here on nothing is ended before it was found
-		ended()
-		left = group.endRest(ctx, terms.moment)
-		group.close()
+	if !group.awaitEnd() {
+		err = cmd.Wait()
+		e.cut = !stop() && <-told
+		return e, err
 	}
-	return left, cmd.Wait()
+	e.cut = !stop() && <-told // from here on nothing is ended before it was found
+	ended()
+	e.left = group.endRest(ctx, terms.moment)
+	group.close()
+	err = cmd.Wait()
+	e.cut = e.cut || len(e.left) > 0 && ctx.Err() != nil
+	return e, err
 }
 
 // endRest ends what the program has left running, and returns it. What is about to end, such as the last member of a
@@ -106,9 +117,9 @@ func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []left
 	return slices.CompactFunc(left, func(a, b leftover) bool { return a.pid == b.pid })
 }
 
-// describeLeft returns what people read of what a program has left running, "" if that is nothing. If the program was
-// stopped, it had no chance to wait, so there is no advice.
-func describeLeft(left []leftover, redact *redactor, stopped bool) string {
+// describeLeft returns what people read of what a program has left running, "" if that is nothing. If the run was
+// cut, the program had no chance to wait, so there is no advice.
+func describeLeft(left []leftover, redact *redactor, cut bool) string {
 	const most = 3 // names
 	var names []string
 	for _, l := range left[:min(len(left), most)] {
@@ -134,7 +145,7 @@ func describeLeft(left []leftover, redact *redactor, stopped bool) string {
 	if left[0] == unfound {
 		text = "left something running that has its output open and can't be found to end it"
 	}
-	if stopped {
+	if cut {
 		return text
 	}
 	return fmt.Sprintf("%s; wait for %s, or start %s %s", text, it, it, startApart)

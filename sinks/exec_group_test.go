@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -143,6 +145,31 @@ func TestARunbookMayCloseItsOutput(t *testing.T) {
 			!strings.HasPrefix(answer.Status, fmt.Sprintf("exit %d after ", code)) {
 			t.Errorf("Deliver = %q, %v, want exit %d", answer.Status, err, code)
 		}
+	}
+}
+
+// A program that has ended by itself before it was told to was not cut off, even if nobody has noticed its end yet.
+func TestAProgramThatHasEndedIsNotCutOff(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWatch(t)
+	program := exec.Command(self, w.address())
+	program.Env, program.SysProcAttr = []string{"TASK=hang"}, processAttributes(account{})
+	if _, err := startMarked(program, false); err != nil {
+		t.Fatal(err)
+	}
+	defer program.Wait()
+	group := newProcessGroup(program.Process, 0)
+	defer group.close()
+	fmt.Fprintln(w.begun(), 0)
+	if !group.awaitEnd() {
+		t.Skip("on this system the end of a program can't be noticed before it is reaped")
+	}
+	if group.terminate() {
+		t.Error("terminate says that the program was still running, which has ended")
 	}
 }
 

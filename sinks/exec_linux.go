@@ -36,6 +36,13 @@ func (g *processGroup) awaitEnd() bool {
 	}
 }
 
+// hasEnded reports whether the program has ended. It does not reap it.
+func (g *processGroup) hasEnded() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, g.pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+	return err == nil && info.Signo != 0
+}
+
 // marking lets one program be started at a time, because a mark is set for all that this process starts. What it starts
 // in another way meanwhile is taken for something that the program has left, and ended.
 var marking struct {

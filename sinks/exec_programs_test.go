@@ -92,6 +92,14 @@ func perform(task string, args []string) int {
 	case "deaf":
 		signal.Ignore(syscall.SIGTERM)
 		return hang(args[0])
+	case "obliging": // does what many do when they are told to end: cleans up, and ends with a code
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGTERM)
+		go hang(args[0])
+		<-told
+		fmt.Println("cleaning up")
+		code, _ := strconv.Atoi(args[1])
+		return code
 	case "mute": // closes its output, and goes on
 		os.Stdout.Close()
 		os.Stderr.Close()

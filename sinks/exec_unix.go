@@ -116,15 +116,24 @@ func newProcessGroup(p *os.Process, mark uint64) *processGroup {
 	return &processGroup{pid: p.Pid, mark: mark}
 }
 
-func (g *processGroup) terminate() { g.signal(syscall.SIGTERM) }
-func (g *processGroup) kill()      { g.signal(syscall.SIGKILL) }
+// terminate asks the whole group to end, unless it is closed. It reports whether the program was still running.
+func (g *processGroup) terminate() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	running := !g.hasEnded()
+	syscall.Kill(-g.pid, syscall.SIGTERM)
+	return running
+}
 
-// signal sends a signal to the whole group, unless it is closed.
-func (g *processGroup) signal(s syscall.Signal) {
+// kill kills the whole group, unless it is closed.
+func (g *processGroup) kill() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.closed {
-		syscall.Kill(-g.pid, s)
+		syscall.Kill(-g.pid, syscall.SIGKILL)
 	}
 }
 

@@ -109,8 +109,17 @@ func newProcessGroup(p *os.Process, _ uint64) *processGroup {
 	return g
 }
 
-// terminate does nothing: Windows has no signal that asks a program to end.
-func (g *processGroup) terminate() {}
+// terminate reports whether the program is still running. Windows has no signal that asks it to end: it has the grace to
+// end by itself.
+func (g *processGroup) terminate() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.handle == 0 {
+		return true
+	}
+	event, err := windows.WaitForSingleObject(g.handle, 0)
+	return err != nil || event != windows.WAIT_OBJECT_0
+}
 
 func (g *processGroup) kill() {
 	g.mu.Lock()
