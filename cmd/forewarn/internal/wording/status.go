@@ -206,15 +206,19 @@ func StatusLine(s bridge.Status) string {
 // withheldWords says why no rule has approved an event, by names the rule.
 func withheldWords(a cloudevent.Approval, by string) string {
 	sink := fmt.Sprintf("sink %q", Printable(a.Sink))
+	by = " by " + by
+	if a.Sink == "" && strings.HasPrefix(a.Error, a.By) { // the reason names the rule, or several
+		by = ""
+	}
 	switch why := ErrorWords(a.Error); {
 	case a.NotYet && a.Sink != "":
-		return "not approved yet by " + by + ", because " + sink + " hasn't succeeded: " + why
+		return "not approved yet" + by + ", because " + sink + " hasn't succeeded: " + why
 	case a.NotYet:
-		return "not approved yet by " + by + ": " + why
+		return "not approved yet" + by + ": " + why
 	case a.Sink != "":
-		return "not approved by " + by + ", because " + sink + " failed: " + why
+		return "not approved" + by + ", because " + sink + " failed: " + why
 	default:
-		return "not approved by " + by + " after all: " + why
+		return "not approved" + by + " after all: " + why
 	}
 }
 
