@@ -20,8 +20,9 @@ import (
 // touchEvery is the longest age of the last valid answer in the outbox.
 const touchEvery = time.Minute
 
-// stopTimeout is the time that a stop leaves to attempts under way.
-const stopTimeout = 5 * time.Second
+// stopTimeout is the time that a stop leaves to attempts under way. With the second that a canceled one may take to return,
+// a stop takes five.
+const stopTimeout = 4 * time.Second
 
 // Options configure a Bridge.
 type Options struct {

@@ -20,8 +20,9 @@ import (
 	"forewarn/bridge/internal/streams"
 )
 
-// stopTimeout is how long a stop waits for attempts under way.
-const stopTimeout = 5 * time.Second
+// stopTimeout is how long a stop waits for attempts under way. With the second that a canceled one may take to return, a
+// stop takes five.
+const stopTimeout = 4 * time.Second
 
 // reconnectAfter is how long the relay waits after a failure before it connects again.
 const reconnectAfter = 2 * time.Second
