@@ -301,3 +301,33 @@ func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
 		<-b.done
 	})
 }
+
+// A run that a restart of forewarn has cut off begins again and has not failed: neither the status nor anybody says so.
+func TestARunThatARestartCutOffHasNotFailed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		drain, audit := &ear{answer: always(errHang)}, &ear{}
+		route := drain.all("drain")
+		route.Terms.Timeout = time.Hour
+		b := s.start(route, audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		b.end()
+		drain.say(func(d delivery.Delivery) error {
+			if d.Event.ID() == idA+"-scheduled" {
+				pause(3 * time.Minute)
+			}
+			return nil
+		})
+		b = s.start(route, audit.all("audit"))
+		pause(2 * time.Minute)
+		if got, want := b.Status().Events[0].Approval, `rule "drain first": it waits for sink "drain"`; got != want {
+			t.Errorf("the status says %q, want %q", got, want)
+		}
+		pause(2 * time.Minute)
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
+		b.end()
+	})
+}

@@ -219,6 +219,7 @@ func (w *Worker) cutOff(done <-chan result) {
 	for w.working() {
 		select {
 		case r := <-done:
+			r.cut = true
 			w.settle(r, time.Now())
 		case <-patience:
 			w.Log.Error("sink does not return after its context is done; this is a bug in forewarn")
@@ -231,6 +232,7 @@ func (w *Worker) cutOff(done <-chan result) {
 type result struct {
 	attempt
 	repeated bool    // it is a repeat, and all else is without meaning but err
+	cut      bool    // it was canceled, so its error says nothing about the destination
 	unsent   bool    // a CloudEvent could not be read, so nothing was sent
 	lost     []*Item // items of the batch whose CloudEvents are gone
 	answer   Answer
@@ -400,6 +402,9 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 		Now: now, Answer: r.answer, Error: r.err.Error(), Next: w.nextOf(r.lanes, now),
 		Dead: old, Untried: r.superseded, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
+	}
+	if r.cut {
+		report.Error = ""
 	}
 	if r.answer.Progress != nil {
 		report.Batch = cmp.Or(r.batch[0].Batch, r.batch[0].Seq)
