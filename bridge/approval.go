@@ -323,9 +323,11 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 			if d.Rule == 0 {
 				d.Seq = op.Latest // Azure was asked about the event as it is now
 			}
+		}
+		over := current == nil && op.event.ID != "" // else it is open, or no document has shown it yet
+		if !over {
 			op.decided(d, a, now)
 		}
-		over := current == nil && op.event.ID != "" // else it was never on the list as far as is known
 		rules := b.reviews.get(e.ID).possible
 		if d.Rule != 0 { // this one and those beside it have had their turn
 			rules = ofOthers(rules)
@@ -429,7 +431,7 @@ func (s situation) addApproval(
 	id := approvedID(e)
 	in := s.circumstances(op)
 	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
-	times := max(s.used[id]+1, int(s.now.UnixMilli()))
+	times := max(s.marks[id].Times+1, int(s.now.UnixMilli()))
 	in.Repeat, in.Approval = times-1, &a
 	in.Rules = nil
 	switch a.Result {
@@ -448,4 +450,9 @@ func (s situation) addApproval(
 		"by", a.By, "status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
 	c.add(ce, message)
 	c.mark(e, id, times, s.now)
+	if op.Asked != nil { // a document may show the event only later
+		mark := c.Marks[id]
+		mark.Note = string(imds.CompactJSON(op.Asked))
+		c.Marks[id] = mark
+	}
 }

@@ -312,6 +312,25 @@ func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
 	}
 }
 
+// approveAlone approves an event for root with the outbox of a bridge that has ended.
+func (s *stage) approveAlone(o bridge.Options, id string) cloudevent.Approval {
+	s.t.Helper()
+	box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger()})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	o.Outbox = box
+	alone, err := bridge.New(o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	a := alone.ApproveNow(s.t.Context(), id, s.shown(id), "root")
+	if err := box.Close(); err != nil {
+		s.t.Error(err)
+	}
+	return a
+}
+
 // An event that was approved before anything else knew of it, with no bridge running, is not called off either.
 func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -321,21 +340,8 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		b.end()
 		s.userReboot(idA)
-		outbox, err := outbox.Open(s.dir, outbox.Options{Log: s.logger()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := b.Options()
-		o.Outbox = outbox
-		alone, err := bridge.New(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if a := alone.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved || a.After > 1 {
+		if a := s.approveAlone(b.Options(), idA); a.Result != cloudevent.ResultApproved || a.After > 1 {
 			t.Errorf("ApproveNow = %+v, want it approved, at once", a)
-		}
-		if err := outbox.Close(); err != nil {
-			t.Error(err)
 		}
 		b = s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -439,5 +445,48 @@ func (s *stage) endsUnknown(audit *ear) {
 	all := audit.accepted()
 	if last := dataIn(s.t, all[len(all)-1].Event); last.Outcome != cloudevent.OutcomeUnknown {
 		s.t.Errorf("told %s, the outcome %q, want it unknown", idsOf(all), last.Outcome)
+	}
+}
+
+// Somebody may be quicker than the next poll, or approve while forewarn is stopped. What is told of the event then says who
+// asked and that Azure agreed, in the status too, and no rule is promised or asks once more.
+func TestWhatWasApprovedBeforeItWasSeenIsToldSo(t *testing.T) {
+	for claim, stopped := range map[string]bool{"before the next poll": false, "while forewarn is stopped": true} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Interval = time.Minute
+				rule := rebootRule
+				rule.Wait = 2 * time.Minute
+				s.opts.Rules = []bridge.Rule{rule}
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(90 * time.Second)
+				s.userReboot(idA)
+				var a cloudevent.Approval
+				if stopped {
+					b.end()
+					a = s.approveAlone(b.Options(), idA)
+					b = s.start(audit.all("audit"))
+				} else {
+					a = b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+				}
+				if a.Result != cloudevent.ResultApproved {
+					t.Fatalf("ApproveNow = %+v, want it approved", a)
+				}
+				pause(2 * time.Minute)
+				asked := dataIn(t, audit.accepted()[0].Event).Asked
+				if asked == nil || asked.By != "root" || !asked.Answered {
+					t.Errorf("what is told has asked %+v, want root, and that Azure agreed", asked)
+				}
+				wantIDs(t, audit.promised(t), "-")
+				if st := b.Status().Events[0]; st.Asked == nil || st.Asked.By != "root" {
+					t.Errorf("the status has asked %+v, want root", st.Asked)
+				}
+				pause(5 * time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				b.end()
+			})
+		})
 	}
 }

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -34,20 +35,20 @@ type situation struct {
 	orphans  []string // routes that are gone from the settings, and keep their backlog
 	rules    []Rule
 	mutes    []*delivery.Mute
-	approver string         // this VM, for rules; "" while that is not confirmed
-	durable  bool           // what is committed is on disk
-	current  bool           // Azure has answered since the start
-	used     map[string]int // how often ids were used before
+	approver string                 // this VM, for rules; "" while that is not confirmed
+	durable  bool                   // what is committed is on disk
+	current  bool                   // Azure has answered since the start
+	marks    map[string]outbox.Mark // of ids that were used before
 }
 
 // situation gathers what decides about these events. The caller holds deciding.
 func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	approver, durable, mutes := b.approverName(), b.outbox.Durable() == nil, b.outbox.Mutes()
 	orphans := b.outbox.Orphans()
-	used := map[string]int{}
+	marks := map[string]outbox.Mark{}
 	for _, e := range events {
 		for _, id := range []string{e.ID, approvedID(e)} {
-			used[id] = b.outbox.Mark(e.ID, id).Times
+			marks[id] = b.outbox.Mark(e.ID, id)
 		}
 	}
 	b.mu.Lock()
@@ -56,7 +57,7 @@ func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return situation{
 		observation: o, routes: b.routes, orphans: orphans, booted: b.options.Booted, rules: b.rules, mutes: mutes,
-		approver: approver, durable: durable, current: b.current, used: used,
+		approver: approver, durable: durable, current: b.current, marks: marks,
 		common: cloudevent.Circumstances{
 			Observer: observer, Host: b.options.Host, Source: b.options.Source, Time: o.now,
 		},
@@ -122,7 +123,7 @@ func (b *Bridge) situationOf(o observation, changes []imds.Change) situation {
 	s := b.situation(o, events...)
 	for _, change := range changes {
 		id := cloudevent.ChangeID(change)
-		s.used[id] = b.outbox.Mark(change.Event.ID, id).Times
+		s.marks[id] = b.outbox.Mark(change.Event.ID, id)
 	}
 	return s
 }
@@ -189,7 +190,19 @@ func (s situation) decide(c *commit, known []*openEvent, changes []imds.Change) 
 // newState returns the state of an event that is new. Somebody may have approved it by hand before the first poll that saw
 // it.
 func (s situation) newState(e imds.Event) *openEvent {
-	return &openEvent{Occurrence: s.used[e.ID] + 1, Announced: s.now, Approved: s.used[approvedID(e)] > 0}
+	approvals := s.marks[approvedID(e)]
+	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now, Approved: approvals.Times > 0}
+	var asked cloudevent.Asked
+	err := json.Unmarshal([]byte(approvals.Note), &asked)
+	if err != nil || op.Occurrence > 1 { // nobody has asked for it, or that was before it came back
+		return op
+	}
+	op.Asked = &asked
+	if asked.Answered {
+		op.Approval = &decision{By: asked.By, Decided: asked.Time, Done: true, Result: cloudevent.ResultApproved,
+			Ended: asked.Time}
+	}
+	return op
 }
 
 // tell says one change as a CloudEvent, decides which routes get it, and adds it to the commit. op is the state of the
@@ -206,7 +219,7 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 		op.Waiting, op.Announcement = nil, nil
 	}
 	id := cloudevent.ChangeID(change)
-	times := max(op.Occurrence, s.used[id]+1)
+	times := max(op.Occurrence, s.marks[id].Times+1)
 	in := s.circumstances(op)
 	in.Rules = nil // those of the change before
 	in.Repeat = times - 1

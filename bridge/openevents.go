@@ -111,6 +111,9 @@ func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet =
 func (op *openEvent) note(a outbox.Addition) {
 	switch kind := imds.ChangeKind(a.Change); {
 	case kind.OfAzure():
+		if op.Latest == 0 && op.Approval != nil { // of what this change announces
+			op.Approval.Seq = a.Seq
+		}
 		op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
 	case kind == imds.Approved:
 		op.Answer = &kept{a.Seq, a.Body}

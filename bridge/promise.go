@@ -30,7 +30,8 @@ func RuleName(number int, r Rule) string {
 func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op *openEvent) []cloudevent.Rule {
 	e := c.Event
 	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
-	if c.Kind == imds.Vanished || !s.durable || e.Contradicted || due || isEviction(e) || len(s.rules) == 0 {
+	approved := op.Latest == 0 && op.Approval != nil // before it was seen
+	if c.Kind == imds.Vanished || approved || !s.durable || e.Contradicted || due || isEviction(e) || len(s.rules) == 0 {
 		return nil
 	}
 	describe(&a.Message, ce)

@@ -37,6 +37,7 @@ type Mark struct {
 	Times int       `json:"times"`
 	Group string    `json:"event"`
 	At    time.Time `json:"at"`
+	Note  string    `json:"note,omitempty"` // what the owner wants to know of it later
 }
 
 // An Addition adds a CloudEvent, and makes it pending for those of its recipients for which it is not pending yet.
