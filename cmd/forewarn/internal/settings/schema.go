@@ -136,29 +136,49 @@ func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) st
 	having := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
 		value := of(termsOf(kinds[name]))
-		if kinds[name].Service {
-			name = "services for " + kinds[name].Purpose
-		}
-		if !slices.Contains(having[value], name) {
-			having[value] = append(having[value], name)
-		}
-	}
-	for _, names := range having {
-		slices.Sort(names)
+		having[value] = append(having[value], name)
 	}
 	values := slices.SortedFunc(maps.Keys(having), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(having[a]), len(having[b])), cmp.Compare(having[a][0], having[b][0]))
 	})
 	var said []string
 	for _, v := range values[:len(values)-1] {
-		names := strings.Join(having[v], ", ")
-		said = append(said, strings.ReplaceAll(names, "incidents, services for people", "incidents and people")+": "+v)
+		said = append(said, nameKinds(having[v], kinds)+": "+v)
 	}
 	most := values[len(values)-1]
 	if len(said) == 0 {
 		return most
 	}
 	return strings.Join(said, "; ") + "; others: " + most
+}
+
+// nameKinds says which of all kinds some are, in few words.
+func nameKinds(some []string, all map[string]sinks.Kind) string {
+	here, everywhere := make(map[string]int), make(map[string]int) // kinds by purpose
+	for _, k := range all {
+		everywhere[k.Purpose]++
+	}
+	for _, name := range some {
+		here[all[name].Purpose]++
+	}
+	var names, purposes []string
+	for _, name := range some {
+		k := all[name]
+		switch n := here[k.Purpose]; {
+		case n > 1 && n == everywhere[k.Purpose] && k.Purpose != "":
+			purposes = append(purposes, k.Purpose)
+		case k.Service:
+			names = append(names, "services for "+k.Purpose)
+		default:
+			names = append(names, name)
+		}
+	}
+	slices.Sort(purposes)
+	if len(purposes) > 0 {
+		names = append(names, "sinks for "+strings.Join(slices.Compact(purposes), " and "))
+	}
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ", ")
 }
 
 // properties are the keys of an object, in the order of the fields of its struct.
