@@ -26,6 +26,10 @@ type Terms struct {
 	Heartbeat time.Duration `yaml:"heartbeat" min:"10s" zero:"none" relay:"a relay sends none; expected it at a sink of the bridges" doc:"send a heartbeat this often while all is well (default: never)"`
 }
 
+// Starts reports whether a delivery starts something, such as a command or a job: it does if the route acts, and if it has
+// LateDrop, which is for that.
+func (t Terms) Starts() bool { return t.Acts || t.Late == delivery.LateDrop }
+
 // A Route is a named sink with its filter and terms. Pending deliveries belong to the name: a route that returns under
 // its name takes over its backlog.
 type Route struct {

@@ -148,6 +148,8 @@ func (s *Service) Kind() Kind {
 		k.For, k.Terms.Late, k.Terms.DigestAbove = People, delivery.LateLatest, peopleGroup
 	case "incidents": // of which each has a key of its own
 		k.For, k.Terms.Late = People, delivery.LateLatest
+	case "automation": // a delivery starts something, which must not begin once its event is over
+		k.Terms.Late = delivery.LateDrop
 	}
 	return k
 }

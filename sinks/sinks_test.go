@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -372,6 +373,22 @@ func TestTermsByDefault(t *testing.T) {
 	for kind, k := range ownKinds {
 		if !reflect.DeepEqual(k.Terms, want[kind].terms) || k.For != want[kind].audience {
 			t.Errorf("%s has by default %+v for %d, want %+v", kind, k.Terms, k.For, want[kind])
+		}
+	}
+}
+
+// What a service need not say: what starts something begins nothing about an event that is over, people and incidents
+// have the state as it is now, and all else hears every change.
+func TestWhatAServiceIsForSaysWhatComesLate(t *testing.T) {
+	late := map[string]delivery.Late{
+		"people": delivery.LateLatest, "incidents": delivery.LateLatest, "automation": delivery.LateDrop,
+	}
+	for name, k := range Kinds() {
+		if !k.Service {
+			continue
+		}
+		if want := cmp.Or(late[k.Purpose], delivery.LateSend); k.Terms.Late != want {
+			t.Errorf("%s, which is for %s, has late: %s by default, want %s", name, k.Purpose, k.Terms.Late, want)
 		}
 	}
 }

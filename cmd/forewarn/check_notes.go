@@ -64,12 +64,12 @@ func sinkNotes(s *settings.Settings, rows []sampleRow, self string, now time.Tim
 }
 
 // actsApart warns of two sinks of which one acts when an event is announced and the other when it is over: nothing keeps
-// what they do in order. A command acts, and so does a sink with late: drop. The sample of an unknown type doesn't count,
+// what they do in order. The sample of an unknown type doesn't count,
 // because it passes every types.
 func actsApart(routes []bridge.Route, self string, now time.Time) (notes []string, err error) {
 	begins, ends := map[string][]string{}, map[string][]string{} // samples by sink
 	for _, r := range routes {
-		if !r.Terms.Acts && r.Terms.Late != delivery.LateDrop {
+		if !r.Terms.Starts() {
 			continue
 		}
 		for _, name := range cloudevent.SampleNames {

@@ -88,7 +88,7 @@ func (l Loader) routes(docs []*document, s *Settings) (routes []bridge.Route) {
 		for _, n := range doc.sinkNodes() {
 			if r, ok := l.route(doc, n, s); ok {
 				routes = append(routes, r)
-				if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
+				if r.Terms.Starts() && len(r.Filter.Only.Changes) == 0 {
 					often = append(often, r.Name)
 				}
 			}
@@ -102,8 +102,8 @@ func (l Loader) routes(docs []*document, s *Settings) (routes []bridge.Route) {
 		}
 	}
 	if len(often) > 0 {
-		s.Notes = append(s.Notes, strings.Join(often, ", ")+": without only.changes a command runs for every change of an "+
-			"event; for a drain only: {changes: [scheduled, updated]} is enough")
+		s.Notes = append(s.Notes, strings.Join(often, ", ")+": without only.changes a command or job runs for every "+
+			"change of an event; for a drain only: {changes: [scheduled, updated]} is enough")
 	}
 	return routes
 }
