@@ -120,12 +120,12 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 }
 
 // headStart is how long a VM leaves the announcement of an event to others that are hit. It is longer than the time
-// between two polls.
-const headStart = 3 * time.Second
+// between two polls can be.
+const headStart = 6 * time.Second
 
 // giveWay puts a CloudEvent off that announces an event which hits other VMs than its observer, until those had a head
 // start. A stream keeps one copy of each change, and only a VM that is hit knows whether a rule of its settings will start
-// the event early.
+// the event early. The eviction of a Spot VM is announced without rules, and there is no time.
 func giveWay(ce event.Event) error {
 	f := cloudevent.Fields(ce)
 	change, _ := f["change"].(string)
@@ -133,7 +133,7 @@ func giveWay(ce event.Event) error {
 	data, _ := f["data"].(map[string]any)
 	_, knows := data["rules"]
 	alone := f["azself"] == true && len(resources) == 1
-	if knows || alone || !oneOf(change, "scheduled", "updated", "reminder") {
+	if knows || alone || f["azeventtype"] == "Preempt" || !oneOf(change, "scheduled", "updated", "reminder") {
 		return nil
 	}
 	end := ce.Time().Add(headStart)

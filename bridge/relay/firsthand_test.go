@@ -37,7 +37,7 @@ func TestPeopleHearWhichRuleStartsAnEvent(t *testing.T) {
 			a := eventNo(n) // which hits vm-0 or vm-1
 			var all sync.WaitGroup
 			all.Go(func() { s.deliver(a.announced(t, "vm-2", nil)) })
-			time.Sleep(900 * time.Millisecond)
+			time.Sleep(4900 * time.Millisecond) // polls are at most 5 s apart
 			if hitIsAlive {
 				all.Go(func() { s.deliver(a.announced(t, a.vm, drained)) })
 			}
@@ -46,6 +46,11 @@ func TestPeopleHearWhichRuleStartsAnEvent(t *testing.T) {
 		}
 		if len(told) != 2 {
 			t.Fatalf("%d CloudEvents were told, want one of each event", len(told))
+		}
+		began := time.Now()
+		s.deliver(eventNo(2).evicted(t, "vm-2"))
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("an eviction, which has no rules, was told after %v", took)
 		}
 		for i, observer := range []string{"vm-0", "vm-2"} {
 			f := cloudevent.Fields(told[i])
@@ -63,6 +68,20 @@ func (a azure) announced(t *testing.T, observer string, rules []cloudevent.Rule)
 	t.Helper()
 	ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: a.event(imds.StatusScheduled)}, cloudevent.Circumstances{
 		Observer: imds.Observer{Name: observer, ResourceGroup: "web"}, Time: time.Now(), Rules: rules,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
+}
+
+// evicted returns the announcement of an eviction by another VM.
+func (a azure) evicted(t *testing.T, observer string) event.Event {
+	t.Helper()
+	e := a.event(imds.StatusScheduled)
+	e.Type = "Preempt"
+	ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{
+		Observer: imds.Observer{Name: observer, ResourceGroup: "web"}, Time: time.Now(),
 	})
 	if err != nil {
 		t.Fatal(err)
