@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"forewarn/bridge/delivery"
+	"forewarn/templates"
 )
 
 // classOfStatus returns the class of an HTTP status other than 2xx: delivery.ErrRejected, delivery.ErrBlocked, or nil
@@ -104,6 +105,9 @@ func failure(ctx context.Context, redact *redactor, from string, class, err erro
 func whyAt(redact *redactor, from string, err error) string {
 	if errors.Is(err, connectionRefused) {
 		return "nothing listens at " + listenerOf(from, err) + " (connection refused)"
+	}
+	if isOfNobody(err) {
+		return from + ": " + templates.Line(cut(err.Error(), maxShown))
 	}
 	return from + ": " + redact.line(err.Error(), maxShown)
 }

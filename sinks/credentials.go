@@ -162,6 +162,7 @@ func (c credentials) read() (access, error) {
 		}
 		if http.CanonicalHeaderKey(h.name) == "Host" { // not a secret, and likely the URL's
 			a.host = value
+			a.redact.showHosts(value)
 			continue
 		}
 		a.header.Set(h.name, value)

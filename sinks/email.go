@@ -244,6 +244,10 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		return accepted, nil
 	}
 	redact := m.server.redactor()
+	for _, a := range slices.Concat(m.to, []mail.Address{m.from}) {
+		_, domain, _ := strings.Cut(a.Address, "@")
+		redact.showHosts(domain)
+	}
 	s, err := m.server.connect(ctx, redact)
 	if err != nil {
 		return answer, err

@@ -157,6 +157,7 @@ func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	if err != nil {
 		return response{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
+	redact.showHosts(req.URL.Host, c.tls.ServerName)
 	if _, err := c.proxyOf(req, redact); err != nil {
 		return response{}, err
 	}
@@ -181,6 +182,7 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
+	redact.showHosts(to.Host, c.tls.ServerName)
 	at, err := c.proxyOf(&http.Request{URL: to}, redact)
 	if err != nil {
 		return "", err

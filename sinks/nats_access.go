@@ -165,6 +165,7 @@ func (n *NATS) read() (natsAccess, error) {
 		redact: n.host.redactor(), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
 		secure: n.tls != natsTLS{}, tlsFirst: n.tls.HandshakeFirst,
 	}
+	a.redact.showHosts(n.tls.ServerName)
 	var wrong KeyErrors
 	user, err := n.readURLs(&a)
 	wrong.add(err)

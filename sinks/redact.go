@@ -27,7 +27,7 @@ const (
 )
 
 // notShown stands in place of a text that repeats a secret, also within a sentence.
-const notShown = "[the answer repeats a secret, so it isn't shown]"
+const notShown = "[this text repeats a secret, so it isn't shown]"
 
 // A redactor keeps secrets from being shown by texts from outside, such as network errors, destinations' answers and
 // the output of commands, which may repeat what they were sent. Everything from outside passes its line, its lines or
@@ -36,7 +36,7 @@ const notShown = "[the answer repeats a secret, so it isn't shown]"
 type redactor struct {
 	rows  [maxRow + 1]map[string]bool // what a text must not hold, by length
 	split [][]string                  // the pieces of secrets that have marks between them, folded
-	hosts []string                    // are shown, so that no part of them is a secret
+	hosts []string                    // of the settings, folded: they are shown, and no part of them is a secret there
 	known *KnownSecrets               // of all sinks; nil for only those that this redactor is told
 	sink  string                      // whose secrets it is told
 }
@@ -91,7 +91,7 @@ func (r *redactor) repeats(text string) bool {
 			folded := fold(text)
 			letters := unmarked(folded)
 			return r.holds(folded, hidden) || r.holds(letters, hidden) ||
-				slices.ContainsFunc(r.split, func(pieces []string) bool { return holdsPieces(folded, pieces) }) ||
+				slices.ContainsFunc(r.split, func(pieces []string) bool { return r.holdsPieces(folded, pieces) }) ||
 				slices.ContainsFunc(words, func(secret string) bool { return r.holdsWords(letters, isCut(folded), secret) })
 		})
 	})
@@ -105,8 +105,7 @@ func (r *redactor) holds(text string, hidden []map[string]bool) bool {
 			continue
 		}
 		for i := range len(text) - n + 1 {
-			row := text[i : i+n]
-			if rows[row] && !r.isInHost(row) {
+			if rows[text[i:i+n]] && !r.isInHost(text, i, i+n) {
 				return true
 			}
 		}
@@ -121,17 +120,19 @@ func (r *redactor) holdsWords(letters string, cut bool, secret string) bool {
 		return false
 	}
 	end := letters[max(0, len(letters)-len(secret)-maxEscape):]
-	return strings.Contains(letters, secret) || cut && strings.Contains(end, secret[:maxRow])
+	begin := secret[:maxRow]
+	return strings.Contains(letters, secret) || cut && strings.Contains(end, begin) && !r.isHost(begin)
 }
 
 // holdsPieces reports whether a folded text holds maxRow letters and digits of a secret that has marks between them, in
 // their order, with an escape that nobody knows for each mark, such as _x0024_ for $. Pieces of a single letter are in any
 // text, so two on average are asked for.
-func holdsPieces(text string, pieces []string) bool {
-	for first := range pieces {
-		for rest, i := text, strings.Index(text, pieces[first]); i >= 0; i = strings.Index(rest, pieces[first]) {
-			rest = rest[i+len(pieces[first]):]
-			if followed(rest, len(pieces[first]), pieces[first+1:]) {
+func (r *redactor) holdsPieces(text string, pieces []string) bool {
+	for first, piece := range pieces {
+		for from, i := 0, strings.Index(text, piece); i >= 0; i = strings.Index(text[from:], piece) {
+			begin := from + i
+			from = begin + len(piece)
+			if r.followed(text, begin, from, pieces[first+1:]) {
 				return true
 			}
 		}
@@ -139,31 +140,22 @@ func holdsPieces(text string, pieces []string) bool {
 	return false
 }
 
-// followed reports whether a text goes on with pieces of a secret until they have maxRow letters and digits, of which n
-// stood before it in one piece.
-func followed(text string, n int, pieces []string) bool {
+// followed reports whether a text, in which the first piece of a secret stands between begin and end, goes on with more
+// pieces until they have maxRow letters and digits that are in no host.
+func (r *redactor) followed(text string, begin, end int, pieces []string) bool {
+	n := end - begin
 	for i, piece := range pieces {
-		at := strings.Index(text[:min(len(text), maxEscape+len(piece))], piece)
+		at := strings.Index(text[end:min(len(text), end+maxEscape+len(piece))], piece)
 		if at < 0 {
 			return false
 		}
+		end += at + len(piece)
 		n += len(piece)
-		if n >= maxRow && n >= 2*(i+2) {
+		if n >= maxRow && n >= 2*(i+2) && !r.isInHost(text, begin, end) {
 			return true
 		}
-		text = text[at+len(piece):]
 	}
 	return false
-}
-
-// isInHost reports whether a row is shown with a host. A shorter one is a whole secret, which may stand elsewhere.
-func (r *redactor) isInHost(row string) bool { return len(row) == maxRow && r.isHost(row) }
-
-// isHost reports whether a text is in the name of a host that is shown.
-func (r *redactor) isHost(text string) bool {
-	return slices.ContainsFunc(r.hosts, func(host string) bool {
-		return strings.Contains(host, text) || strings.Contains(unmarked(host), text)
-	})
 }
 
 // fold returns the characters of a text that are compared: those that can be seen by themselves, in lower case. A letter
@@ -275,7 +267,7 @@ func (r *redactor) hideSetting(value string) {
 // hideURL adds what may be secret in a URL: user, values of the query, fragment, what is no word in the path, and the
 // end of the path even if it is a word. The host is shown.
 func (r *redactor) hideURL(u *url.URL) {
-	r.hosts = append(r.hosts, fold(u.Hostname()))
+	r.showHosts(u.Host)
 	if u.User != nil {
 		password, _ := u.User.Password()
 		r.hideBasic(u.User.Username(), password)

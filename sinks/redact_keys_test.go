@@ -120,7 +120,7 @@ func TestASentenceWithoutASecretCanBeRead(t *testing.T) {
 		describeLeft([]leftover{{pid: 1, name: "s3cr3t-t0ken"}}, redact, true): "left 1 process running (" + notShown + "), which was ended",
 		redact.lines("+ PASS=s3cr3t-t0ken\n"):                                  notShown,
 	} {
-		if got != want || notShown != "[the answer repeats a secret, so it isn't shown]" {
+		if got != want || notShown != "[this text repeats a secret, so it isn't shown]" {
 			t.Errorf("it says %q, want %q", got, want)
 		}
 	}

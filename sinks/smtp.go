@@ -129,6 +129,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 func (m *mailServer) redactor() *redactor {
 	redact := m.Host.redactor()
 	redact.hideKeys(strings.Join(m.command, " "))
+	redact.showHosts(m.addr, m.helo, m.tls.ServerName)
 	return redact
 }
 

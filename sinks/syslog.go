@@ -183,7 +183,9 @@ func (k *syslogSink) withConn(ctx context.Context, do func(conn net.Conn, rtt ti
 	defer cancel()
 	defer func() {
 		if err != nil {
-			err = failure(ctx, k.redactor(), k.to.String(), classOfFailure(err), err)
+			redact := k.redactor()
+			redact.showHosts(k.to.Host, k.tls.ServerName)
+			err = failure(ctx, redact, k.to.String(), classOfFailure(err), err)
 		}
 	}()
 	if err := context.Cause(ctx); err != nil {
