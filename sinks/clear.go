@@ -1,7 +1,6 @@
 package sinks
 
 import (
-	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -11,12 +10,15 @@ import (
 
 // errInClear returns the error for credentials that anybody between here and the destination could read. It is about the
 // address, because that is what has to change; scheme is what an address that is encrypted begins with.
-func errInClear(credentials, address, scheme string) error {
-	what := ""
+func errInClear(credentials, address string, scheme Own) error {
+	var what any = Own("")
 	if credentials != address {
+		what = Own(credentials + " ")
+	}
+	if strings.HasPrefix(credentials, "headers.") { // whose name may be anything
 		what = credentials + " "
 	}
-	return &KeyError{address, fmt.Errorf("%swould be sent unencrypted; expected an address that begins with %s, "+
+	return &KeyError{address, says("%swould be sent unencrypted; expected an address that begins with %s, "+
 		"or insecure: true beside it", what, scheme)}
 }
 

@@ -206,7 +206,7 @@ func (c credentials) read() (access, error) {
 	keys := c.sentKeys()
 	if user := a.url.User; user != nil {
 		if a.header.Get("Authorization") != "" || c.identity {
-			return a, c.url.wrong(errors.New("holds a user, and there are other credentials too; expected only one of them"))
+			return a, c.url.wrong(says("holds a user, and there are other credentials too; expected only one of them"))
 		}
 		password, _ := user.Password()
 		a.header.Set("Authorization", basic(user.Username(), password))
@@ -276,7 +276,7 @@ func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	return "", nil
 }
 
-var errControl = errors.New("holds a line break or another control character, which no header can")
+var errControl = says("holds a line break or another control character, which no header can")
 
 // basic returns the value of an Authorization header for HTTP's basic authentication.
 func basic(username, password string) string {
@@ -297,7 +297,7 @@ func refusedHeader(name string) error {
 	why := ownHeaders[canonical]
 	switch {
 	case !validHeaderName(name):
-		return errors.New("not the name of a header; expected letters, digits and dashes")
+		return says("not the name of a header; expected letters, digits and dashes")
 	case oneOf(canonical, "Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
 		"Proxy-Connection"):
 		why = "it belongs to the connection"

@@ -119,17 +119,17 @@ func (m *email) openServer(s emailSettings, h Host) error {
 
 // checkMailHost refuses what is not the name or the address of a mail server.
 func checkMailHost(host string) error {
-	want := "expected the name of a mail server, such as smtp.example.com"
+	want := says("expected the name of a mail server, such as smtp.example.com")
 	_, port, err := net.SplitHostPort(host)
 	switch {
 	case host != "" && (!strings.ContainsAny(host, " /:@") || net.ParseIP(host) != nil):
 		return nil
 	case strings.Contains(host, "://"):
-		want = "is a URL; expected only the name of the mail server; tls.mode and port say how it is reached"
+		want = says("is a URL; expected only the name of the mail server; tls.mode and port say how it is reached")
 	case err == nil && port != "" && strings.Trim(port, "0123456789") == "":
-		want = "holds a port; expected the name of the mail server alone, and port: " + port + " beside it"
+		want = says("holds a port; expected the name of the mail server alone, and port: %s beside it", port)
 	}
-	return &KeyError{"host", errors.New(want)}
+	return &KeyError{"host", want}
 }
 
 // isHelo reports whether s can be sent as the name of a host or an address literal. "" is allowed.

@@ -212,13 +212,13 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 
 // parseURL parses a URL with a host and one of the schemes. Any other text is an error with the text otherwise. If
 // secure is true, the settings have tls, and http is refused because it would not use that. No error shows the URL.
-func parseURL(text, otherwise string, secure bool, schemes ...string) (*url.URL, error) {
+func parseURL(text string, otherwise Own, secure bool, schemes ...string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || !slices.Contains(schemes, u.Scheme) {
-		return nil, errors.New(otherwise)
+		return nil, says("%s", otherwise)
 	}
 	if secure && u.Scheme == "http" {
-		return nil, errors.New("is not https, and tls is given")
+		return nil, says("is not https, and tls is given")
 	}
 	return u, checkHost(u)
 }
@@ -229,11 +229,11 @@ func checkHost(u *url.URL) error {
 	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
 		return r != '.' && !inToken(r)
 	}) {
-		return errors.New("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII " +
+		return says("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII " +
 			"in its xn-- form")
 	}
 	if _, err := strconv.ParseUint(cmp.Or(u.Port(), "0"), 10, 16); err != nil {
-		return errors.New("its port is invalid; expected a number up to 65535")
+		return says("its port is invalid; expected a number up to 65535")
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ package sinks
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -246,7 +245,7 @@ func (e *KeyErrors) add(errs ...error) {
 // when adds an error about a key if wrong is true.
 func (e *KeyErrors) when(wrong bool, key, format string, args ...any) {
 	if wrong {
-		e.add(&KeyError{key, fmt.Errorf(format, args...)})
+		e.add(&KeyError{key, says(format, args...)})
 	}
 }
 

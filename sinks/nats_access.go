@@ -257,7 +257,7 @@ func natsURL(text string) (*url.URL, error) {
 	const otherwise = "is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…"
 	u, err := parseURL(text, otherwise, false, "nats", "tls")
 	if err == nil && (strings.Trim(u.Path, "/") != "" || u.RawQuery != "") {
-		err = errors.New(otherwise)
+		err = says(otherwise)
 	}
 	if err != nil {
 		return nil, err
@@ -269,11 +269,11 @@ func natsURL(text string) (*url.URL, error) {
 func natsCreds(text string, redact *redactor) (nats.Option, error) {
 	token, err := nkeys.ParseDecoratedJWT([]byte(text))
 	if err != nil || strings.Count(token, ".") != 2 {
-		return nil, errors.New("has no user JWT; expected a file made by nsc or by nats auth")
+		return nil, says("has no user JWT; expected a file made by nsc or by nats auth")
 	}
 	redact.hide(token)
 	if _, err := natsNKey(text, redact); err != nil {
-		return nil, errors.New("has no user seed; expected a file made by nsc or by nats auth")
+		return nil, says("has no user seed; expected a file made by nsc or by nats auth")
 	}
 	return nats.UserCredentialBytes([]byte(text)), nil
 }
@@ -281,7 +281,7 @@ func natsCreds(text string, redact *redactor) (nats.Option, error) {
 func natsNKey(text string, redact *redactor) (nats.Option, error) {
 	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {
-		return nil, errors.New("holds no seed of a user; expected one that begins with SU")
+		return nil, says("holds no seed of a user; expected one that begins with SU")
 	}
 	seed, _ := pair.Seed() // a pair that was made of a seed has one
 	redact.hide(string(seed))

@@ -243,14 +243,19 @@ func (r *redactor) hideParts(parts ...string) {
 	}
 }
 
-// hideValue adds a value that may be a secret, unless it is a short word. Of an address it adds what may be secret
-// there.
+// schemes matches what an address of the settings begins with.
+var schemes = regexp.MustCompile(`^(?i:https?|nats|tls|tcp|udp|socks5h?):/*`)
+
+// hideValue adds a value that may be a secret, unless it is a short word. Of an address it adds what may be secret there.
+// Of what only begins as one that is all of the rest: nobody knows where the host ends.
 func (r *redactor) hideValue(value string) {
 	u, err := url.Parse(value)
-	switch {
-	case err == nil && u.Host != "":
+	if err == nil && u.Host != "" {
 		r.hideURL(u)
-	case len(value) >= maxRow || !isWord(value):
+		return
+	}
+	value = schemes.ReplaceAllString(value, "")
+	if len(value) >= maxRow || !isWord(value) {
 		r.hide(value)
 	}
 }

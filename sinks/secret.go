@@ -138,7 +138,7 @@ func (s source) from() string { return append(s.keys(), s.key)[0] }
 func (s source) check() error {
 	keys := s.keys()
 	if len(keys) > 1 {
-		return &KeyError{keys[1], fmt.Errorf("%s is given too; expected only one of them", keys[0])}
+		return &KeyError{keys[1], says("%s is given too; expected only one of them", keys[0])}
 	}
 	if s.Vault != "" {
 		if err := checkVaultURL(s.Vault); err != nil {
@@ -152,8 +152,8 @@ func (s source) check() error {
 	if s.sep == "." { // in a list or map, whose names may be secret too
 		remedy = "write {file: PATH}"
 	}
-	return &KeyError{s.from(), errors.New("expected the name of an environment variable, of letters, digits and " +
-		"underscores; a value itself belongs into a file: " + remedy)}
+	return &KeyError{s.from(), says("expected the name of an environment variable, of letters, digits and "+
+		"underscores; a value itself belongs into a file: %s", Own(remedy))}
 }
 
 // read returns the current value, without a newline at its end unless it stands in the settings. An empty value is
@@ -175,7 +175,7 @@ func (s source) read(h Host) (text string, err error) {
 	case s.Env != "":
 		text, err = trimNewline(h.Getenv(s.Env)), errUnset
 	default:
-		text, err = s.Text.plain(), errors.New("is empty")
+		text, err = s.Text.plain(), says("is empty")
 	}
 	if text == "" {
 		return "", &KeyError{s.from(), err}
@@ -183,12 +183,12 @@ func (s source) read(h Host) (text string, err error) {
 	return text, nil
 }
 
-var errUnset = errors.New("names an environment variable that is not set, or empty; set it where forewarn is started")
+var errUnset = says("names an environment variable that is not set, or empty; set it where forewarn is started")
 
 // wrong returns err as a *KeyError at the key of the value. It names the file, variable or secret that holds it.
 func (s source) wrong(err error) error {
 	if s.File != "" || s.Env != "" || s.Vault != "" {
-		err = fmt.Errorf("%s: %w", string(s.File)+s.Env+s.Vault, err)
+		err = says("%s: %w", string(s.File)+s.Env+s.Vault, err)
 	}
 	return &KeyError{s.from(), err}
 }

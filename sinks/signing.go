@@ -4,7 +4,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
 	"strconv"
 	"strings"
 	"time"
@@ -18,14 +17,14 @@ const signingPrefix = "whsec_"
 func signingKey(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, signingPrefix)
 	if !ok {
-		return nil, errors.New("does not begin with " + signingPrefix)
+		return nil, says("does not begin with " + signingPrefix)
 	}
 	key, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
-		return nil, errors.New("is not " + signingPrefix + " and base64") // err would show where and what
+		return nil, says("is not " + signingPrefix + " and base64") // err would show where and what
 	}
 	if len(key) < 24 || len(key) > 64 {
-		return nil, errors.New("holds " + strconv.Itoa(len(key)) + " bytes; expected 24 to 64")
+		return nil, says("holds %d bytes; expected 24 to 64", len(key))
 	}
 	return key, nil
 }

@@ -189,15 +189,15 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	case k.api == "":
 		a.hook, err = parseURL(secret, otherwise, k.secure, "http", "https")
 		if err == nil && a.hook.User != nil {
-			err = errors.New(otherwise)
+			err = says(otherwise)
 		} else if err == nil {
 			a.redact.hideURL(a.hook)
 		}
 		a.to = a.hook
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
-		err = errors.New("holds a space, a line break or another control character, which no token does")
+		err = says("holds a space, a line break or another control character, which no token does")
 	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
-		err = errors.New("is not a bot token; expected one that begins with xoxb-")
+		err = says("is not a bot token; expected one that begins with xoxb-")
 	default:
 		a.redact.hide(secret)
 		a.client = slack.New(secret, slack.OptionAPIURL(k.api), slack.OptionHTTPClient(a))

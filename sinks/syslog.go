@@ -121,7 +121,7 @@ func syslogURL(text string) (*url.URL, error) {
 		"tcp://… or udp://…"
 	u, err := parseURL(text, otherwise, false, "tls", "tcp", "udp")
 	if err == nil && (u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "") {
-		err = errors.New(otherwise)
+		err = says(otherwise)
 	}
 	if err != nil {
 		return nil, err

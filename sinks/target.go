@@ -1,7 +1,6 @@
 package sinks
 
 import (
-	"errors"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -37,7 +36,7 @@ func parseTarget(text string, secure bool) (t target, err error) {
 	scheme, rest, _ := strings.Cut(strings.TrimSpace(text), "://")
 	end := strings.IndexAny(rest, "/?{")
 	if isTemplate(scheme) || rest[end] == '{' {
-		return t, errors.New("its host is a template; expected a host, and templates only in what follows")
+		return t, says("its host is a template; expected a host, and templates only in what follows")
 	}
 	t.rest, err = templates.ParseURL("url", rest[end:])
 	if err != nil { // which may quote the URL
@@ -57,7 +56,7 @@ func (t target) of(fields map[string]any) (*url.URL, error) {
 	}
 	u, err := url.Parse(t.Scheme + "://" + t.Host + rest)
 	if err != nil {
-		return nil, errors.New("its template makes no URL")
+		return nil, says("its template makes no URL")
 	}
 	return u, nil
 }
@@ -98,8 +97,8 @@ var (
 
 // These errors don't quote the template, which may hold a secret.
 var (
-	errTemplate = errors.New("is no template that can be read; forewarn help templates describes them")
-	errFails    = errors.New("its template fails; forewarn help templates describes them")
+	errTemplate = says("is no template that can be read; forewarn help templates describes them")
+	errFails    = says("its template fails; forewarn help templates describes them")
 )
 
 // isTemplate reports whether a text of the settings is a template.

@@ -86,16 +86,16 @@ func checkVaultURL(text string) error {
 	const want = "; expected one such as https://NAME.vault.azure.net/secrets/slack-token"
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" || u.User != nil || u.RawQuery+u.Fragment != "" {
-		return errors.New("is not the URL of a secret in Key Vault" + want)
+		return says("is not the URL of a secret in Key Vault" + want)
 	}
 	name, domain, _ := strings.Cut(strings.ToLower(u.Host), ".")
 	switch {
 	case domain == "managedhsm.azure.net":
-		return errors.New("is the URL of a managed HSM, which has keys and no secrets" + want)
+		return says("is the URL of a managed HSM, which has keys and no secrets" + want)
 	case vaultResources[domain] == "" || !vaultName.MatchString(name):
-		return errors.New("is not at a host of Key Vault: vault.azure.net, vault.azure.cn or vault.usgovcloudapi.net" + want)
+		return says("is not at a host of Key Vault: vault.azure.net, vault.azure.cn or vault.usgovcloudapi.net" + want)
 	case !secretPath.MatchString(u.Path):
-		return errors.New("does not name a secret" + want + ", perhaps with a version behind it")
+		return says("does not name a secret" + want + ", perhaps with a version behind it")
 	}
 	return nil
 }

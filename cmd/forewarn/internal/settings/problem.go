@@ -23,8 +23,9 @@ type Problem struct {
 	Line, Column int    // from 1, in characters; 0 for the file as a whole
 	Message      string // one line
 
-	missing bool // something that belongs there isn't, which is no reason for other problems
-	refused bool // the value of a key by its tags: the section was decoded, without that value
+	quoted  []string // what the message says that is not the program's own; nil for all of it
+	missing bool     // something that belongs there isn't, which is no reason for other problems
+	refused bool     // the value of a key by its tags: the section was decoded, without that value
 }
 
 func (e *Problem) Error() string {
@@ -130,10 +131,10 @@ func (doc *document) isClean(e entry) bool {
 	return !wrong(e.pos, e.value)
 }
 
-// errorAt returns a problem at a position of the file.
+// errorAt returns a problem at a position of the file. The format is the program's own; see sinks.Quoted.
 func (doc *document) errorAt(at pos, format string, args ...any) *Problem {
 	message := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
-	return &Problem{Path: doc.path, Line: at.line, Column: at.column, Message: message}
+	return &Problem{Path: doc.path, Line: at.line, Column: at.column, Message: message, quoted: sinks.Quoted(args...)}
 }
 
 // missingAt returns a problem with a section that lacks something.
@@ -234,7 +235,7 @@ func (doc *document) keyError(e entry, err error) error {
 	if u, ok := errors.AsType[*templates.UnknownName](err); ok {
 		return doc.unknownName(e, key, u)
 	}
-	problem := doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err.Error(), e.value))
+	problem := doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err, e.value))
 	problem.missing = missing
 	return problem
 }
@@ -263,16 +264,16 @@ func namedPath(n *node, dotted string) string {
 	return path
 }
 
-// withoutValue returns a message about the value n, without the value if it must not be shown.
-func (doc *document) withoutValue(message string, n *node) string {
+// withoutValue returns an error about the value n, without the value if it must not be shown.
+func (doc *document) withoutValue(err error, n *node) error {
 	says := func(s string) bool { return repeats(s, n.text) || repeats(s, strconv.Quote(n.text)) }
-	if !says(message) || doc.showable(n) {
-		return message
+	if !slices.ContainsFunc(sinks.Quoted(err), says) || doc.showable(n) {
+		return err
 	}
-	if _, want, ok := strings.Cut(message, "; expected "); ok && !says(want) {
-		return "the value is not valid; expected " + want
+	if _, want, ok := strings.Cut(err.Error(), "; expected "); ok && !says(want) {
+		return errors.New("the value is not valid; expected " + want)
 	}
-	return "the value is not valid"
+	return errors.New("the value is not valid")
 }
 
 // repeats reports whether a message repeats a text. A short text inside a longer word counts as coincidence.

@@ -90,3 +90,52 @@ func TestAMissingFileIsShown(t *testing.T) {
 		}
 	}
 }
+
+// Of a URL that is none nothing is shown, and what it should be is said. It hides no problem of another sink, and neither
+// does a secret that is spelt like what is said.
+func TestOfAURLThatIsNoneItIsSaidWhatItShouldBe(t *testing.T) {
+	const url, proxy = "is not a URL; expected one such as https://example.com/hook",
+		"is not the URL of a proxy; expected none or one such as http://proxy.example.com:3128"
+	const slack = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
+	const nats = "is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…"
+	dir := t.TempDir()
+	err := os.WriteFile(filepath.Join(dir, "holds"), []byte("https://user:hunter2%ss@hooks.example.com/hook-hunter2\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ sink, want string }{
+		{"webhook: {url: 'https://contoso.com:8o80/hunter2'}", "webhook.url: " + url},
+		{"webhook: {url: 'https://user:hunter2%ss@contoso.com/abc'}", "webhook.url: " + url},
+		{"webhook: {url: 'https://con toso.com/hunter2'}", "webhook.url: " + url},
+		{"webhook: {url: 'https://hooks.example.com:8o80/hook'}", "webhook.url: " + url},
+		{"webhook: {url: 'hunter2//https://example.com/hook%'}", "webhook.url: " + url},
+		{"webhook: {url: 'https'}", "webhook.url: " + url},
+		{"webhook: {url_file: holds}", "webhook.url_file: " + filepath.Join(dir, "holds") + ": " + url},
+		{"discord: {url: 'https://discord.com:x/api/webhooks/1/hunter2'}", "discord.url: " + url},
+		{"slack: {webhook_url: 'https://hooks.slack.com/services/hunter2%'}", "slack.webhook_url: " + slack},
+		{"nats: {url: 'tls://user:hunter2%ss@nats.contoso.com:4222'}", "nats.url: " + nats},
+		{"webhook: {url: 'https://a.test', proxy: 'http://user:hunter2%ss@proxy.contoso.com:3128'}", "webhook.proxy: " + proxy},
+	} {
+		text := "sinks:\n- name: a\n  " + tt.sink + "\n" +
+			"- {name: b, webhook: {url: 'http://b.example.com', bearer: password12}}\n" +
+			"- {name: c, webhook: {url: 'http://c.example.com', basic: {username: u, password: unencrypted}}}\n" +
+			"- {name: d, email: {host: 'https://', from: a@a.test, to: b@a.test, username: u, password: expected1}}\n"
+		_, err := Loader{Kinds: sinks.Kinds()}.Parse(filepath.Join(dir, "forewarn.yaml"), []byte(text))
+		if err == nil {
+			t.Errorf("%s is right", tt.sink)
+			continue
+		}
+		got := err.Error()
+		for _, want := range []string{
+			":3:", ": " + tt.want + "\n", "bearer would be sent unencrypted; expected an address that begins with https://",
+			"basic.password would be sent unencrypted", "email.host: is a URL; expected only the name of the mail server",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: it isn't said: %s\nbut\n%s", tt.sink, want, got)
+			}
+		}
+		if strings.Contains(got, "hunter2") || strings.Contains(got, "contoso") || strings.Contains(got, "password12") {
+			t.Errorf("%s is shown:\n%s", tt.sink, got)
+		}
+	}
+}
