@@ -42,7 +42,7 @@ type Audience int
 const (
 	Machines Audience = iota // nothing else
 	People                   // trouble of the bridge, and reminders before an event
-	Actors                   // nothing else; each delivery runs a command
+	Actors                   // nothing else; each delivery starts something
 	Either                   // nothing else; people if bridge: trouble says so, else machines
 )
 

@@ -149,7 +149,7 @@ func (s *Service) Kind() Kind {
 	case "incidents": // of which each has a key of its own
 		k.For, k.Terms.Late = People, delivery.LateLatest
 	case "automation": // a delivery starts something, which must not begin once its event is over
-		k.Terms.Late = delivery.LateDrop
+		k.For, k.Terms.Late = Actors, delivery.LateDrop
 	}
 	return k
 }

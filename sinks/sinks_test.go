@@ -377,18 +377,22 @@ func TestTermsByDefault(t *testing.T) {
 	}
 }
 
-// What a service need not say: what starts something begins nothing about an event that is over, people and incidents
-// have the state as it is now, and all else hears every change.
-func TestWhatAServiceIsForSaysWhatComesLate(t *testing.T) {
+// What a service need not say: what starts something begins nothing about an event that is over, nor for a test or an
+// approval unless that is asked for; people and incidents have the state as it is now, and all else hears every change.
+func TestWhatAServiceIsForSaysWhatItHears(t *testing.T) {
 	late := map[string]delivery.Late{
 		"people": delivery.LateLatest, "incidents": delivery.LateLatest, "automation": delivery.LateDrop,
 	}
+	audience := map[string]Audience{"people": People, "incidents": People, "automation": Actors}
 	for name, k := range Kinds() {
 		if !k.Service {
 			continue
 		}
 		if want := cmp.Or(late[k.Purpose], delivery.LateSend); k.Terms.Late != want {
 			t.Errorf("%s, which is for %s, has late: %s by default, want %s", name, k.Purpose, k.Terms.Late, want)
+		}
+		if k.For != audience[k.Purpose] {
+			t.Errorf("%s, which is for %s, has the audience %d, want %d", name, k.Purpose, k.For, audience[k.Purpose])
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (p *program) sendCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
 		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the
-destinations answered. An exec sink runs its program only if --sink names it.
+destinations answered. A sink for automation, such as exec, starts nothing unless --sink names it.
 
 The message looks like the real one for the sample; its type is ` + cloudevent.BridgeTest + `. The
 outbox is not touched.
@@ -104,7 +104,7 @@ func rank(code int) int {
 func (p *program) withoutActingSinks(routes []bridge.Route) (others []bridge.Route) {
 	for _, r := range routes {
 		if r.Terms.Acts {
-			fmt.Fprintf(p.err, "%s left out, because it runs a command; to run it, give --sink %s\n", r.Name, r.Name)
+			fmt.Fprintf(p.err, "%s left out, because it starts something; to start it, give --sink %s\n", r.Name, r.Name)
 			continue
 		}
 		others = append(others, r)
