@@ -56,6 +56,25 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	}
 }
 
+// A lead that came before the file did waits for the next poll, as after a start: the event is over by now.
+func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = 3 * time.Second
+		plan := &ear{}
+		r := plan.leads("plan", 10*time.Minute, "scheduled").With(func(t *bridge.Terms) { t.Late = delivery.LateSend })
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 30*time.Minute)
+		pause(time.Minute)
+		b, bring := s.lateFile(b, func() { s.azure.End(idA); pause(25 * time.Minute) }, r)
+		pause(40 * time.Second)
+		bring()
+		pause(time.Minute)
+		wantIDs(t, plan.ids())
+		b.end()
+	})
+}
+
 // So is a reminder in it of an event that was announced anew, whoever gets it: that was told a moment ago.
 func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

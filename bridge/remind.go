@@ -14,12 +14,11 @@ import (
 const remindAgain = 10 * time.Minute
 
 // tellDue tells what is due because of the time that is left: events to routes whose lead has come, and reminders, once
-// for each time of a route. After a start it waits for the first poll: an event may be over by now.
+// for each time of a route. After a start, and after a late file, it waits for the first poll: an event may be over by now.
 func (b *Bridge) tellDue(now time.Time) {
-	b.mu.Lock()
-	polled := !b.imds.lastTurn.IsZero()
-	b.mu.Unlock()
-	if !polled {
+	select {
+	case <-b.awaitedPoll():
+	default:
 		return
 	}
 	b.update(now, func() (c commit) {

@@ -174,6 +174,15 @@ var knownStories = []struct {
 		{at(5 * time.Minute), reload{}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a lead comes while there is no program, whose file comes late, and the event is over", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(5 * time.Minute), restart{crash: true, off: 40 * time.Minute, late: 40*time.Second + 600*time.Millisecond}},
+		{at(10 * time.Minute), unlist{reboot.id}},
+		{at(50 * time.Minute), restyle{}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},

@@ -340,11 +340,11 @@ func (o *oracle) leadComes(r routePlan, e azureEvent, from, to time.Duration) bo
 	return false
 }
 
-// ready returns from when on a run of the program tells a route whose lead has come: it asks for its name first, and what
-// acts waits for Azure's first answer, because the event may be over.
+// ready returns from when on a run of the program tells a route whose lead has come: it asks for its name first, also when
+// its file has come late, and what acts waits for Azure's first answer, because the event may be over.
 func (o *oracle) ready(r routePlan, boot int) time.Duration {
 	b := o.boots[boot]
-	named := b.began.at + 10*time.Second
+	named := max(b.began.at, o.takenUp(b).at) + 10*time.Second
 	if r.late != "drop" {
 		return named
 	}
