@@ -443,3 +443,30 @@ func TestADeadLetterKnowsThatItsEventIsOver(t *testing.T) {
 		b.end()
 	})
 }
+
+// A sink that gets an old change after the end of its event is told that the event is over: a relay behind it begins nothing
+// then.
+func TestASinkKnowsThatTheEventIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		stream := &ear{answer: always(errSinkDown)}
+		b := s.start(stream.all("stream"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		s.azure.End(idA)
+		s.userReboot(idB)
+		pause(10 * time.Second)
+		stream.say(nil)
+		pause(10 * time.Minute)
+		for _, h := range stream.accepted() {
+			if want := h.Event.ID() == idA+"-scheduled"; h.EventOver != want {
+				t.Errorf("%s is delivered as one whose event is over: %v, want %v", h.Event.ID(), h.EventOver, want)
+			}
+		}
+		if n := len(stream.ids()); n != 3 {
+			t.Errorf("%d are delivered, want 3", n)
+		}
+		b.end()
+	})
+}

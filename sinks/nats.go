@@ -92,7 +92,7 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 
 // Deliver publishes the CloudEvent of the batch, which holds one. If the stream has it already, it is accepted.
 func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	msg, err := n.message(batch[0].Event)
+	msg, err := n.message(batch[0])
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
@@ -168,7 +168,7 @@ func (n *natsSink) publishHeartbeat(ctx context.Context, s *natsSession, msg *na
 
 // Render returns the message that Deliver would publish.
 func (n *natsSink) Render(d delivery.Delivery) (string, error) {
-	msg, err := n.message(d.Event)
+	msg, err := n.message(d)
 	if err != nil {
 		return "", err
 	}
@@ -256,7 +256,8 @@ func (n *natsSink) messageID(ce event.Event) string {
 	return ce.ID()
 }
 
-func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
+func (n *natsSink) message(d delivery.Delivery) (*nats.Msg, error) {
+	ce := d.Event
 	subject, err := n.subjects.of(ce)
 	if err != nil {
 		return nil, err
@@ -265,6 +266,9 @@ func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 	heartbeat := ce.Type() == cloudevent.BridgeHeartbeat // whose copies do no harm
 	if !n.core && !heartbeat {
 		msg.Header.Set(jetstream.MsgIDHeader, encodeAttribute(n.messageID(ce)))
+	}
+	if d.EventOver {
+		msg.Header.Set(cloudevent.HeaderEventOver, "true")
 	}
 	if n.once && !heartbeat {
 		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")

@@ -169,7 +169,7 @@ func TestNATSJunkUnderTheMessagesOwnIDCountsForNothing(t *testing.T) {
 			_, js := natsClient(t, srv.ClientURL())
 			stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.AllowDirect = true })
 			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\n"+tt.keys, testHost(t)).(*natsSink)
-			msg, err := s.message(deliveries(t)[0].Event)
+			msg, err := s.message(deliveries(t)[0])
 			if err != nil {
 				t.Fatal(err)
 			}

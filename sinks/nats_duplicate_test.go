@@ -64,7 +64,7 @@ func TestNATSADuplicateCountsOnItsOwnSubjectOnly(t *testing.T) {
 			stream := natsStream(t, js, tt.stream)
 			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\n"+tt.settings, testHost(t)).(*natsSink)
 			one := deliveries(t)[:1]
-			msg, err := s.message(one[0].Event)
+			msg, err := s.message(one[0])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,7 +150,7 @@ func TestNATSWhatWasStoredUnderANewIDIsFound(t *testing.T) {
 	_, js := natsClient(t, srv.ClientURL())
 	stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)).(*natsSink)
-	msg, err := s.message(deliveries(t)[0].Event)
+	msg, err := s.message(deliveries(t)[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -194,7 +194,7 @@ func TestNATSUnderARenamedSubjectOnlyTheSameChangeCounts(t *testing.T) {
 			defer js.DeleteStream(t.Context(), "FOREWARN")
 			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\n"+tt.settings, testHost(t)).(*natsSink)
 			one := deliveries(t)[:1]
-			msg, err := s.message(one[0].Event)
+			msg, err := s.message(one[0])
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -153,7 +153,7 @@ func TestNATSLeaderChange(t *testing.T) {
 	natsPersists(t, s, deliveries(t)[1])
 	natsPersists(t, s, deliveries(t)[1])
 
-	other, err := s.(*natsSink).message(deliveries(t)[4].Event)
+	other, err := s.(*natsSink).message(deliveries(t)[4])
 	if err != nil {
 		t.Fatal(err)
 	}

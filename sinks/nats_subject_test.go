@@ -260,7 +260,7 @@ func FuzzNATSToken(f *testing.F) {
 func TestNATSSubjectFromAFile(t *testing.T) {
 	s := mustOpen(t, "nats",
 		"url: nats.example.com\nsubject_file: "+writeFile(t, "subject", "azure.{{.change}}.{{.id}}\n"), testHost(t))
-	msg, err := s.(*natsSink).message(deliveries(t)[0].Event)
+	msg, err := s.(*natsSink).message(deliveries(t)[0])
 	if want := "azure.scheduled." + deliveries(t)[0].Event.ID(); err != nil || msg.Subject != want {
 		t.Errorf("the subject is %q, %v; want %q", msg.Subject, err, want)
 	}

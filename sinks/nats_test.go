@@ -336,7 +336,7 @@ func TestNATSAnotherMessageOfTheSubjectRejects(t *testing.T) {
 	_, js := natsClient(t, srv.ClientURL())
 	natsStream(t, js, nil)
 	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)).(*natsSink)
-	msg, err := s.message(deliveries(t)[0].Event)
+	msg, err := s.message(deliveries(t)[0])
 	if err != nil {
 		t.Fatal(err)
 	}

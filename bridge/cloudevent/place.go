@@ -16,6 +16,10 @@ import (
 // MaxToken is the longest token of a subject. No name that Azure permits is longer.
 const MaxToken = 90
 
+// HeaderEventOver is the header of a NATS message whose publisher knew by then that the Azure event is over, when that is not
+// what the message says. So a relay begins nothing because of it, although it hears of the end only later.
+const HeaderEventOver = "Forewarn-Event-Over"
+
 // A Place is where a CloudEvent comes from, as the default subjects of NATS name it. Its parts are tokens of a subject,
 // in lower case: Azure ignores the case of names, and writes a group's name differently on different machines.
 type Place struct {

@@ -23,10 +23,10 @@ func (l *list) Changes() (c delivery.Changes) {
 	return c
 }
 
-func (l *list) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
-	ce = event.New()
+func (l *list) Read(i *delivery.Item) (delivery.Delivery, error) {
+	ce := event.New()
 	ce.SetID(i.ID)
-	return ce, nil, nil
+	return delivery.Delivery{Event: ce}, nil
 }
 
 func (l *list) Report(r delivery.Report) {

@@ -109,7 +109,7 @@ func (m *memory) looks() int {
 	return m.asked
 }
 
-func (m *memory) Read(i *delivery.Item) (event.Event, []byte, error) {
+func (m *memory) Read(i *delivery.Item) (delivery.Delivery, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	ce := event.New()
@@ -117,11 +117,11 @@ func (m *memory) Read(i *delivery.Item) (event.Event, []byte, error) {
 	ce.SetType(i.Type)
 	switch {
 	case m.lost[i.Seq]:
-		return ce, nil, fmt.Errorf("%w: %d", delivery.ErrLost, i.Seq)
+		return delivery.Delivery{}, fmt.Errorf("%w: %d", delivery.ErrLost, i.Seq)
 	case m.unread != nil && (m.only == 0 || m.only == i.Seq):
-		return ce, nil, m.unread
+		return delivery.Delivery{}, m.unread
 	}
-	return ce, m.receipts[i.Group], nil
+	return delivery.Delivery{Event: ce, Receipt: m.receipts[i.Group]}, nil
 }
 
 // misread makes reads fail: of the item with this number, of all with 0, and none with a nil error.

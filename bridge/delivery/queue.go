@@ -3,8 +3,6 @@ package delivery
 import (
 	"errors"
 	"time"
-
-	"github.com/cloudevents/sdk-go/v2/event"
 )
 
 // A Queue holds the pending deliveries of one route. A Worker is its only reader; others may add to it at any time.
@@ -16,11 +14,11 @@ type Queue interface {
 	Changed() <-chan struct{}
 	// Changes returns what has changed since the last call. The first call returns all pending deliveries.
 	Changes() Changes
-	// Read returns the CloudEvent of an item and the latest receipt for its group. Without an error, an attempt begins,
+	// Read returns what the queue knows of an item: Event, Receipt and EventOver. Without an error, an attempt begins,
 	// and counts even if the item is settled before its result is reported. The error wraps ErrLost if the
 	// CloudEvent can never be read again, and ErrSettled if the item is no longer pending: then no attempt is made, so
 	// that none begins after the end of its event is known. It must not wait for long.
-	Read(i *Item) (ce event.Event, receipt []byte, err error)
+	Read(i *Item) (Delivery, error)
 	// Report applies the results of an attempt, or of waiting, as one change of state. It ignores items that are no
 	// longer pending, except accepted ones. It may return before the report is durable, but keeps a Worker at most 32
 	// deliveries or 50 ms ahead of the disk. With r.Durable it returns when the report is durable.

@@ -39,6 +39,9 @@ type Delivery struct {
 	// NotBefore is the Azure event's when the delivery became pending: under a lead it may have moved since the CloudEvent
 	// was committed. Zero if the event has none.
 	NotBefore time.Time
+	// EventOver means that the event is over by now, though this is not its end: nothing that acts is to begin because of
+	// it.
+	EventOver bool
 	// Attempt is 1 for the first attempt, and counts across restarts.
 	Attempt int
 	// Receipt is the latest one that this sink returned for the same group; nil if none.

@@ -248,7 +248,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	r = result{attempt: a}
 	batch := make([]Delivery, len(a.batch))
 	for n, i := range a.batch {
-		ce, receipt, err := w.Queue.Read(i)
+		d, err := w.Queue.Read(i)
 		if errors.Is(err, ErrSettled) {
 			return result{attempt: a, unsent: true, err: err}
 		}
@@ -259,10 +259,9 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			}
 			continue
 		}
-		batch[n] = Delivery{
-			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt,
-			Progress: i.Progress, FallbackFor: i.FallbackFor, Mute: MuteOf(a.mutes, i),
-		}
+		d.NotBefore, d.Attempt, d.Progress = i.NotBefore, i.Attempts+1, i.Progress
+		d.FallbackFor, d.Mute = i.FallbackFor, MuteOf(a.mutes, i)
+		batch[n] = d
 	}
 	if r.err != nil {
 		r.unsent = true

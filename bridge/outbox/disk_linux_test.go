@@ -170,8 +170,8 @@ func TestReadOnlyDiskIsRead(t *testing.T) {
 		before := pending(o, "a")
 		q := o.Queue("a")
 		items := q.Changes().Pending
-		if ce, _, err := q.Read(items[0]); err != nil || ce.ID() != items[0].ID {
-			t.Errorf("Read = %v, %v", ce.ID(), err)
+		if d, err := q.Read(items[0]); err != nil || d.Event.ID() != items[0].ID {
+			t.Errorf("Read = %v, %v", d.Event.ID(), err)
 		}
 		_, _ = drop(o, []string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x")
 		_, _ = add(o, "NEW", "scheduled", "a")

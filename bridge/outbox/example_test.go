@@ -45,11 +45,11 @@ func ExampleOutbox() {
 	defer box.Close()
 	hook := box.Queue("hook")
 	for _, item := range hook.Changes().Pending {
-		ce, _, err := hook.Read(item)
+		d, err := hook.Read(item)
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("delivering", ce.ID())
+		fmt.Println("delivering", d.Event.ID())
 		hook.Report(delivery.Report{Now: now, Accepted: []*delivery.Item{item}})
 	}
 	for _, d := range box.List(outbox.Selection{}) {

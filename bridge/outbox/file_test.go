@@ -242,12 +242,12 @@ func TestUnreadableRecordIsDamage(t *testing.T) {
 	q := o.Queue("a")
 	items := q.Changes().Pending
 	for _, i := range []int{0, 2} {
-		if _, _, err := q.Read(items[i]); !errors.Is(err, delivery.ErrLost) {
+		if _, err := q.Read(items[i]); !errors.Is(err, delivery.ErrLost) {
 			t.Errorf("reading %s, which can't be understood = %v, want ErrLost", items[i].ID, err)
 		}
 	}
-	if ce, _, err := q.Read(items[1]); err != nil || ce.ID() != "B-scheduled" {
-		t.Errorf("Read = %v, %v", ce.ID(), err)
+	if d, err := q.Read(items[1]); err != nil || d.Event.ID() != "B-scheduled" {
+		t.Errorf("Read = %v, %v", d.Event.ID(), err)
 	}
 }
 

@@ -50,8 +50,8 @@ func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := o.Queue("new").Changes().Pending[0]
-		if ce, _, err := o.Queue("new").Read(i); err != nil || ce.ID() != a.ID || i.ID != a.ID || i.Group != "A" {
-			t.Errorf("it reads %v, %v: %+v", ce.ID(), err, i)
+		if d, err := o.Queue("new").Read(i); err != nil || d.Event.ID() != a.ID || i.ID != a.ID || i.Group != "A" {
+			t.Errorf("it reads %v, %v: %+v", d.Event.ID(), err, i)
 		}
 		if n := o.Totals().Bytes; n != len(a.Body) {
 			t.Errorf("%d bytes are pending, want %d", n, len(a.Body))

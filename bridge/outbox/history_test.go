@@ -59,7 +59,7 @@ func TestRetention(t *testing.T) {
 		want(t, "pending", pending(o, "b"), "A-scheduled", "A-vanished")
 		q = o.Queue("b")
 		for _, i := range q.Changes().Pending {
-			if _, _, err := q.Read(i); err != nil {
+			if _, err := q.Read(i); err != nil {
 				t.Errorf("what is pending for 91 days: %v", err)
 			}
 		}
@@ -85,7 +85,7 @@ func TestHistoryIsBounded(t *testing.T) {
 			t.Errorf("%d CloudEvents and %d settled deliveries are kept, want 5 and the one that is pending, and 5", n, m)
 		}
 		q = o.Queue("b")
-		if _, _, err := q.Read(q.Changes().Pending[0]); err != nil {
+		if _, err := q.Read(q.Changes().Pending[0]); err != nil {
 			t.Error(err)
 		}
 	})

@@ -240,7 +240,7 @@ func TestCloneStartsEmpty(t *testing.T) {
 		if _, gone := changes(q); len(gone) != len(items) {
 			t.Errorf("the reader is told that %d are gone, want %d", len(gone), len(items))
 		}
-		if _, _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrSettled) {
+		if _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrSettled) {
 			t.Errorf("Read = %v, want ErrSettled", err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Accepted: items[:1], Answer: delivery.Answer{Receipt: []byte("r")}})

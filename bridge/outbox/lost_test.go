@@ -62,7 +62,7 @@ func TestALostCloudEventIsReplacedByTheLatestChange(t *testing.T) {
 				}
 			})
 			for _, i := range items {
-				if _, _, err := q.Read(i); errors.Is(err, delivery.ErrLost) {
+				if _, err := q.Read(i); errors.Is(err, delivery.ErrLost) {
 					q.Report(delivery.Report{Now: time.Now(), Dead: []*delivery.Item{i}, Reason: delivery.ReasonLost})
 				}
 			}

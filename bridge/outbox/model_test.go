@@ -130,8 +130,8 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		for _, group := range groups {
 			// A receipt is the group's, so any item will do, also one that isn't pending.
 			i := &delivery.Item{Message: &delivery.Message{Group: group}}
-			if _, receipt, _ := q.Read(i); receipt != nil {
-				m.receipts[group+"/"+name] = string(receipt)
+			if d, _ := q.Read(i); d.Receipt != nil {
+				m.receipts[group+"/"+name] = string(d.Receipt)
 			}
 		}
 	}

@@ -275,9 +275,9 @@ func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 		if i.Replaced || !items[1].Replaced {
 			t.Errorf("the items are %+v, want only the second to be replaced", items)
 		}
-		ce, receipt, err := qa.Read(i)
-		if err != nil || ce.ID() != "A-started" || string(receipt) != "thread" {
-			t.Errorf("Read = %v, %q, %v", ce.ID(), receipt, err)
+		d, err := qa.Read(i)
+		if err != nil || d.Event.ID() != "A-started" || string(d.Receipt) != "thread" {
+			t.Errorf("Read = %+v, %v", d, err)
 		}
 		i = qb.Changes().Pending[0]
 		if i.Seq != first.Seq || i.Attempts != 1 || i.Error != "down" || string(i.Progress) != "half" || i.Batch != 7 ||

@@ -80,24 +80,25 @@ func (q *queue) Changes() (c delivery.Changes) {
 	return c
 }
 
-func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
+func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	o := q.outbox
-	ce, err = o.decoded(i.Seq)
+	d.Event, err = o.decoded(i.Seq)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	g := o.groups[i.Group]
 	if g != nil {
-		receipt = g.receipts[q.name]
+		d.Receipt = g.receipts[q.name]
 	}
+	d.EventOver = !i.Ends() && o.isOver(i.Group)
 	e := o.pendingEntry(q.name, i.Seq)
 	switch {
 	case e == nil:
-		return ce, receipt, delivery.ErrSettled
+		return d, delivery.ErrSettled
 	case err != nil:
-		return ce, receipt, err
+		return d, err
 	}
 	e.underWay = true
-	return ce, receipt, nil
+	return d, nil
 }
 
 // decoded returns the CloudEvent with that sequence number.

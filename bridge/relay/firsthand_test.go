@@ -90,7 +90,9 @@ func (a azure) evicted(t *testing.T, observer string) event.Event {
 }
 
 // deliver publishes a CloudEvent by a nats sink of its own.
-func (s *stage) deliver(ce event.Event) {
+func (s *stage) deliver(ce event.Event) { s.deliverAs(delivery.Delivery{Event: ce, Attempt: 1}) }
+
+func (s *stage) deliverAs(d delivery.Delivery) {
 	wire := &cable{server: s.server}
 	opened, err := sinks.Kinds()["nats"].Open(func(to any) error {
 		return yaml.Unmarshal([]byte("{url: ['nats://127.0.0.1']}"), to)
@@ -105,11 +107,11 @@ func (s *stage) deliver(ce event.Event) {
 	defer opened.Sink.(io.Closer).Close()
 	ctx, cancel := context.WithTimeout(s.Context(), 10*time.Second)
 	defer cancel()
-	_, err = opened.Sink.Deliver(ctx, []delivery.Delivery{{Event: ce, Attempt: 1}})
+	_, err = opened.Sink.Deliver(ctx, []delivery.Delivery{d})
 	notYet, ok := errors.AsType[*delivery.NotYet](err)
 	if ok {
 		time.Sleep(time.Until(notYet.Until))
-		_, err = opened.Sink.Deliver(ctx, []delivery.Delivery{{Event: ce, Attempt: 1}})
+		_, err = opened.Sink.Deliver(ctx, []delivery.Delivery{d})
 	}
 	if err != nil {
 		s.Error(err)

@@ -79,6 +79,30 @@ func TestARelayBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 	}
 }
 
+// What a VM publishes of an event when it knows the end already begins nothing, though a relay hears of the end only after
+// that: it lay on the VM while NATS or forewarn was away, during a mute, or to give way to another VM.
+func TestARelayBeginsNothingBecauseOfWhatComesAfterTheEnd(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		drain, audit := newRecorder(), newRecorder()
+		st, stop := s.run(with(route("drain", drain), func(x *bridge.Terms) { x.Late = delivery.LateDrop }), route("audit", audit))
+		a := eventNo(1).in(20 * time.Minute)
+		announced, begun, over := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"), a.say(t, imds.Vanished, "vm-1")
+		for _, ce := range []event.Event{announced, begun} {
+			s.deliverAs(delivery.Delivery{Event: ce, Attempt: 2, EventOver: true})
+		}
+		pause(time.Minute)
+		s.deliver(over)
+		pause(time.Minute)
+		wantIDs(t, "what acts is told", drain.all(), over)
+		wantIDs(t, "who wants everything is told", audit.all(), announced, begun, over)
+		lives, _, _ := st.Histories(t.Context(), bridge.Period{})
+		if len(lives) != 1 || !strings.Contains(lives[0].Changes[0].Deliveries[1].Answer, delivery.EventOver) {
+			t.Errorf("the history says %+v, want that the event is over", lives)
+		}
+		stop()
+	})
+}
+
 func latestOnly(x *bridge.Terms) { x.Late = delivery.LateLatest }
 
 // A fallback that acts begins nothing about an event that is over on a relay either, also one whose own filter keeps the event

@@ -231,14 +231,15 @@ func (q *queue) urgentIn(now time.Time) map[*group]uint64 {
 
 // Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
 // that a killed relay repeats at most one delivery of a group.
-func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
+func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	q.mu.Lock()
 	if e := q.pending[i.Seq]; e != nil {
 		e.begun = true
 	}
 	q.mu.Unlock()
-	ce, receipt, err = q.read(i)
-	return ce, receipt, q.shown(err)
+	d.Event, d.Receipt, err = q.read(i)
+	d.EventOver = !i.Ends() && q.hasEnd(i)
+	return d, q.shown(err)
 }
 
 func (q *queue) read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
@@ -124,7 +125,7 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	header := nats.Header{streams.HeaderFallbackFor: {q.route.Name},
 		streams.HeaderFallbackError: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}
 	if q.hasEnd(i) {
-		header.Set(streams.HeaderEventOver, "true")
+		header.Set(cloudevent.HeaderEventOver, "true")
 	}
 	err := publishForSink(q.ctx, q.js, fallback, ce, header, "fallback-"+fallback+"-"+streams.ShortHash(q.setOf(i)))
 	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {

@@ -26,7 +26,6 @@ import (
 const (
 	HeaderFallbackFor   = "Forewarn-Fallback-For" // the sink that could not deliver it
 	HeaderFallbackError = "Forewarn-Fallback-Error"
-	HeaderEventOver     = "Forewarn-Event-Over"  // the sink that could not deliver it had seen the end of the event by then
 	HeaderReplayedBy    = "Forewarn-Replayed-By" // the user who asked for it
 )
 
@@ -41,7 +40,7 @@ type Message struct {
 	From        cloudevent.Place      // where it comes from, as its subject says
 	OnlySink    string                // the only sink that it is for; "" for all
 	FallbackFor *delivery.FallbackFor // set if it is for a fallback
-	EventOver   bool                  // for a fallback: the event was over when the message was handed to it
+	EventOver   bool                  // the event was over when the message was published; see cloudevent.HeaderEventOver
 	publishedAs string                // for one sink only: the id under which the stream took it
 	replayedBy  string                // the user who asked for it; "" if nobody did
 }
@@ -194,8 +193,8 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 			why = "no answer"
 		}
 		m.FallbackFor = &delivery.FallbackFor{Sink: of, Error: why}
-		m.EventOver = header.Get(HeaderEventOver) != ""
 	}
+	m.EventOver = header.Get(cloudevent.HeaderEventOver) != ""
 	if m.OnlySink != "" {
 		by, _ := attributeValue(header.Get(HeaderReplayedBy)) // an unreadable name must not hold up a delivery
 		m.replayedBy = imds.Printable(by, 200)
