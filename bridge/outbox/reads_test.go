@@ -147,7 +147,7 @@ func TestFailedReadLaterLosesNothing(t *testing.T) {
 		"Maintain": func(o *outbox.Outbox, _ uint64) error { return <-o.Maintain(time.Now()) },
 		"Show":     func(o *outbox.Outbox, seq uint64) error { _, err := bodyOf(o, "a", seq); return err },
 		"Read": func(o *outbox.Outbox, seq uint64) error {
-			_, _, err := o.Queue("a").Read(&delivery.Item{Message: &delivery.Message{Seq: seq}})
+			_, err := o.Queue("a").Read(&delivery.Item{Message: &delivery.Message{Seq: seq}})
 			return err
 		},
 	} {
