@@ -16,8 +16,18 @@ func TestServicesSeeTheFailureInsideA200(t *testing.T) {
 	for service, answers := range map[string]struct{ good, bad []string }{
 		"azure_automation": {[]string{`{"JobIds":["6d1f"]}`, ""}, []string{`{"JobIds":[]}`}},
 		"elasticsearch": {
-			[]string{`{"errors":false,"items":[{"create":{"status":201}}]}`},
-			[]string{`{"errors":true,"items":[{"create":{"status":400,"error":{"type":"mapper_parsing_exception"}}}]}`, ""},
+			[]string{
+				`{"errors":false,"items":[{"create":{"result":"created","failure_store":"not_applicable_or_unknown","status":201}}]}`,
+				`{"errors":false,"items":[{"create":{"status":201}}]}`, // VictoriaLogs
+				`{"errors":true,"items":[{"create":{"status":409,"error":{"type":"version_conflict_engine_exception"}}}]}`,
+			},
+			[]string{
+				`{"errors":true,"items":[{"create":{"status":400,"error":{"type":"mapper_parsing_exception"}}}]}`,
+				`{"errors":false,"items":[{"create":{"result":"noop","status":200}}]}`, // a pipeline dropped it
+				`{"errors":false,"items":[{"create":{"result":"created","failure_store":"used","status":201}}]}`,
+				`{"errors":true,"items":[{"create":{"failure_store":"failed","status":400,"error":{"type":"x"}}}]}`,
+				`{"errors":false,"items":[]}`, `{"errors":true,"items":[]}`, `{"errors":false}`, "",
+			},
 		},
 		"otlp": {
 			[]string{"", "{}", `{"partialSuccess":{"rejectedLogRecords":"0"}}`},
