@@ -92,7 +92,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", false) // nothing left to decide here
-		b.reviews.setPossible(id, ofOthers(b.verdicts(rules, e, op, now).standing()))
+		b.reviews.setPossible(id, nil)
 		return
 	}
 	all := b.verdicts(rules, e, op, now)
@@ -330,7 +330,7 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 		}
 		rules := b.reviews.get(e.ID).possible
 		if d.Rule != 0 { // this one and those beside it have had their turn
-			rules = ofOthers(rules)
+			rules = nil
 		}
 		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, rules, over)
 		return c
@@ -436,7 +436,7 @@ func (s situation) addApproval(
 	in.Rules = nil
 	switch a.Result {
 	case cloudevent.ResultWithheld, cloudevent.ResultRefused, cloudevent.ResultPromised:
-		in.Rules = rules
+		in.Rules = ownRules(rules)
 	}
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {

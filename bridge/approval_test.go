@@ -265,9 +265,9 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 		other := newStage(t)
 		other.azure, other.vm, other.opts.Rules = s.azure, "vm-1", []bridge.Rule{leader}
 		audit := &ear{}
-		second := other.start(audit.all("a"))
+		second := other.start(audit.reminds("a", 10*time.Minute))
 		pause(1500 * time.Millisecond)
-		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0", "vm-1"}, NotBefore: time.Now().Add(15 * time.Minute)})
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0", "vm-1"}, NotBefore: time.Now().Add(25 * time.Minute)})
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
 		// Who hears of it from the other VM only must know that it may begin before its time.
@@ -277,6 +277,11 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 		wantIDs(t, audit.withheld(t))
 		if by := s.azure.Approvals()[0].VM; by != "vm-0" {
 			t.Errorf("%s approved, want the first in the event", by)
+		}
+		pause(16 * time.Minute) // what became of that rule the other VM can't know
+		reminder := audit.accepted()[1].Event
+		if rules := dataIn(t, reminder).Rules; !strings.HasSuffix(reminder.Type(), "reminder") || len(rules) > 0 {
+			t.Errorf("the other VM says %s with the rules %+v, want a reminder without any", reminder.Type(), rules)
 		}
 		first.end()
 		second.end()

@@ -99,9 +99,10 @@ func (all verdicts) possible() (rules []cloudevent.Rule) {
 	return rules
 }
 
-// ofOthers returns the rules of other VMs among these.
-func ofOthers(rules []cloudevent.Rule) (others []cloudevent.Rule) {
-	return slices.DeleteFunc(slices.Clone(rules), func(r cloudevent.Rule) bool { return r.VM == "" })
+// ownRules returns the rules without those of other VMs. Only an announcement names these: later their VM has told more
+// about them than this one can know.
+func ownRules(rules []cloudevent.Rule) (own []cloudevent.Rule) {
+	return slices.DeleteFunc(slices.Clone(rules), func(r cloudevent.Rule) bool { return r.VM != "" })
 }
 
 // approving returns the number of the first rule that approves, counted from 1; 0 for none.

@@ -88,7 +88,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 		return
 	}
 	in := s.circumstances(op)
-	in.Rules = b.reviews.get(op.event.ID).rules(op) // people were told what the rules said then
+	in.Rules = ownRules(b.reviews.get(op.event.ID).rules(op)) // people were told what the rules said then
 	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	told := map[string]bool{}

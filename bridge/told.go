@@ -24,7 +24,7 @@ type ToldApproval struct {
 	notBefore time.Time
 	rules     []cloudevent.Rule   // that will approve it, or will if a sink that failed and is tried again succeeds
 	result    cloudevent.Approval // the last one; zero if there is none
-	vm        string              // that told the result
+	vm        string              // that told the result and the rules; "" without either
 }
 
 // maxTold is how many rules are kept of those that a CloudEvent names, and how many sinks of each.
@@ -53,6 +53,8 @@ func (t *ToldApproval) Note(ce event.Event) {
 		return
 	case result.Result == cloudevent.ResultUnanswered && !isRule(result.By, t.rules): // what a user asks for; the rules stand
 		return
+	case t.vm != "" && t.vm != d.Observer.Name && (kind == imds.Reminder || result.Result == cloudevent.ResultRefused):
+		return // it knows nothing of the rules of another VM
 	}
 	before := t.rules
 	t.rules = nil
@@ -61,7 +63,11 @@ func (t *ToldApproval) Note(ce event.Event) {
 		t.rules = append(t.rules, r)
 	}
 	if kind != imds.Reminder { // which tells of rules only
-		t.result, t.vm = result, d.Observer.Name
+		t.result = result
+	}
+	t.vm = ""
+	if t.result.Result != "" || len(t.rules) > 0 {
+		t.vm = d.Observer.Name
 	}
 	if result.NotYet && result.Sink != "" && len(t.rules) == 0 {
 		t.rules = triedAgain(before, result)

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ type statement struct {
 	moved time.Duration // of NotBefore, since the announcement
 	begun bool          // what comes of an approval comes after the start
 	again bool          // the event is back after its end
+	vm    string        // that tells it; "" for vm-1
 }
 
 // cloudEvent returns the CloudEvent, the nth about its event, and the event as Azure lists it then.
@@ -42,7 +44,7 @@ func (s statement) cloudEvent(t *testing.T, no, nth int) (event.Event, imds.Even
 		t.Fatal(err)
 	}
 	in := cloudevent.Circumstances{
-		Observer: imds.Observer{Name: "vm-1", ResourceGroup: "web"}, Time: time.Now(), Rules: s.rules, Approval: s.came,
+		Observer: imds.Observer{Name: cmp.Or(s.vm, "vm-1"), ResourceGroup: "web"}, Time: time.Now(), Rules: s.rules, Approval: s.came,
 		Asked: s.asked,
 	}
 	if s.kind == imds.Approved || s.again {
@@ -102,6 +104,11 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 	triedAgain := cloudevent.Approval{Sink: "drain", Error: "blocked: exit 75", NotYet: true}
 	withheld := func(of cloudevent.Approval) statement { return came(cloudevent.ResultWithheld, of) }
 	refused := cloudevent.Approval{Error: "Azure refuses the approval: 400 Bad Request"}
+	onAnother := func(of cloudevent.Approval) statement {
+		s := came(cloudevent.ResultRefused, of)
+		s.vm, s.came.By = "vm-2", "root"
+		return s
+	}
 	unanswered := came(cloudevent.ResultUnanswered, cloudevent.Approval{Error: "timeout"})
 	bothFailed := drain.Name + `: sink "drain" failed and is tried again: exit 75; rule 2: sink "audit" failed: exit 1`
 	both := cloudevent.Approval{Error: bothFailed, NotYet: true}
@@ -132,6 +139,12 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 		{"two rules", []statement{announced(drain, slow)},
 			waits + `; rule 2: it waits for sink "drain" and sink "audit", then 30s`, "", 2},
 		{"a reminder has a rule", []statement{announced(), {kind: imds.Reminder, rules: []cloudevent.Rule{drain}}}, waits, "", 1},
+
+		{"another VM reminds of what failed here", []statement{announced(drain), withheld(failed), {kind: imds.Reminder, vm: "vm-2"}},
+			drain.Name + `: sink "drain" failed: exit 1`, "", 0},
+		{"refused on another VM, while a rule stands", []statement{announced(drain), onAnother(refused)}, waits, "", 1},
+		{"refused on another VM, after a failure here", []statement{announced(drain), withheld(failed), onAnother(refused)},
+			drain.Name + `: sink "drain" failed: exit 1`, "", 0},
 
 		{"approved", []statement{announced(drain), approved}, "", drain.Name, 0},
 		{"told again, perhaps by another VM", []statement{announced(drain), approved, announced()}, "", drain.Name, 0},
