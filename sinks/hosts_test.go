@@ -108,8 +108,8 @@ func TestAHostWithTheCertificateOfAnotherIsNamed(t *testing.T) {
 	}
 }
 
-// A secret that is as short as a word of the host is one everywhere else, and so is a longer one of which more than the
-// host's part is repeated.
+// A secret that is spelt like a part of the host is one everywhere else, and so is a longer one of which more than the
+// host is repeated.
 func TestOnlyTheHostExcusesASecret(t *testing.T) {
 	for _, tt := range []struct {
 		address, said string
@@ -126,9 +126,63 @@ func TestOnlyTheHostExcusesASecret(t *testing.T) {
 		{"https://u:Nort.Whind.2024@nort-whind.test/", "no Nort-Whind-2024", false},
 		{"https://u:Nort.Whind.2024@nort-whind.test/", "no _Nort_x002E_Whind", false},
 		{"https://u:Nortwhind2024@nortwhind.test/", "no password nortwhind20", false},
+		{"http://ntfy.northwind.test:8080/northwind", "topic northwind: forbidden", false},
+		{"http://ntfy.northwind.test:8080/northwind", "topic northwind at ntfy.northwind.test:8080: forbidden", false},
+		{"http://ntfy.northwind.test:8080/northwind", "dial tcp: lookup NTFY.northwind.test.: no such host", true},
+		{"http://ntfy.northwind.test:8080/northwind", "ntfy.northwind.test:8080,ntfy.northwind.test,*.northwind.test", true},
+		{"http://ntfy.northwind.test:8080/northwind", "valid for www.northwind.test, not ntfy.northwind.test", true},
+		{"http://ntfy.northwind.test:8080/northwind", `{"at":"\u003cntfy.northwind.test\u003e"}`, true},
+		{"http://ntfy.northwind.test:8080/northwind", "no ntfy.northwind.testing", false},
+		{"http://ntfy.northwind.test:8080/northwind", "no xntfy.xnorthwind.test", false},
+		{"http://ntfy.northwind.test:8080/northwind", "no ntfy.northwind", false},
+		{"http://ntfy.northwind.test:8080/northwind", "no ntfy.northwind.test.example", false},
+		{"https://u:smtp.northwind.test!24@smtp.northwind.test/", "no password smtp.northwind.test!24", false},
+		{"https://u:smtp.northwind.test!24@smtp.northwind.test/", `no password smtp.northwind.test\u002124`, false},
+		{"https://u:smtp.northwind.test!24@smtp.northwind.test/", "no password c210cC5ub3J0aHdpbmQudGVzdCEyNA", false},
+		{"https://u:smtp.northwind.test!24@smtp.northwind.test/", "no host smtp.northwind.test", true},
+		{"https://u:10.20.30.40@10.20.30.40:8443/", "dial tcp 10.20.30.40:8443: timeout", true},
+		{"https://u:10.20.30.40@10.20.30.40:8443/", "no 110.20.30.40", false},
+		{"https://u:20.30.40@10.20.30.40:8443/", "no 20.30.40", false},
+		{"https://u:2001:db8::7@[2001:db8::7]:443/", "nothing at [2001:db8::7]:443, 2001:db8::7", true},
+		{"https://u:2001:db8::7@[2001:db8::7]:443/", "no 2001:db8::77", false},
+		{"https://northwind/northwind", "topic northwind: forbidden", false},
+		{"https://nw.test/nw.test", "no topic nw.test", false},
 	} {
 		if got := shownBeside(t, tt.address, tt.said); (got == tt.said) != tt.shown {
 			t.Errorf("beside %s, %q is shown as %q", tt.address, tt.said, got)
+		}
+	}
+}
+
+// The name of a company is in the host and in the password. The host is named, the password is not.
+func TestASecretBesideTheHostIsHidden(t *testing.T) {
+	for _, tt := range []struct{ host, secret, hidden, shown string }{
+		{"smtp.northwind.test", "Northwind", "535 5.7.8 user azure: password Northwind is wrong",
+			"535 5.7.8 smtp.northwind.test: password is wrong"},
+		{"smtp.northwind.test", "Northwind", "smtp.northwind.test: password Northwind is wrong",
+			"220 smtp.northwind.test ESMTP, SMTP.NORTHWIND.TEST"},
+		{"northwind-alerts.azurewebsites.test", "northwind-alerts", "no token northwind-alerts",
+			"no northwind-alerts.azurewebsites.test, *.azurewebsites.test"},
+		{"nort-whind.test", "Nort.Whind.2024!", "no Nort_x002E_Whind at nort-whind.test", "no nort-whind.test"},
+	} {
+		for _, whose := range []string{"its own", "another"} {
+			h := Host{Name: "a", Known: new(KnownSecrets)}
+			redact := h.redactor()
+			redact.showHosts(tt.host)
+			h.Name = whose
+			other := h.redactor()
+			other.hide(tt.secret + "-7q")
+			if whose == "its own" {
+				redact.hide(tt.secret)
+			}
+			for text, want := range map[string]string{tt.hidden: notShown, tt.shown: tt.shown} {
+				if whose == "another" && text == tt.hidden {
+					text += " " + tt.secret + "-7q"
+				}
+				if got := redact.line(text, maxShown); got != want {
+					t.Errorf("with %s as the secret of %s sink, %q is shown as %q", tt.secret, whose, text, got)
+				}
+			}
 		}
 	}
 }

@@ -27,11 +27,14 @@ type reading struct {
 // readings returns what a text may stand for: the text itself, and what is left of it when up to maxLayers ways of
 // writing are undone, one after the other and in any order, as of base64 in JSON in HTML. Each way is undone alone,
 // since a secret may hold what looks like another one. complete is false if there are too many readings, as of a text made to
-// have many.
-func readings(text string) (all []string, complete bool) {
+// have many. without takes out of each reading what is not searched; nil for nothing.
+func readings(text string, without func(string) string) (all []string, complete bool) {
 	fewest := make(map[string]int) // digits by which a text was reached
 	var layer []reading
 	add := func(r reading) {
+		if without != nil {
+			r.text = without(r.text)
+		}
 		digits, reached := fewest[r.text]
 		if !reached || r.digits < digits {
 			fewest[r.text] = r.digits

@@ -36,7 +36,7 @@ const notShown = "[this text repeats a secret, so it isn't shown]"
 type redactor struct {
 	rows  [maxRow + 1]map[string]bool // what a text must not hold, by length
 	split [][]string                  // the pieces of secrets that have marks between them, folded
-	hosts []string                    // of the settings, folded: they are shown, and no part of them is a secret there
+	hosts []string                    // of the settings, in lower case: they are shown; see showHosts
 	known *KnownSecrets               // of all sinks; nil for only those that this redactor is told
 	sink  string                      // whose secrets it is told
 }
@@ -78,34 +78,54 @@ func (r *redactor) unlessRepeats(text, shown, otherwise string) string {
 
 // repeats reports whether a text holds maxRow characters of a secret in a row, with marks or without, or all of a shorter
 // one, however they are written; see readings. Case, accents and white space make no difference, and of other scripts a
-// character counts as several.
+// character counts as several. The hosts of the settings don't count where they stand, unless a secret goes on beyond them.
 func (r *redactor) repeats(text string) bool {
-	shared, words := r.known.all()
-	hidden := append(r.rows[:], shared) // by length, and then those of maxRow characters that all sinks have
-	if len(words) == 0 && !slices.ContainsFunc(hidden, func(rows map[string]bool) bool { return len(rows) > 0 }) {
+	all := r.secrets()
+	if all.none() || !all.in(readings(text, nil)) {
 		return false
 	}
-	all, complete := readings(text)
-	return !complete || slices.ContainsFunc(all, func(reading string) bool {
+	return all.beyond(r.hosts).in(readings(text, nil)) || all.in(readings(text, r.withoutHosts))
+}
+
+// secrets are those that a text is searched for, folded.
+type secrets struct {
+	rows  []map[string]bool // what a text must not hold: by length, and then those of maxRow characters that all sinks have
+	words []string          // the letters of those in words, of which it must not hold all
+	split [][]string        // the pieces of those that have marks between them
+	shown map[string]bool   // rows that a text may hold
+}
+
+func (r *redactor) secrets() secrets {
+	shared, words := r.known.all()
+	return secrets{rows: append(r.rows[:], shared), words: words, split: r.split}
+}
+
+func (s secrets) none() bool {
+	return len(s.words) == 0 && !slices.ContainsFunc(s.rows, func(rows map[string]bool) bool { return len(rows) > 0 })
+}
+
+// in reports whether one of the readings of a text holds one of the secrets; true if the readings are not complete.
+func (s secrets) in(readings []string, complete bool) bool {
+	return !complete || slices.ContainsFunc(readings, func(reading string) bool {
 		return slices.ContainsFunc(charactersOf(reading), func(text string) bool {
 			folded := fold(text)
 			letters := unmarked(folded)
-			return r.holds(folded, hidden) || r.holds(letters, hidden) ||
-				slices.ContainsFunc(r.split, func(pieces []string) bool { return r.holdsPieces(folded, pieces) }) ||
-				slices.ContainsFunc(words, func(secret string) bool { return r.holdsWords(letters, isCut(folded), secret) })
+			return s.inRow(folded) || s.inRow(letters) ||
+				slices.ContainsFunc(s.split, func(pieces []string) bool { return holdsPieces(folded, pieces) }) ||
+				slices.ContainsFunc(s.words, func(secret string) bool { return holdsWords(letters, isCut(folded), secret) })
 		})
 	})
 }
 
-// holds reports whether a folded text holds one of the hidden rows.
-func (r *redactor) holds(text string, hidden []map[string]bool) bool {
-	for n, rows := range hidden {
+// inRow reports whether a folded text holds one of the rows.
+func (s secrets) inRow(text string) bool {
+	for n, rows := range s.rows {
 		n = min(n, maxRow)
 		if len(rows) == 0 {
 			continue
 		}
 		for i := range len(text) - n + 1 {
-			if rows[text[i:i+n]] && !r.isInHost(text, i, i+n) {
+			if row := text[i : i+n]; rows[row] && !s.shown[row] {
 				return true
 			}
 		}
@@ -115,24 +135,19 @@ func (r *redactor) holds(text string, hidden []map[string]bool) bool {
 
 // holdsWords reports whether the letters of a text hold those of a secret in words. Where the text is cut, maxRow of them
 // are enough.
-func (r *redactor) holdsWords(letters string, cut bool, secret string) bool {
-	if r.isHost(secret) {
-		return false
-	}
+func holdsWords(letters string, cut bool, secret string) bool {
 	end := letters[max(0, len(letters)-len(secret)-maxEscape):]
-	begin := secret[:maxRow]
-	return strings.Contains(letters, secret) || cut && strings.Contains(end, begin) && !r.isHost(begin)
+	return strings.Contains(letters, secret) || cut && strings.Contains(end, secret[:maxRow])
 }
 
 // holdsPieces reports whether a folded text holds maxRow letters and digits of a secret that has marks between them, in
 // their order, with an escape that nobody knows for each mark, such as _x0024_ for $. Pieces of a single letter are in any
 // text, so two on average are asked for.
-func (r *redactor) holdsPieces(text string, pieces []string) bool {
-	for first, piece := range pieces {
-		for from, i := 0, strings.Index(text, piece); i >= 0; i = strings.Index(text[from:], piece) {
-			begin := from + i
-			from = begin + len(piece)
-			if r.followed(text, begin, from, pieces[first+1:]) {
+func holdsPieces(text string, pieces []string) bool {
+	for first := range pieces {
+		for rest, i := text, strings.Index(text, pieces[first]); i >= 0; i = strings.Index(rest, pieces[first]) {
+			rest = rest[i+len(pieces[first]):]
+			if followed(rest, len(pieces[first]), pieces[first+1:]) {
 				return true
 			}
 		}
@@ -140,20 +155,19 @@ func (r *redactor) holdsPieces(text string, pieces []string) bool {
 	return false
 }
 
-// followed reports whether a text, in which the first piece of a secret stands between begin and end, goes on with more
-// pieces until they have maxRow letters and digits that are in no host.
-func (r *redactor) followed(text string, begin, end int, pieces []string) bool {
-	n := end - begin
+// followed reports whether a text goes on with pieces of a secret until they have maxRow letters and digits, of which n
+// stood before it in one piece.
+func followed(text string, n int, pieces []string) bool {
 	for i, piece := range pieces {
-		at := strings.Index(text[end:min(len(text), end+maxEscape+len(piece))], piece)
+		at := strings.Index(text[:min(len(text), maxEscape+len(piece))], piece)
 		if at < 0 {
 			return false
 		}
-		end += at + len(piece)
 		n += len(piece)
-		if n >= maxRow && n >= 2*(i+2) && !r.isInHost(text, begin, end) {
+		if n >= maxRow && n >= 2*(i+2) {
 			return true
 		}
+		text = text[at+len(piece):]
 	}
 	return false
 }

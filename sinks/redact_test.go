@@ -376,6 +376,7 @@ func TestASecretInNumbersIsNotShown(t *testing.T) {
 func FuzzNoSecretIsShown(f *testing.F) {
 	f.Add("s3cr3t/t0ken+=", "401: no such token ", " (of vm-db-1)", []byte{1, 9}, uint16(512))
 	f.Add("hunter2", `{"error":"`, `"}`, []byte{14, 0, 1, 7}, uint16(4096))
+	f.Add("hook.test!24x", "no hook.test: ", "", []byte{0}, uint16(513))
 	f.Add("a=41b%41c&amp;d", "%&=\\", "+", []byte{13, 2, 21}, uint16(600))
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 1))
