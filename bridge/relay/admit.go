@@ -218,10 +218,13 @@ func (q *queue) supersede(g *group, m streams.Message, selected bool) {
 	}
 }
 
-// settleSuperseded settles a delivery that a newer change makes obsolete. It remembers one under way, which may be accepted
-// all the same. mu is held.
+// settleSuperseded settles a delivery that a newer change makes obsolete. An attempt under way counts, and is remembered: it
+// may be accepted all the same. mu is held.
 func (q *queue) settleSuperseded(e *pendingItem, res result) {
-	res.State = resultSuperseded
+	res.State, res.Attempts = resultSuperseded, e.item.Attempts
+	if e.begun {
+		res.Attempts++
+	}
 	q.settle(e, res)
 	q.notifyWorker(e.item.Seq)
 	if e.begun {

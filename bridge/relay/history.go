@@ -83,7 +83,8 @@ func (r *record) eachDelivery(sink string, f func(id string, d bridge.HistoryDel
 	bySettled := func(a, b string) int { return r.Settled[a].At.Compare(r.Settled[b].At) }
 	for _, id := range slices.SortedFunc(maps.Keys(r.Settled), bySettled) {
 		was := r.Settled[id]
-		d := bridge.HistoryDelivery{Route: sink, State: was.State, At: was.At, Answer: was.Answer, Attempts: was.Attempts}
+		d := bridge.HistoryDelivery{Route: sink, State: was.State, At: was.At, Answer: was.Answer, Attempts: was.Attempts,
+			Error: was.Error}
 		if was.State == resultDead {
 			d.Reason, d.Answer = was.Answer, ""
 		}

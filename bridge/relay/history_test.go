@@ -3,6 +3,7 @@ package relay_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,6 +98,39 @@ func TestTheHistoryHasFallbacksAndReplays(t *testing.T) {
 			t.Fatal(err)
 		}
 		check("hook dead", "hook accepted", "spare accepted")
+		stop()
+	})
+}
+
+// The history says how often a delivery was tried, also one that the end of its event settles, as a command that asked to be
+// run again until then, and why it became a dead letter.
+func TestTheHistorySaysWhatCameOfTheAttempts(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		drain, hook := newRecorder(), newRecorder()
+		tried := 0
+		drain.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			tried++
+			return delivery.Answer{}, errRefused
+		}
+		hook.answer = fails(fmt.Errorf("%w: 400 no such key", delivery.ErrRejected))
+		r, stop := s.run(with(route("drain", drain), func(x *bridge.Terms) { x.Late = delivery.LateDrop }), route("hook", hook))
+		a := eventNo(1).in(20 * time.Minute)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(time.Minute)
+		before := tried
+		s.publish(a.say(t, imds.Vanished, "vm-1"))
+		pause(2 * time.Second)
+		lives, _, err := r.Histories(t.Context(), bridge.Period{})
+		if err != nil || len(lives) != 1 || len(lives[0].Changes[0].Deliveries) != 2 {
+			t.Fatalf("the history is %+v, %v; want one event, told to two sinks", lives, err)
+		}
+		over, dead := lives[0].Changes[0].Deliveries[0], lives[0].Changes[0].Deliveries[1]
+		if over.Answer != delivery.EventOver || over.Attempts != before || before < 2 {
+			t.Errorf("after %d attempts the history says %+v, want them, and that the event is over", before, over)
+		}
+		if dead.Reason != delivery.ReasonRejected || dead.Attempts != 1 || !strings.Contains(dead.Error, "no such key") {
+			t.Errorf("of the dead letter the history says %+v, want one attempt, and what the destination said", dead)
+		}
 		stop()
 	})
 }

@@ -64,6 +64,7 @@ type result struct {
 	State    string    `json:"state"`              // resultAccepted, resultSuperseded or resultDead
 	Answer   string    `json:"answer,omitempty"`   // of the destination, or why it became a dead letter
 	Attempts int       `json:"attempts,omitempty"` // number of attempts
+	Error    string    `json:"error,omitempty"`    // of a dead letter: that of its last attempt
 }
 
 // The values of result.State.

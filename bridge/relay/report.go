@@ -57,11 +57,7 @@ func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	letter := deadLetter{
 		Sink: q.route.Name, Key: streams.Token(i.ID), Seq: i.Seq, ID: i.ID, Type: i.Type, Event: streams.EventOf(i.Group),
 		Set: q.setOf(i), AzureType: i.AzureType, Reason: r.Reason, Overtaken: u.overtaken, Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince,
-		Attempts: i.Attempts, ReplayedBy: i.ReplayedBy,
-	}
-	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
-	if ofAttempt && !slices.Contains(r.Untried, i) {
-		letter.Attempts++
+		Attempts: attemptsOf(i, r), ReplayedBy: i.ReplayedBy,
 	}
 	ce, _, err := q.read(i)
 	if errors.Is(err, delivery.ErrLost) {
@@ -77,6 +73,15 @@ func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	}
 	u.publish = false
 	return q.dead.add(q.ctx, letter, &ce)
+}
+
+// attemptsOf returns how often a delivery was tried that becomes a dead letter with a report.
+func attemptsOf(i *delivery.Item, r delivery.Report) int {
+	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
+	if ofAttempt && !slices.ContainsFunc(r.Untried, func(u *delivery.Item) bool { return u.Seq == i.Seq }) {
+		return i.Attempts + 1
+	}
+	return i.Attempts
 }
 
 // setOf returns the set that told of a pending delivery.
@@ -166,6 +171,10 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 			q.settle(e, result{At: r.Now.UTC(), State: how, Answer: answer, Attempts: e.item.Attempts + attempts})
 		}
 	}
+	dead := func(e *pendingItem) {
+		why := imds.CutText(cmp.Or(r.Error, e.item.Error), 200)
+		q.settle(e, result{At: r.Now.UTC(), State: resultDead, Answer: r.Reason, Attempts: attemptsOf(e.item, r), Error: why})
+	}
 	for _, items := range [][]*delivery.Item{r.Accepted, r.Failed, r.Dead} {
 		each(items, keepReceipt)
 	}
@@ -177,7 +186,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	})
 	each(r.Superseded, settle(resultSuperseded, "", 0))
 	each(r.Accepted, settle(resultAccepted, imds.CutText(r.Answer.Status, 200), 1))
-	each(r.Dead, settle(resultDead, r.Reason, 0))
+	each(r.Dead, dead)
 	for _, i := range slices.Concat(r.Accepted, r.Failed, r.Dead) {
 		delete(q.superseded, i.Seq) // the attempt has ended
 	}

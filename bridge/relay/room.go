@@ -10,6 +10,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
 )
 
@@ -252,7 +253,8 @@ func (q *queue) giveUp(e *pendingItem) error {
 	now := time.Now().UTC()
 	res := result{At: now, State: resultSuperseded, Answer: "the fallback has it"}
 	if !e.item.FellBack {
-		res = result{At: now, State: resultDead, Answer: delivery.ReasonOverflow, Attempts: e.item.Attempts}
+		res = result{At: now, State: resultDead, Answer: delivery.ReasonOverflow, Attempts: e.item.Attempts,
+			Error: imds.CutText(e.item.Error, 200)}
 		u := &transfer{item: e.item, dead: true, report: delivery.Report{Now: now, Reason: delivery.ReasonOverflow}}
 		if err := q.storeDeadLetter(u, e.item.Error); err != nil {
 			return fmt.Errorf("keep a dead letter: %w", err)
