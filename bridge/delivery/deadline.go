@@ -34,7 +34,8 @@ func (s *schedule) dropsLate(l *lane) bool {
 
 // fallsBack reports whether the fallback gets the item when its time has come.
 func (s *schedule) fallsBack(i *Item) bool {
-	return i.FallbackFor == nil && !i.FellBack && !i.Transient && !s.muteOf(i).Active()
+	return i.FallbackFor == nil && !i.FellBack && !i.Transient && i.About != s.terms.Fallback.Sink &&
+		!s.muteOf(i).Active()
 }
 
 // late returns the due items of the lane that a route with LateDrop no longer delivers: those with a newer change after

@@ -141,7 +141,7 @@ var errDown = errors.New("connection refused")
 var digest = delivery.Terms{Late: delivery.LateLatest, DigestAbove: 2}
 
 // Items that were not delivered within the time of the terms fall back, once, even while an attempt hangs. Heartbeats
-// don't, nor do items that are themselves fallbacks.
+// don't, nor do items that are themselves fallbacks, nor what is about the fallback.
 func TestUndeliveredItemsFallBackOnce(t *testing.T) {
 	for _, hang := range []bool{false, true} {
 		terms := delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}}
@@ -151,7 +151,8 @@ func TestUndeliveredItemsFallBackOnce(t *testing.T) {
 			beat := delivery.Item{Message: &delivery.Message{Seq: 2, ID: "beat", Transient: true}}
 			foreign := change(3, "E2", "scheduled", time.Hour)
 			foreign.FallbackFor = &delivery.FallbackFor{Sink: "c"}
-			r.add(change(1, "E1", "scheduled", time.Hour), beat, foreign)
+			about := delivery.Item{Message: &delivery.Message{Seq: 4, ID: "b is blocked", About: "b"}}
+			r.add(change(1, "E1", "scheduled", time.Hour), beat, foreign, about)
 			pause(10*time.Minute - time.Second)
 			want(t, "before", r.ids(&r.fellBack))
 			pause(time.Second)

@@ -56,8 +56,8 @@ func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{
 		Sink: q.route.Name, Key: streams.Token(i.ID), Seq: i.Seq, ID: i.ID, Type: i.Type, Event: streams.EventOf(i.Group),
-		Set: q.setOf(i), AzureType: i.AzureType, Reason: r.Reason, Overtaken: u.overtaken, Error: why, At: r.Now.UTC(), PendingSince: i.PendingSince,
-		Attempts: attemptsOf(i, r), ReplayedBy: i.ReplayedBy,
+		Set: q.setOf(i), AzureType: i.AzureType, Reason: r.Reason, Overtaken: u.overtaken, Error: why, At: r.Now.UTC(),
+		PendingSince: i.PendingSince, Attempts: attemptsOf(i, r), ReplayedBy: i.ReplayedBy,
 	}
 	ce, _, err := q.read(i)
 	if errors.Is(err, delivery.ErrLost) {
