@@ -1,10 +1,13 @@
 package bridge_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
 )
 
 // A route that repeats says what is open once more each minute, also after a restart, until the event is over. Its history
@@ -37,4 +40,53 @@ func TestARouteRepeatsWhatIsOpen(t *testing.T) {
 		}
 		b.end()
 	})
+}
+
+// What came of an approval is repeated instead of the change before it, which says that a rule will approve the event: to a
+// route that has accepted it, also after a restart, and until the event changes.
+func TestARouteRepeatsWhatCameOfAnApproval(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		drain   error
+		changes []string
+		want    string // how what is repeated ends
+	}{
+		"approved":                              {nil, nil, "-approved"},
+		"its drain fails":                       {delivery.ErrRejected, nil, "-approved"},
+		"the route doesn't hear of approvals":   {nil, []string{"scheduled", "started", "vanished"}, "-scheduled"},
+		"the route is told only how they ended": {nil, []string{"approved", "started", "vanished"}, "-approved"},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveIgnore})
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{drainRule}
+				e := &ear{}
+				route := e.all("alerts").With(func(terms *bridge.Terms) { terms.Repeat = time.Minute })
+				route.Filter.Only.Changes = tt.changes
+				routes := []bridge.Route{route, (&ear{answer: always(tt.drain)}).all("drain")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(10 * time.Second)
+				repeated := func(when, want string) {
+					t.Helper()
+					n := len(e.ids())
+					pause(2*time.Minute + 5*time.Second)
+					got := e.ids()[n:]
+					if len(got) != 2 || !strings.Contains(got[0], want) || !strings.Contains(got[1], want) {
+						t.Errorf("%s it repeats %q, want %q twice", when, got, want)
+					}
+				}
+				repeated("at first", tt.want)
+				b.crash()
+				b = s.start(routes...)
+				pause(10 * time.Second)
+				repeated("after a restart", tt.want)
+				s.azure.Start(idA)
+				pause(10 * time.Second)
+				repeated("once it has begun", "-started")
+				b.end()
+			})
+		})
+	}
 }

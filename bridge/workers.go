@@ -162,13 +162,28 @@ func (b *Bridge) told(route string) (told []delivery.Told) {
 	return told
 }
 
-// latest returns the latest change of an event, if the event is open and the route has accepted that change.
+// latest returns what was said last of an event, if the event is open: what came of its approval since the latest change, if
+// the route gets the event and has accepted that, or else that change, if it has accepted it. The change may say that a rule
+// will approve the event, which is no longer so.
 func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
 	op := b.events.get(id)
-	if op == nil || b.outbox.Delivery(route, op.Latest).State != outbox.StateAccepted {
+	if op == nil {
 		return d, false
 	}
-	return delivery.Delivery{Event: op.latest(), NotBefore: op.event.NotBefore}, true
+	d.NotBefore = op.event.NotBefore
+	if op.Answer != nil && slices.Contains(op.Routes, route) {
+		accepted, err := b.outbox.Accepted(route, op.Answer.Seq)
+		switch {
+		case err != nil:
+			b.log.Debug("not repeated: cannot read what was accepted", "sink", route, "event", id, "err", err)
+			return d, false
+		case accepted:
+			d.Event = committed(op.Answer.CloudEvent)
+			return d, true
+		}
+	}
+	d.Event = op.latest()
+	return d, b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted
 }
 
 // forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.

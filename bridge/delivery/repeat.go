@@ -8,8 +8,9 @@ import (
 // Told is an event that is open, and of which a route may have been told.
 type Told struct {
 	Group string
-	// Read returns the event's latest change. ok is false if the event is over by now, the route hasn't accepted that
-	// change, or it can't be read. No change of the event is delivered while Read runs.
+	// Read returns what was said last of the event: what came of its approval since the latest change, if the route has
+	// accepted that, or else that change. ok is false if the event is over by now, the route hasn't accepted that change
+	// either, or it can't be read. No change of the event is delivered while Read runs.
 	Read func() (d Delivery, ok bool)
 }
 

@@ -150,3 +150,48 @@ func TestMarksOfEndedGroupsAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// Whether a route has accepted what isn't the latest of its group is known from the history, on disk or not, and in doubt
+// while the disk hangs.
+func TestTheHistoryKnowsWhoAccepted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		options := outbox.Options{Storage: d}
+		o := open(t, t.TempDir(), options)
+		was := mustAdd(t, o, "A", "scheduled", "a", "b")
+		mustAdd(t, o, "A", "updated", "a")
+		d.set(func() { d.fail = errFull })
+		now := time.Now()
+		for route, r := range map[string]delivery.Report{
+			"a": {Accepted: o.Queue("a").Changes().Pending[:1]}, "b": {Superseded: o.Queue("b").Changes().Pending},
+		} {
+			r.Now = now
+			o.Queue(route).Report(r)
+		}
+		check := func(when string) {
+			t.Helper()
+			for _, route := range []string{"a", "b", "c"} {
+				got, err := o.Accepted(route, was.Seq)
+				if err != nil || got != (route == "a") {
+					t.Errorf("%s %s has accepted it: %v, %v", when, route, got, err)
+				}
+			}
+		}
+		check("before it is on disk")
+		d.set(func() { d.fail = nil })
+		time.Sleep(time.Minute)
+		check("once it is on disk")
+		o.Close()
+		o = open(t, t.TempDir(), options)
+		check("after a restart")
+		release := d.hangReads()
+		_, err := o.Accepted("a", was.Seq)
+		if err == nil {
+			t.Error("while the disk hangs it is known")
+		}
+		release()
+		synctest.Wait()
+		check("when the disk answers again")
+		o.Close()
+	})
+}

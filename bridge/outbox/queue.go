@@ -146,7 +146,7 @@ func (o *Outbox) cloudEvent(seq uint64) ([]byte, error) {
 	case foreign:
 		return nil, fmt.Errorf("%w: CloudEvent %d was another VM's", delivery.ErrLost, seq)
 	}
-	body, err := o.readBody(seq)
+	body, err := o.read(bucketEvents, seqKey(seq))
 	switch {
 	case err != nil:
 		return nil, o.noteDamage(err)
@@ -156,22 +156,22 @@ func (o *Outbox) cloudEvent(seq uint64) ([]byte, error) {
 	return body, nil
 }
 
-// readBody reads a CloudEvent from the storage. It waits no longer than diskPatience, and while a read that took longer
-// goes on it asks for no other: what is in memory must get through.
-func (o *Outbox) readBody(seq uint64) ([]byte, error) {
+// read reads a record from the storage. It waits no longer than diskPatience, and while a read that took longer goes on it
+// asks for no other: what is in memory must get through.
+func (o *Outbox) read(bucket, key string) ([]byte, error) {
 	if o.hanging.Load() > 0 {
 		return nil, errSlowDisk
 	}
-	var body []byte
+	var record []byte
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		body, err = o.storage.Read(bucketEvents, seqKey(seq))
+		record, err = o.storage.Read(bucket, key)
 	}()
 	select {
 	case <-done:
-		return body, err
+		return record, err
 	case <-time.After(diskPatience):
 		o.hanging.Add(1)
 		go func() {
@@ -195,6 +195,34 @@ func (o *Outbox) Delivery(route string, seq uint64) Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.delivery(route, seq)
+}
+
+// Accepted reports whether a route has accepted a CloudEvent of the history, which only the storage may know. Like a
+// reader, it doesn't wait long for that.
+func (o *Outbox) Accepted(route string, seq uint64) (bool, error) {
+	p := address{bucketSettled, deliveryKey(seq, route)}
+	o.mu.Lock()
+	d := o.delivery(route, seq)
+	r, waits := o.waiting[p].(Result)
+	if !waits {
+		r, waits = o.inFlight[p].(Result)
+	}
+	o.mu.Unlock()
+	switch {
+	case d.State != "":
+		return d.State == StateAccepted, nil
+	case waits:
+		return r.State == StateAccepted, nil
+	}
+	stored, err := o.read(p.bucket, p.key)
+	if err != nil {
+		return false, o.noteDamage(err)
+	}
+	if stored == nil {
+		return false, nil
+	}
+	r, err = decode[Result](stored)
+	return r.State == StateAccepted, err
 }
 
 // maxUnsynced bounds the reported deliveries of a route that are not on disk.
