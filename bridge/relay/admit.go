@@ -138,20 +138,21 @@ func (q *queue) storeLate(m streams.Message) error {
 
 // carryOut applies a verdict: to the record, to what is pending about the event, and to the message. mu is held.
 func (q *queue) carryOut(g *group, m streams.Message, reply string, v verdict) {
-	was := g.rec.Seq
+	was, wasAnswer := g.rec.Seq, g.rec.Answer
 	first := v.matches && !g.rec.Matched && m.EventID != "" && m.OnlySink == ""
 	g.rec.Matched = g.rec.Matched || first
 	ends := m.Change.Kind == imds.Vanished
 	old := v.outdated || g.rec.HasPassed(m)
 	if m.OnlySink == "" && m.Change.Kind.OfAzure() && !old && (v.matches || ends) {
-		g.rec.Update(m)
+		g.rec.moveOn(m)
 		q.supersede(g, m, v.selected)
 	}
 	if v.matches {
+		g.rec.answer(m)
 		g.rec.decide(m)
 	}
 	// The end of an event that the filter refuses is worth a record only if it settles what the sink gets as a fallback.
-	if first || g.rec.Seq != was && (v.matches || endSettles(q.route, m.Change.Event)) {
+	if first || g.rec.Answer != wasAnswer || g.rec.Seq != was && (v.matches || endSettles(q.route, m.Change.Event)) {
 		q.markDirty(g)
 	}
 	if v.pending {

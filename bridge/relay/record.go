@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
 )
 
@@ -26,6 +27,8 @@ type record struct {
 	// stored later is of another stream, or has the number of a message that was lost.
 	Decided   uint64    `json:"decided,omitempty"`
 	DecidedAt time.Time `json:"decidedAt,omitzero"`
+	// Answer is the sequence number of the last message about the event's approval since its latest change; 0 for none.
+	Answer uint64 `json:"answer,omitempty"`
 	streams.Stage
 }
 
@@ -38,6 +41,24 @@ func (r *record) decided(m streams.Message) bool {
 func (r *record) decide(m streams.Message) {
 	if !r.decided(m) {
 		r.Decided, r.DecidedAt = m.Seq, m.Stored
+	}
+}
+
+// moveOn moves the stage on to a change. What came of the approval before it no longer counts.
+func (r *record) moveOn(m streams.Message) {
+	was := r.ID
+	r.Update(m)
+	if r.ID != was {
+		r.Answer = 0
+	}
+}
+
+// answer takes in what came of the approval of the event, unless it was decided before. Once the event has begun, what a
+// VM says of one that hasn't comes late.
+func (r *record) answer(m streams.Message) {
+	late := r.Kind == imds.Started && m.Change.Event.Status != imds.StatusStarted
+	if m.OnlySink == "" && m.Change.Kind == imds.Approved && !late && !r.decided(m) {
+		r.Answer = m.Seq
 	}
 }
 

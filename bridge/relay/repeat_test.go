@@ -175,3 +175,71 @@ func TestACopyOfAnOlderChangeMovesNothingBack(t *testing.T) {
 		})
 	}
 }
+
+// What came of an approval is repeated instead of the change before it, if the sink has accepted that: until the event
+// changes, whatever else is told of it, and by a relay that takes over.
+func TestARelayRepeatsWhatCameOfAnApproval(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		alerts, page := newRecorder(), newRecorder()
+		pager := with(route("page", page), repeats)
+		pager.Filter.Only.Changes = []string{"scheduled", "updated", "started", "vanished"}
+		routes := []bridge.Route{with(route("alerts", alerts), repeats), pager}
+		_, stop := s.run(routes...)
+		repeated := func(when string, r *recorder, want event.Event) {
+			t.Helper()
+			n := len(r.all())
+			pause(2*time.Minute + 5*time.Second)
+			wantIDs(t, when, r.all()[n:], times(2, want)...)
+		}
+		a := eventNo(1).in(2 * time.Hour)
+		moved := a.in(3 * time.Hour)
+		first, withheld := a.say(t, imds.Scheduled, "vm-1"), a.answer(t, 1)
+		s.publish(first, withheld)
+		pause(10 * time.Second)
+		repeated("what came of the approval", alerts, withheld)
+		repeated("to one that doesn't hear of approvals", page, first)
+		s.publish(a.say(t, imds.Scheduled, "vm-2"), a.say(t, imds.Reminder, "vm-1"))
+		pause(10 * time.Second)
+		repeated("after another VM's copy and a reminder", alerts, withheld)
+		stop()
+		_, stop = s.run(routes...)
+		pause(20 * time.Second)
+		repeated("by the relay that took over", alerts, withheld)
+		second := moved.updated(t, a)
+		s.publish(second, a.say(t, imds.Scheduled, "vm-3"))
+		pause(10 * time.Second)
+		repeated("the next change", alerts, second)
+		again := moved.answer(t, 2)
+		s.publish(again)
+		pause(10 * time.Second)
+		repeated("what came of its approval", alerts, again)
+		begun := moved.say(t, imds.Started, "vm-1")
+		s.publish(begun, moved.answer(t, 3))
+		pause(10 * time.Second)
+		repeated("once it has begun, not what a VM says late of its approval", alerts, begun)
+		stop()
+	})
+}
+
+// The sink that takes over for another repeats what came of the approval as that one would.
+func TestAFallbackRepeatsWhatCameOfAnApproval(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		chat, page := newRecorder(), newRecorder()
+		chat.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		main := with(route("chat", chat), func(t *bridge.Terms) { t.Fallback.Sink = "page" })
+		pager := with(route("page", page), repeats)
+		pager.Filter.Only.Changes = []string{"scheduled", "vanished"}
+		_, stop := s.run(main, pager)
+		a := eventNo(1).in(2 * time.Hour)
+		first, withheld := a.say(t, imds.Scheduled, "vm-1"), a.answer(t, 1)
+		s.publish(first, withheld)
+		pause(2*time.Minute + 10*time.Second)
+		wantIDs(t, "at once and each minute", page.all(), append([]event.Event{first}, times(3, withheld)...)...)
+		stop()
+		_, stop = s.run(main, pager)
+		n := len(page.all())
+		pause(2*time.Minute + 20*time.Second)
+		wantIDs(t, "by the relay that took over", page.all()[n:], times(2, withheld)...)
+		stop()
+	})
+}
