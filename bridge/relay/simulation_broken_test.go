@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/systemtest"
@@ -76,6 +77,8 @@ func TestTheOracleCatches(t *testing.T) {
 		{"what is settled is neither on record nor acknowledged", "told once", killedSoon,
 			variant{hears: hearsInstead(`"settled":`, `"settleX":`, `"decided":`, `"decideX":`, `"after":`, `"afteX":`,
 				"PUB $JS.ACK.", "PUB $JX.ACK.")}},
+		{"what came of an approval is not on record", "repeats what is open", answeredAndTakenOver,
+			variant{hears: hearsInstead(`"answer":`, `"answeX":`)}},
 		{"relays take every duplicate for their own message", "fallback", someNoisy,
 			variant{says: saysInstead(`"duplicate": true`, `"duplicate":false`)}},
 	} {
@@ -182,6 +185,22 @@ func takenOver(p *plan) {
 	p.said(1, time.Minute, time.Hour)
 	p.hookFails(90*time.Second, "is down", 4*time.Minute)
 	p.said(2, 2*time.Minute, time.Hour)
+	p.add(3*time.Minute, "a relay is killed", func(w *world) { w.killRelay(0) })
+	p.add(3*time.Minute+time.Second, "a relay starts", (*world).startRelay)
+}
+
+// answeredAndTakenOver has a relay repeat what came of an approval that another one has told.
+func answeredAndTakenOver(p *plan) {
+	p.routes = storyRoutes(routePlan{late: delivery.LateSend, repeat: time.Minute})
+	p.add(0, "a relay starts", (*world).startRelay)
+	p.said(1, time.Minute, time.Hour)
+	ce, err := p.sayings[0][0].make(time.Time{})
+	if err != nil {
+		panic(err)
+	}
+	at := 70 * time.Second
+	p.sayings[0] = append(p.sayings[0],
+		saying{at: at, make: answerSaidAt(bubbleEpoch.Add(at), cloudevent.ChangeOf(ce).Event, 0, 1)})
 	p.add(3*time.Minute, "a relay is killed", func(w *world) { w.killRelay(0) })
 	p.add(3*time.Minute+time.Second, "a relay starts", (*world).startRelay)
 }

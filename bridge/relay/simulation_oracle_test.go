@@ -274,7 +274,8 @@ func (o *oracle) once(r routePlan) {
 	}
 }
 
-// inOrder: of one event, a sink hears the changes in the order of the stream.
+// inOrder: of one event, a sink hears the changes in the order of the stream. With a lead, a change may come after what came
+// of the approval since.
 func (o *oracle) inOrder(r routePlan, owed []said) {
 	place := map[string]int{}
 	for i, s := range owed {
@@ -286,7 +287,9 @@ func (o *oracle) inOrder(r routePlan, owed []said) {
 		if event == "" {
 			continue
 		}
-		list = slices.DeleteFunc(slices.Clone(list), func(t given) bool { return t.instead != "" })
+		list = slices.DeleteFunc(slices.Clone(list), func(t given) bool {
+			return t.instead != "" || r.lead > 0 && t.change == "approved"
+		})
 		slices.SortStableFunc(list, func(a, b given) int { return cmp.Compare(a.end, b.end) })
 		last, seen := given{}, map[string]bool{}
 		for _, t := range list {

@@ -158,6 +158,7 @@ func planOf(seed uint64) plan {
 		p.bound = 10
 	}
 	p.sayings = someSayings(r, p.length)
+	addAnswers(rand.New(rand.NewPCG(seed, 5)), p.sayings)
 	p.noise = someNoise(rand.New(rand.NewPCG(seed, 2)), p.sayings, p.routes)
 	p.forged = someForgeries(rand.New(rand.NewPCG(seed, 3)), p.sayings)
 	p.relaySteps(r)
