@@ -20,8 +20,8 @@ type Terms struct {
 	// DigestAbove keeps a wave of events from filling a channel: when more deliveries of one Azure type and change than
 	// this may be made, they become one batch. It needs LateLatest; 0 combines nothing.
 	DigestAbove int
-	// Repeat says the latest change of each open event once more this often, for a destination that forgets when it
-	// restarts: see Config.Told; 0 for never.
+	// Repeat says what was said last of each open event once more this often, for a destination that forgets when it
+	// restarts: see Told; 0 for never.
 	Repeat time.Duration
 }
 
