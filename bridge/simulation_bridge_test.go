@@ -283,7 +283,7 @@ func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 				Terms: delivery.Terms{
 					Timeout: r.timeout, MaxAge: r.maxAge, Late: delivery.Late(r.late), Batch: r.batch, Parallel: r.parallel,
 					Durable: r.sync, Fallback: delivery.Fallback{Sink: r.fallback, After: r.after},
-					DigestAbove: r.above,
+					DigestAbove: r.above, Repeat: time.Minute,
 				},
 				Bridge: bridge.Level(cmp.Or(r.bridge, "none")), Acts: r.acts, Remind: r.remind, Lead: r.lead,
 				People: slices.Contains(sinksForPeople, r.name),
@@ -329,6 +329,10 @@ func rules(plans []rulePlan) (list []bridge.Rule) {
 type sink struct{ destination }
 
 func (s sink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	if batch[0].Repeated {
+		s.repeat(handedOf(batch[0]))
+		return delivery.Answer{}, nil
+	}
 	list := make([]handed, len(batch))
 	for i, d := range batch {
 		list[i] = handedOf(d)

@@ -95,6 +95,7 @@ func examine(w *world) []finding {
 	o.probes()
 	o.hurries()
 	o.behind()
+	o.repeats()
 	o.digests()
 	o.mutesHold()
 	o.mutesAreListed()

@@ -190,6 +190,7 @@ type world struct {
 	round    []*answer // to the poll loop since it last came round
 	posts    []*post
 	attempts []*attempt
+	repeated []repeated
 	writes   []written
 	hands    []hand
 	ills     []interval      // of the disk

@@ -1,0 +1,72 @@
+package bridge_test
+
+import "slices"
+
+// A repeated is what a destination was told once more.
+type repeated struct {
+	fact
+	sink string
+	handed
+}
+
+// repeat takes what the program repeats.
+func (d destination) repeat(h handed) {
+	d.w.mu.Lock()
+	defer d.w.mu.Unlock()
+	if !d.w.dead {
+		d.w.repeated = append(d.w.repeated, repeated{d.w.fact(), d.name, h})
+	}
+}
+
+// repeats: what is said once more about an event is the last that the destination has taken of its changes and of what came
+// of its approval, so never anything after its end. If a later answer came, which it hasn't taken, it may be the change.
+func (o *oracle) repeats() {
+	if o.blurred {
+		return
+	}
+	for _, again := range o.repeated {
+		first := map[string]int{} // when something was told first
+		for _, list := range o.tried[again.event] {
+			for _, t := range list {
+				at, known := first[t.id]
+				if !known || t.began.seq < at {
+					first[t.id] = t.began.seq
+				}
+			}
+		}
+		// What was said first has the earlier time, unless the clock was set back, and was told earlier, unless it had to wait.
+		byTime := func(a, b handed) bool { return a.time.Before(b.time) }
+		byTold := func(a, b handed) bool { return first[a.id] < first[b.id] }
+		switch {
+		case !o.saidLast(again, byTime) && !o.saidLast(again, byTold):
+			o.add("repeats what is open", "%s was told %s once more", again.sink, again.id)
+		case again.change == "vanished":
+			o.add("repeats what is open", "%s was told %s once more, and that is the end", again.sink, again.id)
+		}
+	}
+}
+
+// saidLast reports whether what was said once more is what repeats demands, in an order.
+func (o *oracle) saidLast(again repeated, before func(a, b handed) bool) bool {
+	var newest, change handed
+	for _, t := range o.taken[again.event][again.sink] {
+		if t.seq > again.seq || t.change == "reminder" {
+			continue
+		}
+		if newest.id == "" || !before(t.handed, newest) {
+			newest = t.handed
+		}
+		if t.change != "approved" && (change.id == "" || !before(t.handed, change)) {
+			change = t.handed
+		}
+	}
+	if newest.id == again.id || newest.change != "approved" || change.id != again.id {
+		return newest.id == again.id
+	}
+	for _, list := range o.tried[again.event] {
+		if slices.ContainsFunc(list, func(t taken) bool { return t.change == "approved" && before(newest, t.handed) }) {
+			return true
+		}
+	}
+	return false
+}
