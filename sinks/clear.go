@@ -77,8 +77,13 @@ func isPublicAddress(text string) bool {
 			address = "nats://" + address // as a list of servers may be
 		}
 		u, err := url.Parse(address)
-		if err != nil || u.Host == "" || u.User != nil || u.RawQuery+u.Fragment != "" || !isWords(u.Path) {
+		if err != nil || u.Host == "" || u.User != nil || u.RawQuery+u.Fragment != "" {
 			return false
+		}
+		for part := range strings.SplitSeq(u.Path, "/") {
+			if !isWords(part) && !isPathWord(part) {
+				return false
+			}
 		}
 	}
 	return true

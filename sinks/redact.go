@@ -202,26 +202,30 @@ func isMark(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsNumber(r) }
 // a single word counts for its own sink alone.
 func (r *redactor) hide(secrets ...string) {
 	for _, secret := range secrets {
-		words := strings.FieldsFunc(secret, isMark)
-		inWords := isWords(secret)
-		secret = fold(secret)
-		letters, pieces := unmarked(secret), strings.FieldsFunc(secret, isMark)
-		all := []string{secret}
-		if len(letters) >= minLetters && letters != secret {
-			all = append(all, letters)
+		r.hideAs(secret, isWords(secret))
+	}
+}
+
+// hideAs adds a secret, which is in words or not.
+func (r *redactor) hideAs(secret string, inWords bool) {
+	words := strings.FieldsFunc(secret, isMark)
+	secret = fold(secret)
+	letters, pieces := unmarked(secret), strings.FieldsFunc(secret, isMark)
+	all := []string{secret}
+	if len(letters) >= minLetters && letters != secret {
+		all = append(all, letters)
+	}
+	for _, text := range all {
+		r.addFolded(text)
+		if !inWords {
+			r.known.add(r.sink, text)
 		}
-		for _, text := range all {
-			r.addFolded(text)
-			if !inWords {
-				r.known.add(r.sink, text)
-			}
-		}
-		switch {
-		case inWords && len(words) > 1:
-			r.known.addWords(r.sink, letters)
-		case !inWords && len(pieces) > 1:
-			r.split = append(r.split, pieces)
-		}
+	}
+	switch {
+	case inWords && len(words) > 1:
+		r.known.addWords(r.sink, letters)
+	case !inWords && len(pieces) > 1:
+		r.split = append(r.split, pieces)
 	}
 }
 
@@ -284,7 +288,7 @@ func (r *redactor) hideSetting(value string) {
 }
 
 // hideURL adds what may be secret in a URL: user, values of the query, fragment, what is no word in the path, and the
-// end of the path even if it is a word. The host is shown.
+// end of the path even if it is a word. Dates and versions are none, and the host is shown.
 func (r *redactor) hideURL(u *url.URL) {
 	r.showHosts(u.Host)
 	if u.User != nil {
@@ -293,11 +297,17 @@ func (r *redactor) hideURL(u *url.URL) {
 	}
 	path := strings.TrimRight(u.EscapedPath(), "/")
 	for _, part := range split(path, "/;=") {
-		r.hideParts(unescaped(part)...)
+		for _, part := range unescaped(part) {
+			if !isPathWord(part) && !isVersion(part) {
+				r.hide(part)
+			}
+		}
 	}
 	end := path[strings.LastIndexByte(path, '/')+1:]
 	if len(end) > maxShortEnd {
-		r.hide(unescaped(end)...)
+		for _, end := range unescaped(end) {
+			r.hideAs(end, isWords(end) || isPathWord(end))
+		}
 	}
 	for _, pair := range split(u.RawQuery, "&;") {
 		name, value, named := strings.Cut(pair, "=")
@@ -307,7 +317,9 @@ func (r *redactor) hideURL(u *url.URL) {
 			value = name
 		}
 		for _, value := range unescaped(value) {
-			r.hideValue(value)
+			if !isVersion(value) {
+				r.hideValue(value)
+			}
 		}
 	}
 	r.hideValue(u.Fragment)
@@ -366,24 +378,6 @@ func (r *redactor) hideHeader(value string) {
 func (r *redactor) hideBasic(username, password string) {
 	r.hideParts(username)
 	r.hide(password)
-}
-
-// words matches a word or a short number, such as hooks, Bearer, GET, v2 and 38. Keys and tokens are longer, or mix
-// letters and digits.
-var words = regexp.MustCompile(`^([A-Za-z]?[a-z]{0,11}|[A-Z]{1,12}|v?[0-9]{1,3})$`)
-
-// isWord reports whether a part of an address, a header or a setting is a word, and no secret.
-func isWord(text string) bool { return words.MatchString(text) }
-
-// isWords reports whether a text is made of words.
-func isWords(text string) bool {
-	separates := func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }
-	for word := range strings.FieldsFuncSeq(text, separates) {
-		if !isWord(word) {
-			return false
-		}
-	}
-	return true
 }
 
 // isCut reports whether a folded text ends as cut leaves it.

@@ -149,7 +149,7 @@ func tellOf(t *testing.T, secret, other string, way int) (redact *redactor, know
 		return redact, !host && len(secret) > maxShortEnd && strings.Trim(secret, "/.") != ""
 	case 2:
 		redact.hideURL(parsed(t, "https://hook.test/run?a="+url.QueryEscape(other)+"&key="+url.QueryEscape(secret)))
-		return redact, !host && !isAddress(secret) && (len(bare) >= maxRow || !isWord(bare))
+		return redact, !host && !isAddress(secret) && !isVersion(secret) && (len(bare) >= maxRow || !isWord(bare))
 	case 3:
 		redact.hideURL(parsed(t, "https://"+url.UserPassword("user", secret).String()+"@hook.test/"))
 		return redact, !host
