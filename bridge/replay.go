@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -22,16 +24,59 @@ func (b *Bridge) Sinks() []string {
 	return slices.Compact(all)
 }
 
-// Replay makes dead letters pending again, for their own route or, unless it is "", for to. by names the user, for the
-// record.
+// Replay makes dead letters pending again, for their own route or, unless it is "", for to. What the route has accepted of
+// an open event since the letter was made becomes pending again behind it, so that an old word is never the last: the latest
+// change, and what came of its approval. A route with LateDrop acts, so nothing that it has accepted is delivered again. by
+// names the user, for the record.
 func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error) {
 	var replayed []outbox.Delivery
 	var err error
-	stored := b.outbox.Update(time.Now(), func(tx *outbox.Tx) { replayed, err = tx.Replay(keys, to, by) })()
+	now := time.Now()
+	b.deciding.Lock()
+	s := b.situation(observation{now: now})
+	wait := b.outbox.Update(now, func(tx *outbox.Tx) {
+		replayed, err = tx.Replay(keys, to, by)
+		for _, d := range replayed {
+			tx.Apply(outbox.Batch{Add: s.toldSince(tx, d, b.events.get(d.Group))})
+		}
+	})
+	b.deciding.Unlock()
+	stored := wait()
 	for _, d := range replayed {
 		b.log.Info("dead letter replayed", "key", d.Key, "id", d.ID, "by", by)
 	}
 	return replayed, cmp.Or(err, stored)
+}
+
+// toldSince returns what the route of a replayed dead letter has accepted of its event since, for that route: the latest
+// change, and what came of its approval. op is the event's state; nil if the letter is about none, or it is over. The
+// outbox may no longer know who accepted what came of the approval, so whoever was to hear of it hears of it again.
+func (s situation) toldSince(tx *outbox.Tx, letter outbox.Delivery, op *openEvent) (add []outbox.Addition) {
+	routes := routesThat(func(r Route) bool {
+		return r.Name == letter.Route && r.Terms.Late != delivery.LateDrop
+	}, s.routes)
+	if op == nil || len(routes) == 0 {
+		return nil
+	}
+	tell := func(k kept) {
+		a, _ := again(op.event, k)
+		a.To = []string{letter.Route}
+		add = append(add, a)
+	}
+	latest := tx.Delivery(letter.Route, op.Latest).State
+	told := latest == outbox.StateAccepted || latest == outbox.StateSuperseded // with something newer
+	if letter.Seq < op.Latest && told {
+		tell(kept{op.Latest, op.cloudEvent})
+	}
+	if op.Answer == nil || letter.Seq >= op.Answer.Seq {
+		return add
+	}
+	change := imds.Change{Kind: imds.Approved, Event: op.event}
+	refused := tx.Delivery(letter.Route, op.Answer.Seq).State == outbox.StateDead
+	if !refused && len(s.audience(routes, change, op, false, false)) > 0 {
+		tell(*op.Answer)
+	}
+	return add
 }
 
 // Drop removes deliveries for good. Routes on LevelAll get a CloudEvent about it. by names the user, for the record.

@@ -437,10 +437,13 @@ func (o *oracle) once(route string, told []taken) {
 	}
 }
 
-// replayed reports whether somebody replayed a delivery between two times that it was told.
+// replayed reports whether somebody replayed a delivery between two times that it was told, or to its sink another about
+// the event, which it is to follow then, unless the sink acts.
 func (o *oracle) replayed(t, was taken) bool {
 	return slices.ContainsFunc(o.hands, func(h hand) bool {
-		return h.what == "replay" && h.id == t.id && h.seq > was.seq && h.seq < t.seq
+		follows := h.sink == t.sink && h.event_ == t.event && h.event_ != "" && t.change != "reminder" &&
+			slices.ContainsFunc(o.ways(t.sink, h.at, h.at), func(r routePlan) bool { return r.late != "drop" })
+		return h.what == "replay" && (h.id == t.id || follows) && h.seq > was.seq && h.seq < t.seq
 	})
 }
 

@@ -131,8 +131,10 @@ func (p *program) outboxReplayCommand() *cobra.Command {
 		Use: "replay KEY… | --all", Short: "Deliver dead letters again, not what was accepted (replay, on a relay)",
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
 forewarn or, if none runs, changes the outbox's file. The history keeps who replayed them. Prints
-the deliveries that are pending again. With --all, what a sink with late: drop was to do about an event
-that is over is left as it is; if no forewarn runs, so is all about such an event.`,
+the deliveries that are pending again. What a sink has been told since of an event that isn't over, the
+running forewarn tells it again after them, except with late: drop. With --all, what a sink with
+late: drop was to do about an event that is over is left as it is; if no forewarn runs, so is all
+about such an event.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
