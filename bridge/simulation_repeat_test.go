@@ -25,20 +25,28 @@ func (o *oracle) repeats() {
 		return
 	}
 	for _, again := range o.repeated {
-		first := map[string]int{} // when something was told first
-		for _, list := range o.tried[again.event] {
+		first, own := map[string]int{}, map[string]int{} // when something was told first: to anybody, and to this one
+		note := func(told map[string]int, t taken) {
+			at, known := told[t.id]
+			if !known || t.began.seq < at {
+				told[t.id] = t.began.seq
+			}
+		}
+		for sink, list := range o.tried[again.event] {
 			for _, t := range list {
-				at, known := first[t.id]
-				if !known || t.began.seq < at {
-					first[t.id] = t.began.seq
+				note(first, t)
+				if sink == again.sink {
+					note(own, t)
 				}
 			}
 		}
-		// What was said first has the earlier time, unless the clock was set back, and was told earlier, unless it had to wait.
+		// What was said first has the earlier time, unless the clock was set back, and was told earlier, unless it had to wait,
+		// also to this destination, unless it was replayed.
 		byTime := func(a, b handed) bool { return a.time.Before(b.time) }
 		byTold := func(a, b handed) bool { return first[a.id] < first[b.id] }
+		byOwn := func(a, b handed) bool { return own[a.id] < own[b.id] }
 		switch {
-		case !o.saidLast(again, byTime) && !o.saidLast(again, byTold):
+		case !o.saidLast(again, byTime) && !o.saidLast(again, byTold) && !o.saidLast(again, byOwn):
 			o.add("repeats what is open", "%s was told %s once more", again.sink, again.id)
 		case again.change == "vanished":
 			o.add("repeats what is open", "%s was told %s once more, and that is the end", again.sink, again.id)
