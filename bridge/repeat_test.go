@@ -42,6 +42,29 @@ func TestARouteRepeatsWhatIsOpen(t *testing.T) {
 	})
 }
 
+// So it is to a route that has both only as the fallback of another.
+func TestAFallbackRepeatsWhatCameOfAnApproval(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveIgnore})
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{{Only: rebootRule.Only, After: []string{"drain"}, Wait: 5 * time.Second}}
+		alerts := &ear{}
+		spare := alerts.all("alerts").With(func(terms *bridge.Terms) { terms.Repeat = time.Minute })
+		spare.Filter.Only.Types = []string{"Preempt"}
+		main := (&ear{answer: always(delivery.ErrRejected)}).all("chat").With(func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "alerts", After: time.Minute}
+		})
+		b := s.start(main, spare, (&ear{}).all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		n := len(alerts.ids())
+		pause(2*time.Minute + 5*time.Second)
+		wantIDs(t, alerts.ids()[n:], idA+"-approved", idA+"-approved")
+		b.end()
+	})
+}
+
 // What came of an approval is repeated instead of the change before it, which says that a rule will approve the event: to a
 // route that has accepted it, also after a restart, and until the event changes.
 func TestARouteRepeatsWhatCameOfAnApproval(t *testing.T) {

@@ -25,6 +25,9 @@ func (o *oracle) repeats() {
 		return
 	}
 	for _, again := range o.repeated {
+		if o.forgetsSome(again.event) {
+			continue
+		}
 		first, own := map[string]int{}, map[string]int{} // when something was told first: to anybody, and to this one
 		note := func(told map[string]int, t taken) {
 			at, known := told[t.id]
@@ -52,6 +55,11 @@ func (o *oracle) repeats() {
 			o.add("repeats what is open", "%s was told %s once more, and that is the end", again.sink, again.id)
 		}
 	}
+}
+
+// forgetsSome reports whether the program may have forgotten a change of the event, and repeats one before it.
+func (o *oracle) forgetsSome(event string) bool {
+	return slices.ContainsFunc(o.beliefs[event], func(b belief) bool { return slices.ContainsFunc(b.changes, change.gone) })
 }
 
 // saidLast reports whether what was said once more is what repeats demands, in an order.

@@ -171,7 +171,8 @@ func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
 		return d, false
 	}
 	d.NotBefore = op.event.NotBefore
-	if op.Answer != nil && slices.Contains(op.Routes, route) {
+	hasChange := b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted // also as a fallback
+	if op.Answer != nil && (hasChange || slices.Contains(op.Routes, route)) {
 		accepted, err := b.outbox.Accepted(route, op.Answer.Seq)
 		switch {
 		case err != nil:
@@ -183,7 +184,7 @@ func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
 		}
 	}
 	d.Event = op.latest()
-	return d, b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted
+	return d, hasChange
 }
 
 // forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.

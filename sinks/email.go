@@ -289,7 +289,7 @@ func outcome(to []string, refused []error, redact *redactor) (have []string, nam
 			have = append(have, to[i])
 			continue
 		}
-		all, classes = append(all, to[i]+": "+redact.line(why.Error(), maxShown)), append(classes, classOfMail(why))
+		all, classes = append(all, to[i]+": "+shownReply(redact, why)), append(classes, classOfMail(why))
 	}
 	for _, class := range []error{nil, delivery.ErrBlocked, delivery.ErrRejected} {
 		if slices.Contains(classes, class) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"forewarn/templates"
@@ -125,4 +126,18 @@ func isPath(text string) bool {
 	}
 	info, err := os.Stat(dir)
 	return err == nil && info.IsDir()
+}
+
+// isPathList reports whether a text is a list of directories like PATH, of which one is on this machine.
+func isPathList(text string) bool {
+	list := filepath.SplitList(text)
+	for _, dir := range list {
+		if !filepath.IsAbs(dir) {
+			return false
+		}
+	}
+	return len(list) > 1 && slices.ContainsFunc(list, func(dir string) bool {
+		info, err := os.Stat(dir)
+		return err == nil && info.IsDir()
+	})
 }

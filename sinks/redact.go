@@ -282,7 +282,7 @@ func (r *redactor) hideValue(value string) {
 // unless it is short and made of words or a number, or the path of something on this machine.
 func (r *redactor) hideSetting(value string) {
 	short := len(value) < maxRow && (isWords(value) || strings.Trim(value, "0123456789") == "")
-	if !short && !isPath(value) {
+	if !short && !isPath(value) && !isPathList(value) {
 		r.hideValue(value)
 	}
 }

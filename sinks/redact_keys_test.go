@@ -3,9 +3,12 @@ package sinks
 import (
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/textproto"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -154,5 +157,34 @@ func TestThePrivateKeyOfACertificateIsNotShown(t *testing.T) {
 				t.Errorf("beside %s a command then shows %s", kind, got)
 			}
 		}
+	}
+}
+
+// A list of directories like PATH is no secret, though not all of them are on this machine: or every error that names a
+// program would be hidden.
+func TestAListOfDirectoriesIsNoSecret(t *testing.T) {
+	here, list := t.TempDir(), ""
+	for _, dir := range []string{here, filepath.Join(here, "missing3.12", "bin")} {
+		list += dir + string(filepath.ListSeparator)
+	}
+	redact := Host{Name: "drain", Known: new(KnownSecrets)}.redactor()
+	redact.hideSetting(strings.TrimSuffix(list, string(filepath.ListSeparator)))
+	said := filepath.Join(here, "hooktool") + ": No such file or directory"
+	if got := redact.line(said, maxShown); got == notShown {
+		t.Errorf("%q isn't shown", said)
+	}
+}
+
+// Of a mail server's reply that repeats a secret what was done and the code are shown.
+func TestTheCodeOfAMailServersReplyIsShown(t *testing.T) {
+	redact := Host{Name: "mail", Known: new(KnownSecrets)}.redactor()
+	redact.hide("authentication2026!")
+	reply := &textproto.Error{Code: 535, Msg: "5.7.8 Error: authentication failed"}
+	got, want := shownReply(redact, fmt.Errorf("logging in by PLAIN: %w", reply)), "logging in by PLAIN: 535 "+notShown
+	if got != want {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	if got := shownReply(redact, errors.New("authentication failed 535")); got != notShown {
+		t.Errorf("it says %q, want nothing", got)
 	}
 }

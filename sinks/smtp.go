@@ -156,7 +156,28 @@ func (m *mailServer) failure(ctx context.Context, redact *redactor, err error) e
 	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
 	}
-	return failure(ctx, redact, m.addr, classOfMail(err), fmt.Errorf("%w%s", err, m.hint(err)))
+	class, err := classOfMail(err), fmt.Errorf("%w%s", err, m.hint(err))
+	if shown := shownReply(redact, err); strings.HasSuffix(shown, notShown) {
+		err = errors.New(shown)
+	}
+	return failure(ctx, redact, m.addr, class, err)
+}
+
+// replyCode matches what an error says before the words of a server's reply: what was done, and the reply's code.
+var replyCode = regexp.MustCompile(`^[^"]*?\b[245][0-9]{2}\b`)
+
+// shownReply returns an error of a conversation in the form that may be shown. Of a reply that repeats a secret that is
+// its code.
+func shownReply(redact *redactor, err error) string {
+	text := redact.line(err.Error(), maxShown)
+	if text != notShown {
+		return text
+	}
+	begin := replyCode.FindString(err.Error())
+	if begin == "" || redact.line(begin, maxShown) == notShown {
+		return text
+	}
+	return begin + " " + notShown
 }
 
 // hint returns the usual reason for a timeout on Azure, "" if it does not apply.
