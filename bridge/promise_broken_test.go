@@ -179,7 +179,7 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 		{claim: "another one comes", before: []bridge.Rule{drain}, after: []bridge.Rule{drain, other}},
 		{claim: "it waits for longer", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Wait = time.Minute })}},
 		{claim: "it waits for too long", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Wait = time.Hour })},
-			told: []string{"the wait of 1h lasts until 01:00:03 UTC"}},
+			told: []string{`it waits for sink "drain", and the wait of 1h after that is too long`}},
 		{claim: "it has a new name", before: []bridge.Rule{drain}, after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Name = "empty it" })}},
 		{claim: "it has a new name, and the drain failed", before: []bridge.Rule{drain}, failed: true,
 			after: []bridge.Rule{with(drain, func(r *bridge.Rule) { r.Name = "empty it" })}, told: []string{"rejected: exit 75"}},

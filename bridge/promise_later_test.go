@@ -2,6 +2,7 @@ package bridge_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -299,6 +300,33 @@ func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
 		wantIDs(t, late.promised(t), `rule "drain first" after drain and 5s;`)
 		b.cancel()
 		<-b.done
+	})
+}
+
+// Once a drain takes so long that the rule's wait after it can't end in time, people are told, and nobody reads any more
+// that the rule starts the event.
+func TestThatADrainTakesTooLongForTheWaitIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		rule := namedRule()
+		rule.Wait = 5 * time.Minute
+		s.opts.Rules = []bridge.Rule{rule}
+		drain, audit := &ear{answer: always(errHang)}, &ear{}
+		slow := drain.all("drain")
+		slow.Terms.Timeout = time.Hour
+		b := s.start(slow, audit.reminds("audit", 2*time.Minute))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA) // in 15 minutes
+		pause(9 * time.Minute)
+		wantIDs(t, audit.withheld(t))
+		pause(2 * time.Minute)
+		wantIDs(t, audit.withheld(t), `it waits for sink "drain", and the wait of 5m after that is too long`)
+		pause(150 * time.Second)
+		reminder := audit.accepted()[2].Event
+		if rules := dataIn(t, reminder).Rules; !strings.HasSuffix(reminder.Type(), "reminder") || len(rules) > 0 {
+			t.Errorf("%s says that the rules %+v start it", reminder.Type(), rules)
+		}
+		wantIDs(t, s.approvals())
+		b.end()
 	})
 }
 

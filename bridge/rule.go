@@ -156,6 +156,9 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 		if a.accepted() {
 			continue
 		}
+		if now.Before(e.NotBefore) { // at the earliest it accepts now; what is due may begin at any time
+			from = later(from, now)
+		}
 		if a.at.After(now) {
 			gets = later(gets, a.at)
 		}
@@ -195,8 +198,11 @@ func (r Rule) tooLate(waits, muted ruling, ready time.Time) ruling {
 	case waits.sink != "":
 	case !muted.until.IsZero():
 		return muted
-	case r.Wait > 0:
+	case r.Wait > 0 && waits.approve:
 		return ruling{tooLong: true, why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
+	case r.Wait > 0:
+		return ruling{tooLong: true, why: fmt.Sprintf("%s, and the wait of %s after that is too long", waits.why,
+			delivery.Readable(r.Wait))}
 	}
 	waits.onCourse = false
 	return waits
