@@ -260,7 +260,11 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			continue
 		}
 		d.NotBefore, d.Attempt, d.Progress = i.NotBefore, i.Attempts+1, i.Progress
-		d.FallbackFor, d.Mute = i.FallbackFor, MuteOf(a.mutes, i)
+		d.FallbackFor = i.FallbackFor
+		mute := MuteOf(a.mutes, i)
+		if !mute.Active() { // one that began as the attempt did holds back only what comes after it
+			d.Mute = mute
+		}
 		batch[n] = d
 	}
 	if r.err != nil {
