@@ -250,7 +250,7 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string,
 		f := Forecast{Rule: v.name, Approves: v.stands(), After: v.After, Wait: v.Wait}
 		switch {
 		case f.Approves:
-		case v.until.IsZero():
+		case v.until.IsZero() && !v.tooLong:
 			f.Why = v.why
 		default: // a sample has no time of its own
 			f.Why = "its wait is longer than the notice"
