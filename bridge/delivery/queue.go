@@ -25,8 +25,8 @@ type Queue interface {
 	Report(r Report)
 }
 
-// Changes holds the deliveries that became pending or changed, and those that are no longer pending. Gone need not
-// contain what the Worker itself reported as accepted, superseded or dead.
+// Changes holds the deliveries that became pending or changed, and those that are no longer pending, of which one may
+// become pending again. Gone need not contain what the Worker itself reported as accepted, superseded or dead.
 type Changes struct {
 	Mutes   []*Mute  // all that are for the route, see MutesFor; never changed, only replaced
 	Pending []*Item  // in order; an item replaces an earlier one with the same Seq

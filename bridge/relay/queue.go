@@ -118,7 +118,7 @@ type pendingItem struct {
 	set     string       // see share
 	ce      *event.Event // nil if it has to be read again
 	bytes   int          // of the message
-	offered bool         // the Worker may have it: its record was written, or can't be
+	offered bool         // the Worker may have it: its record was written, or can't be, and it isn't being given up
 	begun   bool         // an attempt is under way
 }
 
@@ -162,6 +162,12 @@ func (q *queue) notifyWorker(seq uint64) {
 	wake(q.updates.wake)
 }
 
+// setOffered lets the Worker have a pending delivery, or takes it from the Worker. mu is held.
+func (q *queue) setOffered(e *pendingItem, offered bool) {
+	e.offered = offered
+	q.notifyWorker(e.item.Seq)
+}
+
 // replace replaces the item of a pending delivery. mu is held.
 func (q *queue) replace(e *pendingItem, next delivery.Item) {
 	e.item = &next
@@ -191,15 +197,15 @@ func (q *queue) Changes() (c delivery.Changes) {
 	for seq := range q.updates.seqs {
 		e, u := q.pending[seq], q.transfers.due[seq]
 		switch {
-		case e != nil && (!e.offered || q.pos.catchUpTo > 0 && seq > urgentIn[e.group]):
+		case e == nil || !e.offered:
+			c.Gone = append(c.Gone, seq)
+		case q.pos.catchUpTo > 0 && seq > urgentIn[e.group]:
 			continue
-		case e != nil && q.waits(e, now):
+		case q.waits(e, now):
 			if q.updates.nextLead.IsZero() || e.item.PendingSince.Before(q.updates.nextLead) {
 				q.updates.nextLead = e.item.PendingSince
 			}
 			continue
-		case e == nil:
-			c.Gone = append(c.Gone, seq)
 		case u == nil:
 			c.Pending = append(c.Pending, e.item)
 		case !u.dead: // the Worker must not ask for the fallback again
@@ -233,9 +239,12 @@ func (q *queue) urgentIn(now time.Time) map[*group]uint64 {
 // that a killed relay repeats at most one delivery of a group.
 func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	q.mu.Lock()
-	if e := q.pending[i.Seq]; e != nil {
-		e.begun = true
+	e := q.pending[i.Seq]
+	if e == nil || !e.offered {
+		q.mu.Unlock()
+		return d, delivery.ErrSettled
 	}
+	e.begun = true
 	q.mu.Unlock()
 	d.Event, d.Receipt, err = q.read(i)
 	d.EventOver = !i.Ends() && q.hasEnd(i)

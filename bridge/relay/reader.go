@@ -127,8 +127,7 @@ func (q *queue) offer(batch []streams.Raw) {
 	defer q.mu.Unlock()
 	for _, r := range batch {
 		if e := q.pending[r.Seq]; e != nil && !e.offered {
-			e.offered = true
-			q.notifyWorker(r.Seq)
+			q.setOffered(e, true)
 		}
 	}
 	if q.pos.catchUpTo > 0 && (q.puller.AtEnd || q.pos.last >= q.pos.catchUpTo) {

@@ -132,7 +132,7 @@ func (q *queue) makeRoom(g *group) error {
 		if now.Sub(since) >= roomPatience {
 			q.mu.Lock()
 			crowded := q.room.crowded()
-			e := q.mostExpendable(q.pendingOf(crowded), now)
+			e := q.takeExpendable(q.pendingOf(crowded), now)
 			q.mu.Unlock()
 			if e != nil {
 				err := q.giveUp(e)
@@ -183,14 +183,15 @@ func (q *queue) noteRoom() {
 	wake(q.room.freed)
 }
 
-// expendableOf returns which delivery of a group to give up, because its record may hold no more; nil for none.
+// expendableOf takes from the Worker which delivery of a group to give up, because its record may hold no more; nil for
+// none.
 func (q *queue) expendableOf(g *group, now time.Time) *pendingItem {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(g.pending) < maxWaiting {
 		return nil
 	}
-	return q.mostExpendable(func(yield func(*pendingItem) bool) {
+	return q.takeExpendable(func(yield func(*pendingItem) bool) {
 		for _, seq := range g.pending {
 			if !yield(q.pending[seq]) {
 				return
@@ -210,10 +211,10 @@ func (q *queue) pendingOf(set string) iter.Seq[*pendingItem] {
 	}
 }
 
-// mostExpendable returns which of some pending deliveries to give up: what the fallback has, then the oldest that isn't
-// urgent, then the oldest; nil if all are being attempted. An older change of the same event goes first, as urgent as it
-// is: it is out of date. mu is held.
-func (q *queue) mostExpendable(pending iter.Seq[*pendingItem], now time.Time) (least *pendingItem) {
+// takeExpendable takes from the Worker which of some pending deliveries to give up, so that no attempt of it begins any
+// more: what the fallback has, then the oldest that isn't urgent, then the oldest; nil if all are being attempted. An older
+// change of the same event goes first, as urgent as it is: it is out of date. mu is held.
+func (q *queue) takeExpendable(pending iter.Seq[*pendingItem], now time.Time) (least *pendingItem) {
 	rank := func(e *pendingItem) int {
 		switch {
 		case e.item.FellBack:
@@ -231,15 +232,18 @@ func (q *queue) mostExpendable(pending iter.Seq[*pendingItem], now time.Time) (l
 			least = e
 		}
 	}
-	if least == nil || least.item.FellBack {
-		return least
+	if least == nil {
+		return nil
 	}
-	for _, seq := range least.group.pending {
-		older := q.pending[seq]
-		if seq < least.item.Seq && !older.begun {
-			least = older
+	if !least.item.FellBack {
+		for _, seq := range least.group.pending {
+			older := q.pending[seq]
+			if seq < least.item.Seq && !older.begun {
+				least = older
+			}
 		}
 	}
+	q.setOffered(least, false)
 	return least
 }
 
@@ -248,7 +252,8 @@ func urgent(i *delivery.Item, now time.Time) bool {
 	return i.Group != "" && !i.Ends() && i.NotBefore.Sub(now) < delivery.UrgentNotice
 }
 
-// giveUp settles a delivery for which there is no room: as superseded if the fallback has it, else as a dead letter.
+// giveUp settles a delivery for which there is no room: as superseded if the fallback has it, else as a dead letter. The
+// Worker gets it again if that can't be kept.
 func (q *queue) giveUp(e *pendingItem) error {
 	now := time.Now().UTC()
 	res := result{At: now, State: resultSuperseded, Answer: "the fallback has it"}
@@ -257,18 +262,18 @@ func (q *queue) giveUp(e *pendingItem) error {
 			Error: imds.CutText(e.item.Error, 200)}
 		u := &transfer{item: e.item, dead: true, report: delivery.Report{Now: now, Reason: delivery.ReasonOverflow}}
 		if err := q.storeDeadLetter(u, e.item.Error); err != nil {
+			q.mu.Lock()
+			q.setOffered(e, true)
+			q.mu.Unlock()
 			return fmt.Errorf("keep a dead letter: %w", err)
 		}
 		q.meter.Failed(q.route.Name, delivery.ReasonOverflow)
 	}
 	q.mu.Lock()
-	if q.pending[e.item.Seq] != e {
-		q.mu.Unlock()
-		return nil
+	defer q.mu.Unlock()
+	if q.pending[e.item.Seq] == e {
+		q.settle(e, res)
 	}
-	q.settle(e, res)
-	q.notifyWorker(e.item.Seq)
-	q.mu.Unlock()
 	return nil
 }
 

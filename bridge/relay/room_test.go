@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -181,6 +182,56 @@ func TestNothingUrgentWaitsBehindABound(t *testing.T) {
 					if err != nil || len(letters) > 10 {
 						t.Errorf("%d dead letters, %v; want none of what the fallback had", len(letters), err)
 					}
+				}
+				stop()
+			})
+		})
+	}
+}
+
+// At the bound what is given up isn't attempted any more, also while it takes a while to keep it. If it can't be kept, it
+// is pending as before.
+func TestWhatIsGivenUpIsNotToldUnlessItCannotBeKept(t *testing.T) {
+	for name, lost := range map[string]bool{"kept": false, "not kept": true} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				const letter = "PUB forewarn_dead."
+				retry, down := 7*time.Second, true // it is given up 5 s after the bound is reached
+				hook, keeping := newRecorder(), 0
+				hook.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+					if !down {
+						return delivery.Answer{}, nil
+					}
+					down = false
+					return delivery.Answer{}, &delivery.RetryAfter{After: retry, Err: errRefused}
+				}
+				wire := &cable{hears: func(sent []byte) {
+					if bytes.Contains(sent, []byte(letter)) {
+						keeping++
+						time.Sleep(3 * time.Second)
+					}
+				}}
+				if lost {
+					wire.fail(letter)
+				}
+				r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, MaxUnsettled: 10, Connect: s.over(wire)})
+				pause(2 * time.Second)
+				var all []event.Event
+				for n := range 11 {
+					all = append(all, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+				}
+				s.publish(all...)
+				pause(time.Minute)
+				if keeping != 1 {
+					t.Errorf("it tried to keep %d deliveries, want one", keeping)
+				}
+				told, want := all, []string(nil)
+				if !lost {
+					told, want = all[1:], []string{keyOf("hook", all[0])}
+				}
+				wantIDs(t, "told", sorted(hook.all()), told...)
+				if dead := keys(t, r, "hook"); !slices.Equal(dead, want) {
+					t.Errorf("the dead letters are %q, want %q", dead, want)
 				}
 				stop()
 			})
