@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -207,7 +206,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 // which this sink's readers must not see, so only what is known to be harmless is shown of it.
 func reasonForPeople(why string) string {
 	cause := ""
-	if found := harmlessCause.FindStringSubmatch(why); found != nil {
+	if found := harmlessCause().FindStringSubmatch(why); found != nil {
 		cause = ": " + found[1] + found[2] + found[3]
 	}
 	switch {
@@ -225,7 +224,7 @@ func reasonForPeople(why string) string {
 
 // harmlessCause finds in an error what says nothing about the destination: Slack's name for it, an HTTP status, or that
 // nothing listened.
-var harmlessCause = regexp.MustCompile(`^(?:blocked: |rejected: )?(?:Slack answered ([a-z_]{1,64})\b|` +
+var harmlessCause = onceNeeded(`^(?:blocked: |rejected: )?(?:Slack answered ([a-z_]{1,64})\b|` +
 	`(\d{3}(?: [A-Z][A-Za-z]*){0,4}) from |nothing listens at .* \((connection refused)\)$)`)
 
 // mapTexts applies change to every text in v, in place, and returns v. It leaves alone what has one of the names in

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -76,8 +75,8 @@ var vaultResources = map[string]string{
 }
 
 var (
-	vaultName  = regexp.MustCompile(`^[A-Za-z0-9-]{3,24}$`)
-	secretPath = regexp.MustCompile(`^/secrets/[A-Za-z0-9-]{1,127}(/[A-Za-z0-9]{1,64})?/?$`)
+	vaultName  = onceNeeded(`^[A-Za-z0-9-]{3,24}$`)
+	secretPath = onceNeeded(`^/secrets/[A-Za-z0-9-]{1,127}(/[A-Za-z0-9]{1,64})?/?$`)
 )
 
 // checkVaultURL returns an error for what is not the URL of a secret in Key Vault. It does not show it, because it may be
@@ -92,9 +91,9 @@ func checkVaultURL(text string) error {
 	switch {
 	case domain == "managedhsm.azure.net":
 		return says("is the URL of a managed HSM, which has keys and no secrets" + want)
-	case vaultResources[domain] == "" || !vaultName.MatchString(name):
+	case vaultResources[domain] == "" || !vaultName().MatchString(name):
 		return says("is not at a host of Key Vault: vault.azure.net, vault.azure.cn or vault.usgovcloudapi.net" + want)
-	case !secretPath.MatchString(u.Path):
+	case !secretPath().MatchString(u.Path):
 		return says("does not name a secret" + want + ", perhaps with a version behind it")
 	}
 	return nil

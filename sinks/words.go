@@ -3,15 +3,22 @@ package sinks
 import (
 	"regexp"
 	"strings"
+	"sync"
 	"unicode"
 )
 
+// onceNeeded returns a function that compiles a pattern when it is first called. A pattern with counts such as {1,127}
+// takes up to 140 kB and a third of a millisecond, which most programs never need.
+func onceNeeded(pattern string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
+}
+
 // words matches a word or a short number, such as hooks, Bearer, GET, v2 and 38. Keys and tokens are longer, or mix
 // letters and digits.
-var words = regexp.MustCompile(`^([A-Za-z]?[a-z]{0,11}|[A-Z]{1,12}|v?[0-9]{1,3})$`)
+var words = onceNeeded(`^([A-Za-z]?[a-z]{0,11}|[A-Z]{1,12}|v?[0-9]{1,3})$`)
 
 // isWord reports whether a part of an address, a header or a setting is a word, and no secret.
-func isWord(text string) bool { return words.MatchString(text) }
+func isWord(text string) bool { return words().MatchString(text) }
 
 // isWords reports whether a text is made of words.
 func isWords(text string) bool {
@@ -32,7 +39,7 @@ const (
 )
 
 // pathWords matches one to three words in camelCase, in PascalCase, or joined by - or _.
-var pathWords = regexp.MustCompile(`^[A-Za-z][a-z]+(([A-Z][a-z]+){0,2}|([-_][A-Za-z][a-z]+){0,2})$`)
+var pathWords = onceNeeded(`^[A-Za-z][a-z]+(([A-Z][a-z]+){0,2}|([-_][A-Za-z][a-z]+){0,2})$`)
 
 // pathWord matches each of them.
 var pathWord = regexp.MustCompile(`[A-Za-z][a-z]+`)
@@ -43,7 +50,7 @@ func isPathWord(part string) bool {
 	if isWord(part) {
 		return true
 	}
-	if !pathWords.MatchString(part) {
+	if !pathWords().MatchString(part) {
 		return false
 	}
 	all := pathWord.FindAllString(part, -1)
@@ -75,7 +82,7 @@ func isSpoken(letters string) bool {
 
 // versions matches a date, a time or both, as in signed URLs, the version of an API that is a date, and other versions of
 // at most three digits, such as 1.0.
-var versions = func() *regexp.Regexp {
+var versions = func() func() *regexp.Regexp {
 	const (
 		year, month, day = `(19|20)[0-9]{2}`, `(0[1-9]|1[0-2])`, `(0[1-9]|[12][0-9]|3[01])`
 		hour, sixty      = `([01][0-9]|2[0-4])`, `[0-5][0-9]`
@@ -83,8 +90,8 @@ var versions = func() *regexp.Regexp {
 		clock            = hour + ":" + sixty + "(:" + sixty + `(\.[0-9]{1,7})?)?(Z|[+ -]` + hour + ":?" + sixty + ")?"
 		both             = date + "[T +]" + clock + "|" + year + month + day + "T" + hour + sixty + sixty + "Z"
 	)
-	return regexp.MustCompile("^(" + date + "(-preview)?|" + clock + "|" + both + `|v?[0-9](\.?[0-9]){0,2})$`)
+	return onceNeeded("^(" + date + "(-preview)?|" + clock + "|" + both + `|v?[0-9](\.?[0-9]){0,2})$`)
 }()
 
 // isVersion reports whether a part of a URL is a date, a time or the number of a version, and no secret.
-func isVersion(text string) bool { return versions.MatchString(text) }
+func isVersion(text string) bool { return versions().MatchString(text) }

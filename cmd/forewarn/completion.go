@@ -28,6 +28,11 @@ func addCompletions(root *cobra.Command, p *program) {
 		"state": {outbox.StatePending, outbox.StateDead}, "sample": cloudevent.SampleNames,
 		"change": {"scheduled", "updated", "started", "vanished"}, "type": bridge.TypesValues,
 	}
+	fixed := map[string]cobra.CompletionFunc{}
+	for flag, values := range words {
+		fixed[flag] = cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	}
+	fixed["scenario"] = cobra.FixedCompletions(imdstest.Names(), cobra.ShellCompDirectiveDefault) // or a file
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
 		complete := func(flag string, with cobra.CompletionFunc) {
@@ -35,10 +40,9 @@ func addCompletions(root *cobra.Command, p *program) {
 				_ = c.RegisterFlagCompletionFunc(flag, with) // an error means that a parent command has registered it
 			}
 		}
-		for flag, values := range words {
-			complete(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+		for flag, with := range fixed {
+			complete(flag, with)
 		}
-		complete("scenario", cobra.FixedCompletions(imdstest.Names(), cobra.ShellCompDirectiveDefault)) // or a file
 		complete("event", p.completeRecorded)
 		complete("sink", p.completeSinks)
 		complete("to", p.completeSinks)
