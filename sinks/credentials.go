@@ -270,7 +270,7 @@ func (c credentials) readAuthorization(redact *redactor) (string, error) {
 		return "Bearer " + token, err
 	case c.password.given():
 		password, err := c.password.read(c.host)
-		redact.hideBasic(c.username, password)
+		redact.hideLogin(c.username, password)
 		return basic(c.username, password), err
 	}
 	return "", nil

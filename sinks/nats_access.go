@@ -99,7 +99,7 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 		{keyedSource("creds", Secret{}, s.CredsFile, "", s.CredsVault), "creds_file", false, natsCreds},
 		{keyedSource("nkey", Secret{}, s.NKeyFile, "", s.NKeyVault), "nkey_file", true, natsNKey},
 		{password, "username", false, func(secret string, redact *redactor) (nats.Option, error) {
-			redact.hideBasic(s.Username, secret)
+			redact.hideLogin(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil
 		}},
 		{token, "token", false, func(secret string, redact *redactor) (nats.Option, error) {

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	maxLayers   = 4    // of escapes and digits that are undone
-	maxDigits   = 2    // of these layers that are digits, which every text can be read as
-	maxReadings = 2000 // of one text
+	maxLayers   = 4      // of escapes and digits that are undone
+	maxDigits   = 2      // of these layers that are digits, which every text can be read as
+	maxReadings = 10_000 // of one text; lines of a log that use every escape at once have about 4,500
 )
 
 // A reading is a text, and how many layers of digits were undone on the way to it.
@@ -26,8 +26,8 @@ type reading struct {
 
 // readings returns what a text may stand for: the text itself, and what is left of it when up to maxLayers ways of
 // writing are undone, one after the other and in any order, as of base64 in JSON in HTML. Each way is undone alone,
-// since a secret may hold what looks like another one. complete is false if there are too many readings, as of a text made to
-// have many. without takes out of each reading what is not searched; nil for nothing.
+// since a secret may hold what looks like another one. complete is false if there are too many readings, as of a text
+// made to have many. without takes out of each reading what is not searched; nil for nothing.
 func readings(text string, without func(string) string) (all []string, complete bool) {
 	fewest := make(map[string]int) // digits by which a text was reached
 	var layer []reading

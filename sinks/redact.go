@@ -293,7 +293,8 @@ func (r *redactor) hideURL(u *url.URL) {
 	r.showHosts(u.Host)
 	if u.User != nil {
 		password, _ := u.User.Password()
-		r.hideBasic(u.User.Username(), password)
+		r.hideParts(u.User.Username())
+		r.hide(password)
 	}
 	path := strings.TrimRight(u.EscapedPath(), "/")
 	for _, part := range split(path, "/;=") {
@@ -370,13 +371,16 @@ func (r *redactor) hideHeader(value string) {
 	if strings.EqualFold(scheme, "basic") {
 		plain, _ := base64.StdEncoding.DecodeString(code)
 		username, password, _ := strings.Cut(string(plain), ":")
-		r.hideBasic(username, password)
+		r.hideLogin(username, password)
 	}
 }
 
-// hideBasic adds a user name and a password.
-func (r *redactor) hideBasic(username, password string) {
-	r.hideParts(username)
+// hideLogin adds a password. A user name is shown, because what this user may not do is the likeliest error after a wrong
+// password; beside a password of fewer than maxRow characters, or none, it may be the key and is added too.
+func (r *redactor) hideLogin(username, password string) {
+	if len(password) < maxRow {
+		r.hideParts(username)
+	}
 	r.hide(password)
 }
 

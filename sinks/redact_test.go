@@ -296,7 +296,17 @@ func TestOtherAnswersAreShown(t *testing.T) {
 			t.Errorf("%q is shown as %q", text, got)
 		}
 	}
+	if log := linesOfALog; redact.repeats(log) || redact.repeats(strings.Repeat(log, 4096/len(log))) {
+		t.Error("lines of a log are taken for a secret")
+	}
 }
+
+// linesOfALog have escapes of many kinds, as lines of several programs have.
+const linesOfALog = `10.0.0.5 - - [30/Nov/2026:05:00:01 +0000] "GET /search?q=caf%C3%A9+bar&next=%252Fhome HTTP/1.1" 502
+"https://x.example/?a=1&amp;b=2" "Mozilla/5.0 (X11; Linux) \x22test\x22"
+app[99]: {"msg":"render \u003cdiv\u003e failed","path":"\/a\/b","in":"{\"x\":\"\\n\"}","bytes":[104, 105, 106]}
+a=3Db= <a href='x'>&amp;lt;q</a> [0;31mred[0m 0x41 0x42 aGVsbG8gd29ybGQ= 68656c6c6f ca:fe:ba:be
+`
 
 // In a secret URL the user, values of the query, what is no word in the path and the end of the path are secrets.
 // Words in the middle of the path, which services name in their answers, and an end of up to three letters are none.
@@ -332,6 +342,31 @@ func TestTheEndOfAPathIsASecret(t *testing.T) {
 	} {
 		if got := shownBeside(t, tt.url, tt.said); got != tt.said {
 			t.Errorf("%s: %q is shown as %q", tt.url, tt.said, got)
+		}
+	}
+}
+
+// What a user may not do can be read: a user name beside a password is no secret. Beside none, or a short one, it may be
+// the key of a service.
+func TestAUserNameBesideAPasswordIsShown(t *testing.T) {
+	for _, tt := range []struct {
+		username, password, said string
+		shown                    bool
+	}{
+		{"web-prod", "s3cr3t-passw0rd", `Permissions Violation for Publish to "forewarn.events.web-prod"`, true},
+		{"481516", "s3cr3t-passw0rd", "ingestion rate limit exceeded for user 481516", true},
+		{"web-prod", "s3cr3t-passw0rd", "user web-prod with password s3cr3t-passw0rd", false},
+		{"k3v9x2m7qd", "", "no key k3v9x2m7qd", false},
+		{"k3v9x2m7qd", "X", "no key k3v9x2m7qd", false},
+	} {
+		header := new(redactor)
+		header.hideHeader(basic(tt.username, tt.password))
+		login := new(redactor)
+		login.hideLogin(tt.username, tt.password)
+		for where, redact := range map[string]*redactor{"as keys": login, "as a header": header} {
+			if got := redact.line(tt.said, maxShown); (got == tt.said) != tt.shown {
+				t.Errorf("%s beside %q, given %s: %q is shown as %q", tt.username, tt.password, where, tt.said, got)
+			}
 		}
 	}
 }
