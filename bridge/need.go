@@ -23,20 +23,20 @@ func isUrgent(e imds.Event, now time.Time) bool {
 }
 
 // isSoon reports whether one of the events may begin soon, and has not.
-func isSoon(events []imds.Event, now time.Time) bool {
-	return slices.ContainsFunc(events, func(e imds.Event) bool {
-		return e.Status != imds.StatusStarted && isUrgent(e, now)
+func isSoon(open []*openEvent, now time.Time) bool {
+	return slices.ContainsFunc(open, func(op *openEvent) bool {
+		return op.event.Status != imds.StatusStarted && isUrgent(op.event, now)
 	})
 }
 
 // overdue returns since when the oldest overdue delivery of each route waits.
-func (b *Bridge) overdue(events []imds.Event, now time.Time) map[string]time.Time {
+func (b *Bridge) overdue(open []*openEvent, now time.Time) map[string]time.Time {
 	since := map[string]time.Time{}
-	for _, e := range events {
-		if !isUrgent(e, now) {
+	for _, op := range open {
+		if !isUrgent(op.event, now) {
 			continue
 		}
-		for _, d := range b.outbox.Pending(e.ID) {
+		for _, d := range b.outbox.Pending(op.event.ID) {
 			was := since[d.Route]
 			waits, overdue := trouble.Overdue(&d.Item, d.Mute, now)
 			if overdue && (was.IsZero() || waits.Before(was)) {
@@ -126,14 +126,14 @@ func (n *NeedLog) Keep(k *SinkStatus) {
 
 // logNeeds logs which sinks begin or end to need somebody.
 func (b *Bridge) logNeeds(now time.Time) {
-	b.needs.Note(b.log, b.sinks(eventsOf(b.events.all()), now), now)
+	b.needs.Note(b.log, b.sinks(b.events.all(), now), now)
 }
 
 // sinks returns the status of all routes, in the order of their names.
-func (b *Bridge) sinks(events []imds.Event, now time.Time) []SinkStatus {
+func (b *Bridge) sinks(open []*openEvent, now time.Time) []SinkStatus {
 	all := []SinkStatus{}
 	stats, active := b.outbox.Stats(), b.Mutes()
-	overdue, soon := b.overdue(events, now), isSoon(events, now)
+	overdue, soon := b.overdue(open, now), isSoon(open, now)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range b.routes { // also those that the outbox does not have yet

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -150,15 +151,16 @@ func (op *openEvent) group() *outbox.Group {
 
 // openEvents holds the open Azure events. It is safe for concurrent use. Only commits change them.
 type openEvents struct {
-	mu   sync.Mutex
-	byID map[string]*openEvent
+	mu      sync.Mutex
+	byID    map[string]*openEvent
+	inOrder []*openEvent // those of byID, by when they were first seen; nil until they are asked for after a change
 }
 
 // load replaces the events.
 func (o *openEvents) load(byID map[string]*openEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.byID = byID
+	o.byID, o.inOrder = byID, nil
 }
 
 // join merges the events of a late file with those of this run, and returns the commit of what changes. until is the last
@@ -246,12 +248,10 @@ func committed(cloudEvent []byte) (ce event.Event) {
 func (o *openEvents) all() []*openEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := make([]*openEvent, 0, len(o.byID))
-	for _, op := range o.byID {
-		all = append(all, op)
+	if o.inOrder == nil {
+		o.inOrder = slices.SortedFunc(maps.Values(o.byID), byFirst)
 	}
-	slices.SortFunc(all, byFirst)
-	return all
+	return slices.Clone(o.inOrder)
 }
 
 // get returns an open event; nil if it is not open.
@@ -262,9 +262,10 @@ func (o *openEvents) get(id string) *openEvent {
 }
 
 // eventsOf returns the events as they were last committed.
-func eventsOf(open []*openEvent) (events []imds.Event) {
-	for _, op := range open {
-		events = append(events, op.event)
+func eventsOf(open []*openEvent) []imds.Event {
+	events := make([]imds.Event, len(open))
+	for i, op := range open {
+		events[i] = op.event
 	}
 	return events
 }
@@ -278,6 +279,7 @@ func byFirst(a, b *openEvent) int {
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.inOrder = nil
 	groups := make(map[string]*outbox.Group, len(states))
 	for id, op := range states {
 		if op == nil {

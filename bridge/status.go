@@ -198,8 +198,7 @@ func (b *Bridge) recordTurn(at *time.Time) {
 func (b *Bridge) Status() Status {
 	now := time.Now()
 	open := b.events.all()
-	events := eventsOf(open)
-	sinks := b.sinks(events, now)
+	sinks := b.sinks(open, now)
 	durable := b.outbox.Durable()
 	bytes, mutes := b.outbox.Totals().FileBytes, b.Mutes()
 	nameless := b.nameWarning(now)
@@ -243,7 +242,7 @@ func (b *Bridge) Status() Status {
 		}
 		s.Outbox.Pending += k.Pending
 		s.Outbox.DeadLetters += k.DeadLetters
-		s.Reasons = append(s.Reasons, k.Reasons(isSoon(events, now), b.settings.Location())...)
+		s.Reasons = append(s.Reasons, k.Reasons(isSoon(open, now), b.settings.Location())...)
 	}
 	s.Ready = len(s.Reasons) == 0
 	return s
