@@ -2,12 +2,12 @@ package sinks
 
 import _ "embed"
 
-// Manual is the text of the documents about sinks, which forewarn help prints: this package's README.md, and that of
-// the services.
-var Manual = ownManual + "\n" + servicesManual
-
+// Manual is this package's document, README.md, which forewarn help prints.
+//
 //go:embed README.md
-var ownManual string
+var Manual string
 
+// ServicesManual is the document about the services, which forewarn help prints after Manual.
+//
 //go:embed services/README.md
-var servicesManual string
+var ServicesManual string

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"forewarn/bridge"
 	"forewarn/bridge/clock"
@@ -23,35 +24,49 @@ import (
 // addCompletions lets the shell complete what help explains, ids and keys that the running forewarn knows, and the values
 // of flags: fixed words, and the sinks of the settings file. As arguments it offers files only where they are read.
 func addCompletions(root *cobra.Command, p *program) {
-	words := map[string][]string{
-		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
-		"state": {outbox.StatePending, outbox.StateDead}, "sample": cloudevent.SampleNames,
-		"change": {"scheduled", "updated", "started", "vanished"}, "type": bridge.TypesValues,
-	}
-	fixed := map[string]cobra.CompletionFunc{}
-	for flag, values := range words {
-		fixed[flag] = cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
-	}
-	fixed["scenario"] = cobra.FixedCompletions(imdstest.Names(), cobra.ShellCompDirectiveDefault) // or a file
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
-		complete := func(flag string, with cobra.CompletionFunc) {
-			if c.Flag(flag) != nil {
-				_ = c.RegisterFlagCompletionFunc(flag, with) // an error means that a parent command has registered it
+		complete := func(f *pflag.Flag) {
+			if with := p.completeFlag(f.Name); with != nil {
+				_ = c.RegisterFlagCompletionFunc(f.Name, with) // an error means that it is registered already
 			}
 		}
-		for flag, with := range fixed {
-			complete(flag, with)
-		}
-		complete("event", p.completeRecorded)
-		complete("sink", p.completeSinks)
-		complete("to", p.completeSinks)
+		c.Flags().VisitAll(complete)
+		c.PersistentFlags().VisitAll(complete)
 		c.ValidArgsFunction = p.completeArguments(c.CommandPath())
 		for _, sub := range c.Commands() {
 			walk(sub)
 		}
 	}
 	walk(root)
+}
+
+// completeFlag completes the values of the flag with that name; nil for files.
+func (p *program) completeFlag(name string) cobra.CompletionFunc {
+	words := func(words ...string) cobra.CompletionFunc {
+		return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)
+	}
+	switch name {
+	case "output", "log-format":
+		return words("text", "json")
+	case "log-level":
+		return words("debug", "info", "warn", "error")
+	case "state":
+		return words(outbox.StatePending, outbox.StateDead)
+	case "sample":
+		return words(cloudevent.SampleNames...)
+	case "change":
+		return words("scheduled", "updated", "started", "vanished")
+	case "type":
+		return words(bridge.TypesValues...)
+	case "scenario":
+		return cobra.FixedCompletions(imdstest.Names(), cobra.ShellCompDirectiveDefault) // or a file
+	case "event":
+		return p.completeRecorded
+	case "sink", "to":
+		return p.completeSinks
+	}
+	return nil
 }
 
 // completeArguments completes the arguments of the command with that path.

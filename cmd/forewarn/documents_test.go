@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +39,7 @@ const root = "../.."
 // Every kind of sink has a section with the table of its keys, which help sinks KIND prints too.
 func TestEveryKindHasItsSection(t *testing.T) {
 	for kind := range sinks.Kinds() {
-		section := sectionOf(sinks.Manual, kind)
+		section := sectionOf(sinksDocument.text(), kind)
 		if !strings.Contains(section, "| key | default |") && !strings.Contains(section, "<!-- table: keys of "+kind+" -->") {
 			t.Errorf("the documents about sinks have no section %s with the table of its keys", kind)
 		}
@@ -59,7 +60,7 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 	names := [][]string{{"sinks", "slack"}, {"sinks", "file"}}
 	for _, topic := range topics {
 		for _, section := range topic.sections {
-			if sectionOf(topic.document.text, section) == "" {
+			if sectionOf(topic.document.text(), section) == "" {
 				t.Errorf("help %s is made of a section %q, which is not there", topic.name, section)
 			}
 		}
@@ -108,13 +109,19 @@ func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
 
 // The help of each command fits into 100 columns.
 func TestHelpOfCommandsFitsIntoATerminal(t *testing.T) {
-	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
+	var help strings.Builder
+	root := (&program{environment: environment{out: io.Discard, getenv: func(string) string { return "" }}}).root()
+	root.SetOut(&help)
 	eachCommand(root, func(c *cobra.Command) {
 		if c.Parent().Name() == "completion" {
 			return // cobra's own words
 		}
-		for _, line := range strings.Split(c.Short+"\n"+c.Long+"\n"+c.Example, "\n") {
-			if utf8.RuneCountInString(line) > widestHelp {
+		help.Reset()
+		if err := c.Help(); err != nil {
+			t.Error(err)
+		}
+		for line := range strings.Lines(help.String()) {
+			if utf8.RuneCountInString(line) > widestHelp+len("\n") {
 				t.Errorf("%s: %q", c.CommandPath(), line)
 			}
 		}

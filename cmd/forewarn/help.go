@@ -32,17 +32,20 @@ var relayManual string
 
 // A document is one of the project's documents.
 type document struct {
-	dir  string // below the top of the repository
-	text string
+	dir   string   // below the top of the repository
+	files []string // the texts that it consists of
 }
 
+// text returns the whole document.
+func (d document) text() string { return strings.Join(d.files, "\n") }
+
 var (
-	ownDocument       = document{"cmd/forewarn", ownManual}
-	relayDocument     = document{"cmd/forewarn", relayManual}
-	sinksDocument     = document{"sinks", sinks.Manual}
-	templatesDocument = document{"templates", templates.Manual}
-	examplesDocument  = document{"examples", examples.Manual}
-	bridgeDocument    = document{"bridge", bridge.Manual}
+	ownDocument       = document{"cmd/forewarn", []string{ownManual}}
+	relayDocument     = document{"cmd/forewarn", []string{relayManual}}
+	sinksDocument     = document{"sinks", []string{sinks.Manual, sinks.ServicesManual}}
+	templatesDocument = document{"templates", []string{templates.Manual}}
+	examplesDocument  = document{"examples", []string{examples.Manual}}
+	bridgeDocument    = document{"bridge", []string{bridge.Manual}}
 )
 
 // A topic is a part of a document that "forewarn help" prints.
@@ -81,11 +84,11 @@ func kindTopics() (all []topic) {
 // markdown returns the topic as it stands in its document.
 func (t topic) markdown() string {
 	if t.sections == nil {
-		return t.document.text
+		return t.document.text()
 	}
 	var all string
 	for _, s := range t.sections {
-		all += sectionOf(t.document.text, s)
+		all += sectionOf(t.document.text(), s)
 	}
 	return all
 }

@@ -30,9 +30,11 @@ func (p *program) strictUsage(root *cobra.Command) {
 	narrowHelp(root, width)
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
-		c.Long = fillText(c.Long, width)
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if d, err := time.ParseDuration(f.DefValue); err == nil && f.Value.Type() == "duration" && d > 0 {
+			if f.Value.Type() != "duration" {
+				return
+			}
+			if d, err := time.ParseDuration(f.DefValue); err == nil && d > 0 {
 				f.DefValue = wording.Duration(d)
 			}
 		})
@@ -57,10 +59,12 @@ default less.`
 	walk(root)
 }
 
-// narrowHelp wraps what stands in the second column of lists of commands and examples.
+// narrowHelp wraps what commands say of themselves, and what stands in the second column of lists of commands and
+// examples.
 func narrowHelp(root *cobra.Command, width int) {
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(c *cobra.Command, args []string) {
+		c.Long = fillText(c.Long, width)
 		out := c.OutOrStdout()
 		var text strings.Builder
 		c.SetOut(&text)
