@@ -172,6 +172,8 @@ func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Tim
 	d := b.outbox.Delivery(route, op.Latest)
 	a := acceptance{state: d.State}
 	switch {
+	case op.onlyAlerted(route):
+		a = acceptance{}
 	case d.State == outbox.StatePending:
 		a = pendingFor(time.Time{}, d.Mute)
 		a.failure = d.Error
@@ -444,8 +446,10 @@ func (s situation) addApproval(
 		return
 	}
 	message := about(e, imds.Approved)
-	isTrouble := a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld
-	message.To = s.audience(s.routes, change, op, isTrouble, over)
+	if a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld {
+		s.alert(c, op)
+	}
+	message.To = s.audience(s.routes, change, op, over)
 	c.log(slog.LevelInfo, "azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result,
 		"by", a.By, "status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
 	c.add(ce, message)

@@ -218,7 +218,7 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 				}
 				want := []string{}
 				if tt.trouble {
-					want = append(want, idA+"-approved")
+					want = append(want, idA+"-scheduled", idA+"-approved")
 				}
 				wantIDs(t, chat.ids(), want...)
 				wantIDs(t, other.ids())
@@ -280,8 +280,8 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 		}
 		pause(16 * time.Minute) // what became of that rule the other VM can't know
 		reminder := audit.accepted()[1].Event
-		if rules := dataIn(t, reminder).Rules; !strings.HasSuffix(reminder.Type(), "reminder") || len(rules) > 0 {
-			t.Errorf("the other VM says %s with the rules %+v, want a reminder without any", reminder.Type(), rules)
+		if rules := dataIn(t, reminder).Rules; !strings.HasSuffix(reminder.Type(), "reminder") || len(rules) != 1 || rules[0].VM != "vm-0" {
+			t.Errorf("the other VM says %s with the rules %+v, want a reminder with that of vm-0", reminder.Type(), rules)
 		}
 		first.end()
 		second.end()

@@ -51,7 +51,7 @@ func (s situation) orphansOf(op *openEvent) (names []string) {
 }
 
 // subscribe reports whether a route gets the event: if its filter has decided so before, or does so now, which is recorded
-// in op.
+// in op, or if it was alerted and starts nothing.
 func (s situation) subscribe(c *commit, r Route, change imds.Change, fields map[string]any, op *openEvent) bool {
 	if slices.Contains(op.Routes, r.Name) {
 		return true
@@ -61,7 +61,7 @@ func (s situation) subscribe(c *commit, r Route, change imds.Change, fields map[
 		c.log(slog.LevelWarn, "filter failed; the event passes", "sink", r.Name, "event", change.Event.ID, "err", err)
 	}
 	if !wanted {
-		return false
+		return slices.Contains(op.Alerted, r.Name) && !r.Terms.Starts()
 	}
 	if s.self() == "" && !imds.SameWord(r.Filter.Only.VMs, "all") {
 		c.log(slog.LevelWarn, "VM name unknown; the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
@@ -98,7 +98,7 @@ func (s situation) offerAnswer(c *commit, op *openEvent, routes []Route) {
 		return
 	}
 	a, _ := again(op.event, *op.Answer)
-	a.To = s.audience(routes, imds.Change{Kind: imds.Approved, Event: op.event}, op, false, false)
+	a.To = s.audience(routes, imds.Change{Kind: imds.Approved, Event: op.event}, op, false)
 	c.Add = append(c.Add, a)
 }
 
@@ -111,18 +111,38 @@ func (s situation) releaseAnswer(c *commit, op *openEvent) {
 	s.offerAnswer(c, &released, waiting)
 }
 
+// alert subscribes the routes that are told of trouble to what comes of the approval of an event from now on, and those
+// whose filter leaves the event out to its changes, of which they get the latest: who hears that an event isn't started
+// early must hear when it begins after all, and that it is over. What starts something gets no event that its filter
+// leaves out.
+func (s situation) alert(c *commit, op *openEvent) {
+	var joining []Route
+	for _, r := range s.routes {
+		if !r.Terms.Bridge.Hears(cloudevent.SinkBlocked) || slices.Contains(op.Alerted, r.Name) {
+			continue
+		}
+		if !slices.Contains(op.Routes, r.Name) && !r.Terms.Starts() {
+			joining = append(joining, r)
+		}
+		op.Alerted = append(op.Alerted, r.Name)
+	}
+	if len(joining) == 0 || op.Latest == 0 { // no document has shown the event yet
+		return
+	}
+	a, ce := again(op.event, kept{op.Latest, op.cloudEvent})
+	s.address(c, &a, joining, ce, cloudevent.ChangeOf(ce), op)
+	c.Add = append(c.Add, a)
+}
+
 // audience returns those of the routes that get the CloudEvent about an approval now: one that waits for its lead gets it
 // then, after the change. over means that the event is over, which only those that are told all need to hear of still:
 // people have read that it is, and must not read after it that it may begin.
-func (s situation) audience(
-	routes []Route, change imds.Change, op *openEvent, isTrouble, over bool,
-) (to []string) {
+func (s situation) audience(routes []Route, change imds.Change, op *openEvent, over bool) (to []string) {
 	for _, r := range routes {
-		hears := r.Hears(change, s.self())
+		hears := slices.Contains(op.Alerted, r.Name) || slices.Contains(op.Routes, r.Name) && r.Hears(change, s.self())
 		switch {
-		case over && r.Terms.Late != delivery.LateSend:
-		case hears && slices.Contains(op.Waiting, r.Name):
-		case hears && slices.Contains(op.Routes, r.Name), isTrouble && r.Terms.Bridge.Hears(cloudevent.SinkBlocked):
+		case over && r.Terms.Late != delivery.LateSend, slices.Contains(op.Waiting, r.Name):
+		case hears:
 			to = append(to, r.Name)
 		}
 	}
@@ -178,7 +198,7 @@ func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
 	s := b.situation(observation{now: now})
 	for _, op := range b.events.all() {
 		missed := routesThat(func(r Route) bool {
-			returned, gets := slices.Contains(back, r.Name), joined && slices.Contains(op.Routes, r.Name)
+			returned, gets := slices.Contains(back, r.Name), joined && op.gets(r.Name)
 			return isAdded(r.Name) && !gets || returned && b.outbox.Delivery(r.Name, op.Latest).State == ""
 		}, routes)
 		if len(missed) > 0 {

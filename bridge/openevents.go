@@ -50,9 +50,12 @@ type openEvent struct {
 	LongestPause time.Duration   `json:"longestPause,omitempty"` // the longest pause
 	Latest       uint64          `json:"-"`                      // sequence number of the latest change
 	Routes       []string        `json:"routes,omitempty"`       // the routes whose filter accepted it
-	LatestAt     time.Time       `json:"latestAt,omitzero"`      // when that was seen
-	Approval     *decision       `json:"approval,omitempty"`     // the last one of a rule or a user
-	Approved     bool            `json:"approved,omitempty"`     // an approval was or may have been sent
+	// Alerted are the routes that were told of trouble with its approval, whatever their filter says. They get all that
+	// comes of the approval and, but for what starts something, the event.
+	Alerted  []string  `json:"alerted,omitempty"`
+	LatestAt time.Time `json:"latestAt,omitzero"`  // when that was seen
+	Approval *decision `json:"approval,omitempty"` // the last one of a rule or a user
+	Approved bool      `json:"approved,omitempty"` // an approval was or may have been sent
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not. NotYet
 	// means that they were told what keeps the rules from it for now.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
@@ -124,7 +127,7 @@ func (op *openEvent) note(a outbox.Addition) {
 // clone returns a copy that may be changed.
 func (op *openEvent) clone() *openEvent {
 	c := *op
-	c.Routes, c.Waiting = slices.Clone(op.Routes), slices.Clone(op.Waiting)
+	c.Routes, c.Alerted, c.Waiting = slices.Clone(op.Routes), slices.Clone(op.Alerted), slices.Clone(op.Waiting)
 	return &c
 }
 
@@ -142,6 +145,17 @@ func (op *openEvent) setWaiting(route string, waits bool) {
 // forget drops routes of which the outbox knows no more, so that a new one of that name is decided about anew.
 func (op *openEvent) forget(gone func(route string) bool) {
 	op.Routes, op.Waiting = slices.DeleteFunc(op.Routes, gone), slices.DeleteFunc(op.Waiting, gone)
+	op.Alerted = slices.DeleteFunc(op.Alerted, gone)
+}
+
+// gets reports whether a route gets the event, or what comes of its approval.
+func (op *openEvent) gets(route string) bool {
+	return slices.Contains(op.Routes, route) || slices.Contains(op.Alerted, route)
+}
+
+// onlyAlerted reports whether a route gets the event although its filter leaves it out. No rule counts what that accepts.
+func (op *openEvent) onlyAlerted(route string) bool {
+	return slices.Contains(op.Alerted, route) && !slices.Contains(op.Routes, route)
 }
 
 // group returns the event as the outbox stores it.
@@ -192,11 +206,12 @@ func (op *openEvent) merge(was *openEvent) {
 	op.LongestPause = max(op.LongestPause, was.LongestPause)
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
 	op.Asked = cmp.Or(op.Asked, was.Asked)
-	for _, r := range was.Routes {
-		if !slices.Contains(op.Routes, r) {
-			op.Routes = append(op.Routes, r)
-		}
-	}
+	op.Routes, op.Alerted = union(op.Routes, was.Routes), union(op.Alerted, was.Alerted)
+}
+
+// union returns what is in a or b, that of a first.
+func union(a, b []string) []string {
+	return slices.Concat(a, slices.DeleteFunc(slices.Clone(b), func(s string) bool { return slices.Contains(a, s) }))
 }
 
 // decodeAll decodes open events. It leaves out those that can't be read, and says why.

@@ -35,7 +35,12 @@ func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op
 		return nil
 	}
 	describe(&a.Message, ce)
-	delivered := func(sink string) acceptance { return planned(sink, a, op.Waiting, s.routes, s.mutes) }
+	delivered := func(sink string) acceptance {
+		if op.onlyAlerted(sink) {
+			return acceptance{}
+		}
+		return planned(sink, a, op.Waiting, s.routes, s.mutes)
+	}
 	return judge(s.rules, e, cloudevent.Fields(ce), s.approver, delivered, s.now, s.now).standing()
 }
 
@@ -99,8 +104,8 @@ func (all verdicts) possible() (rules []cloudevent.Rule) {
 	return rules
 }
 
-// ownRules returns the rules without those of other VMs. Only an announcement names these: later their VM has told more
-// about them than this one can know.
+// ownRules returns the rules without those of other VMs. Once an event is announced, their VM may have told more about
+// them than this one can know.
 func ownRules(rules []cloudevent.Rule) (own []cloudevent.Rule) {
 	return slices.DeleteFunc(slices.Clone(rules), func(r cloudevent.Rule) bool { return r.VM != "" })
 }

@@ -88,7 +88,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 		return
 	}
 	in := s.circumstances(op)
-	in.Rules = ownRules(b.reviews.get(op.event.ID).rules(op)) // people were told what the rules said then
+	in.Rules = b.reviews.get(op.event.ID).rules(op) // people were told what the rules said then
 	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	told := map[string]bool{}
@@ -123,7 +123,7 @@ func (s situation) addReminder(
 	c.log(slog.LevelInfo, "reminder due", "event", e.ID, "lead", cloudevent.LeadText(change.Lead), "id", id,
 		"to", strings.Join(a.To, ","))
 	c.add(ce, a)
-	stand := slices.DeleteFunc(slices.Clone(in.Rules), func(r cloudevent.Rule) bool { return r.Again != "" })
+	stand := slices.DeleteFunc(ownRules(in.Rules), func(r cloudevent.Rule) bool { return r.Again != "" })
 	if len(stand) > 0 {
 		c.change(op).promise(stand)
 	}

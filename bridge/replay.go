@@ -73,7 +73,7 @@ func (s situation) toldSince(tx *outbox.Tx, letter outbox.Delivery, op *openEven
 	}
 	change := imds.Change{Kind: imds.Approved, Event: op.event}
 	refused := tx.Delivery(letter.Route, op.Answer.Seq).State == outbox.StateDead
-	if !refused && len(s.audience(routes, change, op, false, false)) > 0 {
+	if !refused && len(s.audience(routes, change, op, false)) > 0 {
 		tell(*op.Answer)
 	}
 	return add

@@ -172,7 +172,7 @@ func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
 	}
 	d.NotBefore = op.event.NotBefore
 	hasChange := b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted // also as a fallback
-	if op.Answer != nil && (hasChange || slices.Contains(op.Routes, route)) {
+	if op.Answer != nil && (hasChange || op.gets(route)) {
 		accepted, err := b.outbox.Accepted(route, op.Answer.Seq)
 		switch {
 		case err != nil:

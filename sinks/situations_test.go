@@ -300,6 +300,8 @@ func situations() map[string]situation {
 		circumstances{Asked: unsure}, true, nil)
 	tell("scheduled-by-leader", "03:56:00", scheduled(reboot), circumstances{Rules: []cloudevent.Rule{
 		{Name: `rule "leader first"`, After: []string{"audit"}, Wait: 10, VM: "vm-db-2"}}}, true, nil)
+	tell("reminder-by-leader", "04:00:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{Rules: []cloudevent.Rule{
+		{Name: `rule "set"`, After: []string{"drain"}, VM: "vm-db-2"}}}, true, nil)
 	tell("scheduled-by-rule-with-lead", "03:56:00", scheduled(reboot), circumstances{Rules: []cloudevent.Rule{
 		{Name: `rule "drain first"`, After: []string{"drain"}, From: at("04:05:00").clock()}}}, true, nil)
 	tell("reminder-again", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},

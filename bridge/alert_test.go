@@ -1,0 +1,69 @@
+package bridge_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// Who hears that an event isn't started early hears when it begins after all and that it is over, also if its filter
+// leaves the event out: else people wait for a time that no longer holds, and an incident is never resolved. A list of
+// changes still holds for the changes. What starts something gets no event that its filter leaves out, and no rule counts
+// what a sink accepts only because of the trouble.
+func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		other := namedRule()
+		other.Name, other.After = "once people know", []string{"on-call"}
+		s.opts.Rules = []bridge.Rule{namedRule(), other}
+		ofTrouble := func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble }
+		drain, onCall, ends, page, job := &ear{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}, &ear{}, &ear{}, &ear{}, &ear{}
+		last := ends.all("ends").With(ofTrouble)
+		last.Filter.Only.Changes = []string{"first", "vanished"}
+		routes := []bridge.Route{
+			drain.all("drain").With(func(r *bridge.Terms) { r.Acts = true }), last,
+			onCall.all("on-call").With(ofTrouble).OnlyTypes("Freeze"),
+			page.all("page").With(func(r *bridge.Terms) { r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateLatest }).OnlyTypes("Freeze"),
+			job.all("job").With(func(r *bridge.Terms) { r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateDrop }).OnlyTypes("Freeze"),
+		}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(2 * time.Minute)
+		wantIDs(t, s.approvals())
+		b.end()
+		b = s.start(routes...)
+		pause(time.Minute)
+		drain.say(nil)
+		for _, d := range b.Outbox.List(outbox.Selection{Route: "drain", State: outbox.StateDead}) {
+			if _, err := b.Replay([]string{d.Key}, "", "alice"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		s.azure.Start(idA)
+		pause(time.Minute)
+		s.azure.End(idA)
+		pause(time.Minute)
+		wantIDs(t, eventTypes(onCall), "scheduled", "approved", "approved", "started", "vanished")
+		wantIDs(t, eventTypes(page), "approved", "approved", "started", "vanished")
+		first := slices.IndexFunc(page.accepted(), func(h heard) bool { return strings.HasSuffix(h.Event.Type(), ".approved") })
+		if missed := page.accepted()[first].Missed; len(missed) != 1 || missed[0].Change != "scheduled" {
+			t.Errorf("with the failure people read that they missed %+v, want the announcement", missed)
+		}
+		wantIDs(t, eventTypes(ends), "scheduled", "approved", "approved", "vanished")
+		wantIDs(t, eventTypes(job), "approved", "approved")
+		b.end()
+	})
+}
+
+// eventTypes returns the types of what was accepted about events.
+func eventTypes(e *ear) []string {
+	return slices.DeleteFunc(e.types(), func(typ string) bool { return strings.Contains(typ, ".") })
+}
