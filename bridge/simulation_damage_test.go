@@ -80,11 +80,12 @@ func (o *oracle) replacedByLatest(b belief, i int, route string, told []taken) b
 }
 
 // mayLose reports whether a delivery may be a dead letter because its CloudEvent is lost: its event is over, its
-// destination acts, or somebody gave up the latest change that it would be told instead.
+// destination acts, or somebody gave up the latest change that it would be told instead. What is about no event is never
+// lost.
 func (o *oracle) mayLose(e entry) bool {
 	acts := slices.ContainsFunc(o.ways(e.sink, 0, forever), func(r routePlan) bool { return r.late == "drop" })
 	over := slices.ContainsFunc(o.beliefs[e.event], func(b belief) bool {
 		return slices.ContainsFunc(b.changes, func(c change) bool { return c.kind == "vanished" })
 	})
-	return len(o.damages) > 0 && (e.event == "" || acts || over || len(o.hands) > 0)
+	return len(o.damages) > 0 && e.event != "" && (acts || over || len(o.hands) > 0)
 }

@@ -372,6 +372,9 @@ func (o *oracle) troubleIsTold() {
 			}
 		}
 	}
+	if !hasRoute(o.plan.routes, "well") { // shrink left it out
+		return
+	}
 	for _, e := range o.left {
 		if e.dead && e.event != "" && e.sink != "well" && len(o.boots) == 1 && len(o.ills) == 0 &&
 			o.plan.bounds == (bounds{}) && len(o.hands) == 0 &&

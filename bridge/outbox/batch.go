@@ -91,6 +91,9 @@ func (tx *Tx) add(a Addition) {
 		tx.messages[a.Seq] = m
 	}
 	if a.Body != nil {
+		if a.Group == "" {
+			m.body = a.Body
+		}
 		tx.added = append(tx.added, a.Body)
 		tx.write(bucketEvents, seqKey(a.Seq), a.Body)
 		tx.write(bucketMeta, metaLast, []byte(seqKey(tx.last)))
@@ -105,7 +108,7 @@ func (tx *Tx) setGroup(id string, to *Group) {
 	g := tx.group(id)
 	if to == nil {
 		tx.setLatest(g, nil)
-		g.state, g.cloudEvent, g.ended = nil, nil, tx.now.UTC()
+		g.state, g.ended = nil, tx.now.UTC()
 		tx.write(bucketGroups, id, nil)
 		tx.write(bucketEnded, id, g.ended)
 		for _, e := range slices.SortedFunc(maps.Keys(g.pending), bySeq) {

@@ -59,6 +59,12 @@ func (o *Outbox) merge(tx *Tx, returned *memory) Stored {
 	for _, t := range tables {
 		t.join(tx, returned, newer.writes)
 	}
+	returned.eachMessage(func(msg *message) {
+		mine := tx.message(msg.Seq)
+		if mine != nil && mine.Group == "" {
+			mine.body = msg.body
+		}
+	})
 	o.given = o.last
 	tx.hideBacklog(returned, newer.writes)
 	tx.assignMutes()

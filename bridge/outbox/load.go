@@ -75,7 +75,7 @@ func (o *Outbox) load() error {
 			return err
 		}
 	}
-	err := o.loadLatest(&m)
+	err := o.loadBodies(&m)
 	if err != nil {
 		return err
 	}
@@ -97,16 +97,22 @@ func (o *Outbox) load() error {
 	return damage
 }
 
-// loadLatest reads the CloudEvents of the open groups.
-func (o *Outbox) loadLatest(m *memory) error {
-	for seq, g := range m.latest {
+// loadBodies reads the CloudEvents that stay in memory.
+func (o *Outbox) loadBodies(m *memory) error {
+	stay := map[uint64]*message{}
+	m.eachMessage(func(msg *message) {
+		if m.staysInMemory(msg) {
+			stay[msg.Seq] = msg
+		}
+	})
+	for seq, msg := range stay {
 		body, err := o.storage.Read(bucketEvents, seqKey(seq))
 		if err != nil {
 			return err
 		}
 		o.diskAnswers()
 		if json.Valid(body) {
-			g.cloudEvent, g.latest.bytes = body, len(body)
+			msg.body, msg.bytes = body, len(body)
 		}
 	}
 	return nil
@@ -125,9 +131,9 @@ func (tx *Tx) saveAll() {
 	for _, t := range tables {
 		t.save(tx)
 	}
-	for seq, g := range tx.latest {
-		if g.cloudEvent != nil {
-			tx.write(bucketEvents, seqKey(seq), g.cloudEvent)
+	tx.eachMessage(func(msg *message) {
+		if msg.body != nil {
+			tx.write(bucketEvents, seqKey(msg.Seq), msg.body)
 		}
-	}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -137,4 +138,44 @@ func TestWhatReplacesALostCloudEventIsForTheSame(t *testing.T) {
 			t.Errorf("what the fallback had is now %+v", fellBack)
 		}
 	})
+}
+
+// What is about no event has nothing that could take its place, such as the report of a dead letter that waits for the end
+// of a mute. So it outlives a damaged file, whenever it was pending first.
+func TestWhatIsAboutNoEventOutlivesADamagedFile(t *testing.T) {
+	restart := func(t *testing.T, o *outbox.Outbox, s outbox.Storage, _ *disk) *outbox.Outbox {
+		o.Close()
+		return open(t, t.TempDir(), outbox.Options{Storage: s})
+	}
+	for claim, before := range map[string]func(*testing.T, *outbox.Outbox, outbox.Storage, *disk) *outbox.Outbox{
+		"it was added by this run": func(_ *testing.T, o *outbox.Outbox, _ outbox.Storage, _ *disk) *outbox.Outbox { return o },
+		"an earlier run left it":   restart,
+		"its file was read late": func(t *testing.T, o *outbox.Outbox, s outbox.Storage, d *disk) *outbox.Outbox {
+			release := d.hangReads()
+			o = restart(t, o, s, d)
+			release()
+			<-o.Returned()
+			joins(o)
+			return o
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := diskOf(nil)
+			s := &breaking{Storage: d}
+			o := open(t, t.TempDir(), outbox.Options{Storage: s})
+			report := mustAdd(t, o, "", "report", "a")
+			o = before(t, o, s, d)
+			s.breaks.Store(true)
+			mustAdd(t, o, "A", "scheduled", "a")
+			want(t, claim+": set aside", d.aside, "damaged")
+			for _, when := range []string{"at once", "after a restart"} {
+				body, err := bodyOf(o, "a", report.Seq)
+				if string(body) != string(report.Body) {
+					t.Errorf("%s: %s it is %q: %v", claim, when, body, err)
+				}
+				o = restart(t, o, s, d)
+			}
+			o.Close()
+		})
+	}
 }

@@ -40,11 +40,12 @@ func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 type message struct {
 	delivery.Message
 	bytes   int      // of the CloudEvent
+	body    []byte   // the CloudEvent, if memory keeps it: see staysInMemory
 	settled []Result // of settled deliveries
 }
 
 // record returns an open group as its owner knows it.
-func (g *group) record() Group { return Group{g.state, g.latest.Seq, g.cloudEvent} }
+func (g *group) record() Group { return Group{g.state, g.latest.Seq, g.latest.body} }
 
 // stored returns an open group as the file stores it.
 func (g *group) stored() storedGroup { return storedGroup{g.record(), g.latest.Message} }
@@ -75,13 +76,12 @@ func (r *route) newestCounts() bool {
 
 // A group is the state of one group.
 type group struct {
-	state      []byte
-	latest     *message          // nil unless it is open
-	cloudEvent []byte            // of latest
-	ended      time.Time         // when it ended, or got its last mark or receipt after that; zero while it is open
-	marks      map[string]Mark   // by id
-	receipts   map[string][]byte // by route: what its sink remembers
-	pending    map[*entry]bool   // nil if there are none
+	state    []byte
+	latest   *message          // nil unless it is open
+	ended    time.Time         // when it ended, or got its last mark or receipt after that; zero while it is open
+	marks    map[string]Mark   // by id
+	receipts map[string][]byte // by route: what its sink remembers
+	pending  map[*entry]bool   // nil if there are none
 }
 
 func newMemory() memory {
@@ -155,6 +155,10 @@ func (m *memory) message(seq uint64) *message {
 	return nil
 }
 
+// staysInMemory reports whether memory keeps a CloudEvent, so that no damage to the file can lose it: the latest change of
+// an open group, which takes the place of others that are lost, and what belongs to no group, whose place nothing takes.
+func (m *memory) staysInMemory(msg *message) bool { return msg.Group == "" || m.latest[msg.Seq] != nil }
+
 // eachMessage calls f with every CloudEvent that message knows, perhaps more than once.
 func (m *memory) eachMessage(f func(*message)) {
 	for _, g := range m.latest {
@@ -184,13 +188,14 @@ func (m *memory) openGroups() map[string]Group {
 // openGroup opens a group, or replaces its state and its latest change.
 func (m *memory) openGroup(g *group, to Group, latest *message) {
 	m.setLatest(g, latest)
-	g.state, g.cloudEvent = to.State, to.CloudEvent
+	g.state, latest.body = to.State, to.CloudEvent
 }
 
 // setLatest sets the latest change of a group; nil for one that isn't open.
 func (m *memory) setLatest(g *group, to *message) {
 	if g.latest != nil {
 		delete(m.latest, g.latest.Seq)
+		g.latest.body = nil
 	}
 	g.latest = to
 	if to != nil {

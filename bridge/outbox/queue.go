@@ -126,11 +126,11 @@ func (o *Outbox) body(seq uint64) []byte {
 			return body
 		}
 	}
-	g := o.latest[seq]
-	if g == nil {
+	msg := o.message(seq)
+	if msg == nil {
 		return nil
 	}
-	return g.cloudEvent
+	return msg.body
 }
 
 // cloudEvent returns the JSON of the CloudEvent with that sequence number. The error wraps delivery.ErrLost if it can

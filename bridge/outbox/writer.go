@@ -336,8 +336,8 @@ func (o *Outbox) ended(err error, operation uint64) {
 }
 
 // flush opens the file if it isn't open, and writes all waiting records. A file that can't be used is set aside, and all of
-// memory is written to a new one: the history stays in the old one, and so do CloudEvents that are pending. For those of an
-// open event its latest change is delivered.
+// memory is written to a new one: the history stays in the old one, and so do pending CloudEvents that don't stay in memory.
+// For those of an open event its latest change is delivered.
 func (o *Outbox) flush() error {
 	o.mu.Lock()
 	err := o.unusable
