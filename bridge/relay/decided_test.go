@@ -162,6 +162,59 @@ func TestWhatIsUrgentOvertakesNothingOfItsEventAtATakeover(t *testing.T) {
 	})
 }
 
+// A relay that takes a sink over doesn't go back in an event's life: a change is not urgent any more once the relay before
+// has taken in a newer one, which it may have told without getting an answer. The other messages are more than a relay reads
+// at once.
+func TestATakeoverTellsNothingOlderOfAnEventThanBefore(t *testing.T) {
+	over := func(t *testing.T, a azure) event.Event { return a.say(t, imds.Vanished, "vm-1") }
+	putOff := func(t *testing.T, a azure) event.Event { return a.in(3*time.Hour).updated(t, a) }
+	for name, tt := range map[string]struct {
+		newer   func(*testing.T, azure) event.Event
+		between bool // the others come between the event's changes, otherwise after them
+	}{
+		"it is over, as it reads later":   {over, true},
+		"it is put off, as it reads soon": {putOff, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				a := eventNo(900).in(10 * time.Minute)
+				announced, newer := a.say(t, imds.Scheduled, "vm-1"), tt.newer(t, a)
+				var others []event.Event
+				for n := range 600 {
+					others = append(others, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+				}
+				sink := newRecorder()
+				sink.answer = func(batch []delivery.Delivery) (answer delivery.Answer, err error) {
+					if batch[0].Event.Subject() == announced.Subject() {
+						err = errRefused
+					}
+					return answer, err
+				}
+				hook := with(route("hook", sink), latestOnly)
+				_, stop := s.run(hook)
+				s.publish(announced)
+				if tt.between {
+					s.publish(others...)
+				}
+				s.publish(newer)
+				pause(time.Minute)
+				stop()
+				if !tt.between {
+					s.publish(others...)
+				}
+				before := len(sink.attempts())
+				_, stop = s.start(relay.Options{Routes: []bridge.Route{hook}, Connect: s.over(&cable{latency: 20 * time.Millisecond})})
+				pause(time.Minute)
+				after := sink.attempts()[before:]
+				if slices.Contains(after, announced.ID()) || !slices.Contains(after, newer.ID()) {
+					t.Errorf("it begins with %q", after[:min(3, len(after))])
+				}
+				stop()
+			})
+		})
+	}
+}
+
 // A sink stops after 32 deliveries whose records aren't written, exec after one, so that another relay repeats no more.
 func TestASinkStopsWhileNothingIsPutOnRecord(t *testing.T) {
 	systemtest.Alone(t)

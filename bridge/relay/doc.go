@@ -17,7 +17,8 @@
 //   - One relay per sink: only the relay that holds the sink's lease delivers. One that can't renew its lease stops
 //     sending before another relay takes over, within 10 s.
 //   - Decided once: what a sink's filter accepted stays accepted, whatever a reload or a takeover brings.
-//   - Over before told: a relay that takes a sink over reads to the stream's end before it sends what isn't urgent.
+//   - Over before told: a relay that takes a sink over reads to the stream's end before it sends what isn't urgent. An
+//     event is urgent by the newest of its changes that any relay had taken in.
 //   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound, while the sink accepts
 //     nothing, the oldest that isn't urgent becomes a dead letter for each that comes, and the relay isn't ready. So
 //     nothing urgent waits behind the bound. A set that has more than a quarter of them loses its own first.

@@ -185,8 +185,8 @@ func wake(c chan struct{}) {
 func (q *queue) Changed() <-chan struct{} { return q.updates.wake }
 
 // Changes implements delivery.Queue. It leaves out what is to become a dead letter, and what waits for its lead until that
-// has come; and until the stream is read as far as it was when the lease was taken, all but what is urgent and what comes
-// before that of the same event: an event may be over.
+// has come; and until the stream is read as far as it was when the lease was taken, all but the events that are urgent by
+// the newest that waits about them: another may be over.
 func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -219,20 +219,42 @@ func (q *queue) Changes() (c delivery.Changes) {
 	return c
 }
 
-// urgentIn returns the last urgent delivery of each group that the Worker is still to hear of, while the stream isn't read as
-// far as it was when the lease was taken. mu is held.
+// urgentIn returns the newest delivery of each group that is urgent, while the stream isn't read as far as it was when the
+// lease was taken. mu is held.
 func (q *queue) urgentIn(now time.Time) map[*group]uint64 {
-	last := map[*group]uint64{}
+	newest := map[*group]uint64{}
 	if q.pos.catchUpTo == 0 {
-		return last
+		return newest
 	}
 	for seq := range q.updates.seqs {
 		e := q.pending[seq]
-		if e != nil && e.offered && !q.waits(e, now) && urgent(e.item, now) {
-			last[e.group] = max(last[e.group], seq)
+		if e == nil {
+			continue
+		}
+		if _, known := newest[e.group]; !known {
+			newest[e.group] = q.newestUrgent(e.group, now)
 		}
 	}
-	return last
+	return newest
+}
+
+// newestUrgent returns the newest delivery of a group if that is urgent, and 0 if not, or if one that waits in the record isn't
+// read yet: the relay before may have told that without an answer, and what is older must not be told after it. mu is held.
+func (q *queue) newestUrgent(g *group, now time.Time) uint64 {
+	if len(g.rec.Waiting) > len(g.pending) {
+		return 0
+	}
+	var newest *pendingItem
+	for _, seq := range g.pending {
+		e := q.pending[seq]
+		if !q.waits(e, now) && (newest == nil || seq > newest.item.Seq) {
+			newest = e
+		}
+	}
+	if newest == nil || !newest.offered || !urgent(newest.item, now) {
+		return 0
+	}
+	return newest.item.Seq
 }
 
 // Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
