@@ -256,7 +256,11 @@ func judge(class error, r response, origin string, redact *redactor) (delivery.A
 	if r.status >= 200 && r.status <= 299 {
 		return answer, nil
 	}
-	text := answer.Status + " from " + origin
+	from := origin
+	if r.status == http.StatusProxyAuthRequired {
+		from = "the proxy on the way to " + origin
+	}
+	text := answer.Status + " from " + from
 	if to, err := url.Parse(r.header.Get("Location")); err == nil && to.Host != "" && r.status/100 == 3 {
 		text += ", redirected to " + redact.line(to.Scheme+"://"+to.Host, maxShown) + ", which is not followed"
 	}

@@ -52,6 +52,9 @@ func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return (&Host{Zone: zone}).fields([]delivery.Delivery{d}, now)
 }
 
+// heldByLead are the changes that wait for the lead of a sink; what came of an approval waits with them.
+var heldByLead = []any{string(imds.Scheduled), string(imds.Updated), string(imds.Approved)}
+
 // fields returns the fields for the templates of a message: cloudevent.Fields, and those that MessageDocs explains. The
 // batch is one delivery or a group; the fields at the top are those of its first delivery, but for an id of the group, its
 // highest severity, and whether all of it is resolved.
@@ -59,7 +62,7 @@ func (h *Host) fields(batch []delivery.Delivery, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
 		group[i] = messageFields(d, h.Zone, now)
-		if change := group[i]["change"]; h.Lead > 0 && (change == string(imds.Scheduled) || change == string(imds.Updated)) {
+		if change := group[i]["change"]; h.Lead > 0 && slices.Contains(heldByLead, change) {
 			group[i]["age"] = max(0, min(now.Sub(d.Event.Time()), now.Sub(d.NotBefore.Add(-h.Lead))).Seconds())
 		}
 		if d.Repeated {

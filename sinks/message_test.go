@@ -52,6 +52,11 @@ func TestAMessageWithALeadSaysThePresentTime(t *testing.T) {
 	seen := d.Event.Time()
 	d.NotBefore = seen.Add(100 * time.Hour)
 	h := &Host{Lead: time.Hour}
+	approved := situations()["approved"].batch[0] // it waits with the change
+	approved.NotBefore = d.NotBefore
+	if f := h.fields([]delivery.Delivery{approved}, seen.Add(99*time.Hour)); f["age"] != 0.0 {
+		t.Errorf("what came of an approval is %v s late, want that it came in time", f["age"])
+	}
 	for after, age := range map[time.Duration]float64{0: 0, 3 * time.Minute: 180} {
 		f := h.fields([]delivery.Delivery{d}, seen.Add(99*time.Hour+after))
 		left := (time.Hour - after).Seconds()

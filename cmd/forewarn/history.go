@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -278,7 +279,11 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Locati
 	}[c.Change]
 	switch {
 	case c.Approval != nil:
-		return wording.ApprovalWords(*c.Approval)
+		words = wording.ApprovalWords(*c.Approval)
+		if c.Observer != "" {
+			words = "on " + wording.Printable(c.Observer) + ": " + words
+		}
+		return words
 	case c.Lead != "":
 		words = "reminder, " + wording.Printable(c.Lead) + " before"
 	case words == "":
@@ -292,7 +297,11 @@ func changeWords(c bridge.HistoryChange, o cloudevent.Outcome, zone *time.Locati
 		words += " (" + wording.Printable(strings.Join(c.Fields, ", ")) + ")"
 	}
 	if !c.NotBefore.IsZero() && c.Change != imds.Vanished && c.Change != imds.Started {
-		when := wording.Begins(c.NotBefore, c.Rules, c.Asked, c.Time, zone)
+		rules := c.Rules
+		if c.Lead != "" { // a reminder says that another VM may start it, not that it will
+			rules = slices.DeleteFunc(slices.Clone(rules), func(r cloudevent.Rule) bool { return r.VM != "" })
+		}
+		when := wording.Begins(c.NotBefore, rules, c.Asked, c.Time, zone)
 		if c.NotBefore.After(c.Time) {
 			when = "for " + when
 		}

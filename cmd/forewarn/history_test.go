@@ -71,6 +71,10 @@ func TestHistorySaysOfATimeWhatTheMessageSaid(t *testing.T) {
 		"changed (Description), for 04:10:00 UTC at the latest":               {Change: imds.Updated, Fields: []string{"Description"}, NotBefore: at.Add(10 * time.Minute), Asked: asked},
 		"announced, due since 03:50:00 UTC, found late":                       {Change: imds.Scheduled, NotBefore: at.Add(-10 * time.Minute), WhileAway: true, Rules: rules},
 		"reminder, 1h before, for 05:00:00 UTC at the earliest, seen by vm-0": {Change: imds.Reminder, Lead: "1h", NotBefore: at.Add(time.Hour), Observer: "vm-0"},
+		"reminder, 1h before, for 05:00:00 UTC at the earliest, seen by vm-1": {Change: imds.Reminder, Lead: "1h", NotBefore: at.Add(time.Hour), Observer: "vm-1",
+			Rules: []cloudevent.Rule{{Name: "rule 1", VM: "vm-0"}}},
+		"on vm-0: approved by rule 1, Azure answered 200 OK": {Change: imds.Approved, Observer: "vm-0",
+			Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Status: "200 OK"}},
 		"begun": {Change: imds.Started, NotBefore: at.Add(time.Minute)},
 	} {
 		c.Time = at

@@ -58,12 +58,12 @@ func Begins(notBefore time.Time, rules []cloudevent.Rule, asked *cloudevent.Aske
 	if !now.Before(notBefore) {
 		return "due since " + when
 	}
-	fields := map[string]any{"data": map[string]any{"rules": len(rules) > 0, "asked": asked != nil}}
-	var bound strings.Builder
-	if err := templates.Say(&bound, "bound", fields); err != nil { // its words are embedded
+	var limit strings.Builder
+	early := map[string]any{"early": len(rules) > 0 || asked != nil}
+	if err := templates.Say(&limit, "limit", early); err != nil { // its words are embedded
 		return when
 	}
-	return when + " " + bound.String()
+	return when + " " + limit.String()
 }
 
 // ByUrgency sorts events: those that have begun first, then the nearest.
