@@ -22,6 +22,7 @@ type memory struct {
 	newMutes map[string]bool  // ids of the mutes that were set since the start, not loaded from a file
 	groups   map[string]*group
 	latest   map[uint64]*group // open ones, by the sequence number of their latest change
+	marks    map[string]Mark   // by id
 	routes   map[string]*route
 	settings []Route // the last Batch.Routes; nil: none yet
 
@@ -79,7 +80,7 @@ type group struct {
 	state    []byte
 	latest   *message          // nil unless it is open
 	ended    time.Time         // when it ended, or got its last mark or receipt after that; zero while it is open
-	marks    map[string]Mark   // by id
+	marks    []string          // their ids
 	receipts map[string][]byte // by route: what its sink remembers
 	pending  map[*entry]bool   // nil if there are none
 }
@@ -87,7 +88,7 @@ type group struct {
 func newMemory() memory {
 	return memory{
 		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
-		latest: map[uint64]*group{}, routes: map[string]*route{}, hidden: map[string][]*entry{},
+		latest: map[uint64]*group{}, marks: map[string]Mark{}, routes: map[string]*route{}, hidden: map[string][]*entry{},
 	}
 }
 
@@ -133,7 +134,7 @@ func (m *memory) route(name string) *route {
 func (m *memory) group(id string) *group {
 	g := m.groups[id]
 	if g == nil {
-		g = &group{marks: map[string]Mark{}, receipts: map[string][]byte{}}
+		g = &group{receipts: map[string][]byte{}}
 		m.groups[id] = g
 	}
 	return g
@@ -320,19 +321,23 @@ func (m *memory) unstored(dead bool) (list []*entry) {
 
 // markOf returns the mark of an id of the group; the zero Mark if there is none.
 func (m *memory) markOf(group, id string) Mark {
-	g := m.groups[group]
-	if g == nil {
+	mark := m.marks[id]
+	if mark.Group != group {
 		return Mark{}
 	}
-	return g.marks[id]
+	return mark
 }
 
 // setMark adds a mark. Of two of one id, the larger count stays.
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)
-	to.Times = max(to.Times, g.marks[id].Times)
+	was, known := m.marks[id]
+	if !known {
+		g.marks = append(g.marks, id)
+	}
+	to.Times = max(to.Times, was.Times)
 	to.At = to.At.UTC()
-	g.marks[id] = to
+	m.marks[id] = to
 	g.extendEnd(to.At)
 }
 

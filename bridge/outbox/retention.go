@@ -102,15 +102,15 @@ func (tx *Tx) dropEnded(most int) {
 			break
 		}
 		tx.write(bucketEnded, id, nil)
-		for markID := range g.marks {
+		for _, markID := range g.marks {
+			delete(tx.marks, markID)
 			tx.write(bucketMarks, markID, nil)
 		}
 		for route := range g.receipts {
 			tx.write(bucketReceipts, id+"/"+route, nil)
 		}
-		clear(g.marks)
 		clear(g.receipts)
-		g.ended = time.Time{}
+		g.marks, g.ended = nil, time.Time{}
 		tx.dropIfEmpty(id)
 	}
 }

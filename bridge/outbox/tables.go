@@ -193,10 +193,8 @@ var endedTable = table[time.Time]{
 var markTable = table[Mark]{
 	bucket: bucketMarks,
 	each: func(m *memory, f func(string, Mark)) {
-		for _, g := range m.groups {
-			for markID, mark := range g.marks {
-				f(markID, mark)
-			}
+		for id, mark := range m.marks {
+			f(id, mark)
 		}
 	},
 	put: func(m *memory, id string, mark Mark) error {
