@@ -259,14 +259,14 @@ func committed(cloudEvent []byte) (ce event.Event) {
 	return ce
 }
 
-// all returns the open events in the order in which they were first seen.
+// all returns the open events in the order in which they were first seen. The slice must not be changed.
 func (o *openEvents) all() []*openEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.inOrder == nil {
 		o.inOrder = slices.SortedFunc(maps.Values(o.byID), byFirst)
 	}
-	return slices.Clone(o.inOrder)
+	return o.inOrder
 }
 
 // get returns an open event; nil if it is not open.

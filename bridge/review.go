@@ -47,9 +47,14 @@ func (r *reviews) with(id string, f func(*review)) {
 }
 
 // get returns the review of an event; the zero review if nothing is known.
-func (r *reviews) get(id string) (v review) {
-	r.with(id, func(known *review) { v = *known })
-	return v
+func (r *reviews) get(id string) review {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.byID[id]
+	if v == nil {
+		return review{}
+	}
+	return *v
 }
 
 // forget drops the reviews of events that are over, and without rules what those said.
@@ -93,7 +98,9 @@ func (v review) rules(op *openEvent) []cloudevent.Rule {
 
 // setDoubt records what speaks against an event; "" for nothing.
 func (r *reviews) setDoubt(id, why string) {
-	r.with(id, func(v *review) { v.doubt = why })
+	if r.get(id).doubt != why {
+		r.with(id, func(v *review) { v.doubt = why })
+	}
 }
 
 // firstSeen returns when the route's acceptance of an event's change was first seen, and records it if that is now.
