@@ -127,6 +127,11 @@ const headStart = 6 * time.Second
 // start. A stream keeps one copy of each change, and only a VM that is hit knows whether a rule of its settings will start
 // the event early. The eviction of a Spot VM is announced without rules, and there is no time.
 func giveWay(ce event.Event) error {
+	end := ce.Time().Add(headStart)
+	left := time.Until(end)
+	if left <= 0 || left > headStart { // the clock was set back
+		return nil
+	}
 	f := cloudevent.Fields(ce)
 	change, _ := f["change"].(string)
 	resources, _ := f["resources"].([]string)
@@ -134,11 +139,6 @@ func giveWay(ce event.Event) error {
 	_, knows := data["rules"]
 	alone := f["azself"] == true && len(resources) == 1
 	if knows || alone || f["azeventtype"] == "Preempt" || !oneOf(change, "scheduled", "updated", "reminder") {
-		return nil
-	}
-	end := ce.Time().Add(headStart)
-	left := time.Until(end)
-	if left <= 0 || left > headStart { // the clock was set back
 		return nil
 	}
 	return &delivery.NotYet{Until: end}

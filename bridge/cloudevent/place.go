@@ -99,24 +99,20 @@ func SubjectToken(name string) string { return Token(strings.ToLower(name)) }
 // Token makes a text one token of a subject: letters, digits, _ and - stay, every other rune becomes _, and so does an
 // empty text. A long text is cut and ends in a hash of the whole, so that two long ids stay different.
 func Token(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if b.Len() > MaxToken {
-			break
+	token := strings.Map(func(r rune) rune {
+		if inToken(r) {
+			return r
 		}
-		if !inToken(r) {
-			r = '_'
-		}
-		b.WriteRune(r)
-	}
+		return '_'
+	}, s)
 	switch {
-	case b.Len() == 0:
+	case token == "":
 		return noToken
-	case b.Len() <= MaxToken:
-		return b.String()
+	case len(token) <= MaxToken:
+		return token
 	}
 	sum := sha256.Sum256([]byte(s))
-	return b.String()[:MaxToken-9] + "-" + hex.EncodeToString(sum[:4])
+	return token[:MaxToken-9] + "-" + hex.EncodeToString(sum[:4])
 }
 
 // inToken reports whether a token may hold a rune.
