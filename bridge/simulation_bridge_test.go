@@ -251,8 +251,8 @@ func (p *process) record() (list []recorded) {
 
 // A kept is one delivery as the outbox remembers it in the end, and for how long it was pending.
 type kept struct {
-	sink, id, state, reason string
-	from, to                time.Time
+	sink, id, event, state, reason string
+	from, to                       time.Time
 }
 
 // ledger returns all that the outbox remembers.
@@ -263,7 +263,7 @@ func (p *process) ledger() (list []kept) {
 			return err
 		}
 		for _, d := range r.Deliveries {
-			list = append(list, kept{d.Route, ce.ID(), d.State, d.Reason, ce.Time(), d.At})
+			list = append(list, kept{d.Route, ce.ID(), ce.Subject(), d.State, d.Reason, ce.Time(), d.At})
 		}
 		return nil
 	})

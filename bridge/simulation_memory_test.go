@@ -61,9 +61,9 @@ func (o *oracle) bounded() {
 			}
 			total++
 			all[k.sink]++
-			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") && k.state != "withdrawn" &&
+			if o.whenBack(k.sink, k.from).Before(early) && (k.to.After(late) || k.state == "pending") && k.state != "withdrawn" &&
 				!o.underWay(k, v.to) {
-				if !leads[k.sink] { // what waits for its lead is pending only from then on
+				if !leads[k.sink] && !o.alerted(k.event, k.sink) { // what waits for its lead, or for trouble, is pending only from then on
 					sure[k.sink]++
 				}
 				if k.sink == v.sink && k.from.Before(v.from) && k.to.After(late) && !o.waits(k.sink) {
@@ -107,7 +107,7 @@ func (o *oracle) withdrawn() (list []kept) {
 				for _, route := range c.orphans {
 					if k := (key{route, c.id}); !known[k] {
 						known[k] = true
-						list = append(list, kept{route, c.id, "withdrawn", "", c.clock, o.whenBack(route, c.clock)})
+						list = append(list, kept{route, c.id, c.event.id, "withdrawn", "", c.clock, o.whenBack(route, c.clock)})
 					}
 				}
 			}

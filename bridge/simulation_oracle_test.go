@@ -221,7 +221,7 @@ func (o *oracle) nothingMore(b belief, route string, told []taken) {
 			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", route, t.id, ids(b))
 		case !decided:
 			o.add("filters", "%s was told %s at %v, when the VM's name could still come", route, t.id, short(t.start))
-		case !owed && t.instead == "" && !o.hand("replay", route, t.id) && !o.blurs(t.event, b):
+		case !owed && t.instead == "" && !o.hand("replay", route, t.id) && !o.blurs(t.event, b) && !o.alerted(t.event, route):
 			o.add("filters", "%s was told %s, which it is not owed", route, t.id)
 		case lost:
 			o.add("owed before sent", "%s was told %s, which was not on the disk", route, t.id)

@@ -349,6 +349,19 @@ func (o *oracle) triedInstead(e entry) bool {
 	return false
 }
 
+// alerted reports whether a route gets an event whatever its filter says, because it was to be told that the event isn't
+// started early, or what Azure refused.
+func (o *oracle) alerted(event, route string) bool {
+	joins := func(r routePlan) bool { return r.bridge != "none" && r.late != "drop" && !r.acts }
+	isApproval := func(sink, id string) bool { return sink == route && strings.HasPrefix(id, event+"-approved-") }
+	return slices.ContainsFunc(o.ways(route, 0, forever), joins) &&
+		(slices.ContainsFunc(o.tried[event][route], func(t taken) bool {
+			return t.change == "approved" || slices.Contains(t.missed, "approved")
+		}) ||
+			slices.ContainsFunc(o.left, func(e entry) bool { return isApproval(e.sink, e.id) }) ||
+			slices.ContainsFunc(o.ledger, func(k kept) bool { return isApproval(k.sink, k.id) }))
+}
+
 // troubleIsTold: each dead letter is told to who wants to hear of trouble, to nobody else, and never to the sink that
 // it is about.
 func (o *oracle) troubleIsTold() {
