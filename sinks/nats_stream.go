@@ -36,7 +36,7 @@ const (
 	maxStreamName  = 255 // the server makes a directory of that name
 )
 
-var natsDefaultSubjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
+var natsDefaultSubjects = []string{natsEvents + ">", natsBridge + ">"}
 
 // check returns p with its defaults, nil if there is none.
 func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {

@@ -11,23 +11,19 @@ import (
 	"forewarn/templates"
 )
 
-// The default subjects. All their parts are of the Azure event or its set, so that all VMs that see a change give it
-// the same subject.
+// What the default subjects begin with.
 const (
-	natsEventSubject = "forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.azeventtype}}." +
-		"{{.change}}.{{.id}}"
-	natsBridgeSubject = "forewarn.bridge.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.vm}}.{{.change}}.{{.id}}"
+	natsEvents     = "forewarn.events."
+	natsBridge     = "forewarn.bridge."
+	natsHeartbeats = "forewarn.heartbeat."
 )
-
-// natsHeartbeats begins the subjects of heartbeats. Of a VM, only the last one counts.
-const natsHeartbeats = "forewarn.heartbeat."
 
 // maxSubject is the longest subject: the server takes it and what stands around it up to 4 KiB.
 const maxSubject = 1000
 
 type natsSubjects struct {
-	event, bridge *templates.Template
-	custom        string // of the settings, "" for those by default
+	custom   string              // the template in the settings, "" for the default subjects
+	template *templates.Template // the same, parsed
 }
 
 // patterns returns the subjects for a stream. Of a template they are the tokens before the first that varies.
@@ -47,27 +43,20 @@ func (s natsSubjects) patterns() []string {
 // tries. once says that no two CloudEvents may have the same subject.
 func openSubjects(text string, file Path, once bool) (natsSubjects, error) {
 	text, key, err := settingsText("subject", text, file)
-	if err != nil {
+	if err != nil || key == "" {
 		return natsSubjects{}, err
 	}
 	s := natsSubjects{custom: strings.TrimSpace(text)}
-	ofEvent, ofBridge := natsEventSubject, natsBridgeSubject
-	if key != "" {
-		ofEvent, ofBridge = text, text
-		shape := shapeOf(cloudevent.FieldDocs)
-		addNames(shape, natsFields)
-		err = templates.CheckNames(text, shape)
-	}
-	if key != "" && s.custom == "" {
+	shape := shapeOf(cloudevent.FieldDocs)
+	addNames(shape, natsFields)
+	err = templates.CheckNames(text, shape)
+	if s.custom == "" {
 		err = errors.New("is empty")
 	}
 	if err == nil {
-		s.event, err = templates.Parse("subject", ofEvent)
+		s.template, err = templates.Parse("subject", text)
 	}
 	if err == nil {
-		s.bridge, err = templates.Parse("subject", ofBridge)
-	}
-	if err == nil && key != "" {
 		err = s.try(once)
 	}
 	if err != nil {
@@ -108,7 +97,7 @@ func (s natsSubjects) try(once bool) error {
 // relay demands. Any other subject is the user's own.
 func isOwn(subject string, at cloudevent.Place) bool {
 	for begin, place := range map[string]string{
-		"forewarn.events.": at.String() + ".", "forewarn.bridge.": at.String() + "." + at.VM + ".",
+		natsEvents: at.String() + ".", natsBridge: at.String() + "." + at.VM + ".",
 	} {
 		rest, as := strings.CutPrefix(subject, begin)
 		if as && !strings.HasPrefix(rest, place) {
@@ -118,16 +107,27 @@ func isOwn(subject string, at cloudevent.Place) bool {
 	return true
 }
 
-// heartbeatSubject is the subject of all heartbeats of a VM: by its subscription, group, set, and name. A VM in no set is its
-// own. It is the same whatever the settings say, because a stream of its own takes them.
-func heartbeatSubject(ce event.Event) string {
+// defaultSubject returns the subject of a CloudEvent unless the settings have others. All parts of that of a change are of
+// the Azure event or its set, so that all VMs that see the change give it the same one. All heartbeats of a VM have one
+// subject, because only the last one counts. A VM in no set is its own.
+func defaultSubject(ce event.Event) string {
 	at := cloudevent.PlaceOf(ce)
-	return natsHeartbeats + at.String() + "." + at.VM
+	what := cloudevent.Token(cloudevent.KindOf(ce.Type())) + "." + cloudevent.Token(ce.ID())
+	switch {
+	case ce.Type() == cloudevent.BridgeHeartbeat:
+		return natsHeartbeats + at.String() + "." + at.VM
+	case strings.HasPrefix(ce.Type(), cloudevent.EventPrefix):
+		azure, _ := ce.Extensions()["azeventtype"].(string)
+		return natsEvents + at.String() + "." + cloudevent.Token(azure) + "." + what
+	}
+	return natsBridge + at.String() + "." + at.VM + "." + what
 }
 
+// of returns the subject of a CloudEvent. That of a heartbeat is the same whatever the settings say, because a stream of
+// its own takes them.
 func (s natsSubjects) of(ce event.Event) (string, error) {
-	if ce.Type() == cloudevent.BridgeHeartbeat {
-		return heartbeatSubject(ce), nil
+	if s.custom == "" || ce.Type() == cloudevent.BridgeHeartbeat {
+		return defaultSubject(ce), nil
 	}
 	raw, err := s.execute(ce)
 	if err != nil {
@@ -141,11 +141,7 @@ func (s natsSubjects) of(ce event.Event) (string, error) {
 }
 
 func (s natsSubjects) execute(ce event.Event) (string, error) {
-	t := s.event
-	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) {
-		t = s.bridge
-	}
-	text, err := execute(t, subjectFields(ce))
+	text, err := execute(s.template, subjectFields(ce))
 	return strings.TrimSpace(text), err
 }
 
@@ -163,9 +159,6 @@ var natsFields = map[string]Field{
 // CloudEvent is sent.
 func subjectFields(ce event.Event) map[string]any {
 	f := cloudevent.Fields(ce)
-	if c, ok := f["change"].(string); ok {
-		f["change"] = strings.TrimPrefix(c, "dev.forewarn.")
-	}
 	at := cloudevent.PlaceOf(ce)
 	f["subscription"], f["resourcegroup"], f["set"], f["vm"] = at.Subscription, at.Group, at.Set, at.VM
 	return mapTexts(f, cloudevent.Token).(map[string]any)

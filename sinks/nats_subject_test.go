@@ -126,9 +126,6 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.try(true); err != nil {
-		t.Error(err)
-	}
 	all, err := cloudevent.Samples(false)
 	if err != nil {
 		t.Fatal(err)
@@ -145,8 +142,9 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 			}
 			continue
 		}
-		if !taken {
-			t.Errorf("no stream made by default takes %s", subject)
+		own := isOwn(subject, cloudevent.PlaceOf(ce)) && strings.HasSuffix(subject, "."+cloudevent.Token(ce.ID()))
+		if !taken || !own || sanitised(subject) != subject {
+			t.Errorf("no stream made by default takes %s, or a relay refuses it", subject)
 		}
 	}
 }

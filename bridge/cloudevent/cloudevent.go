@@ -258,7 +258,7 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) (event.Event, error) {
 	ce := event.New(event.CloudEventsVersionV1)
 	at = at.UTC()
-	kind := kindOf(typ)
+	kind := KindOf(typ)
 	ce.SetID(idToken(cmp.Or(o.VMID, o.Name, unknownHost)) + "-" + strings.ReplaceAll(kind, ".", "-") + "-" +
 		at.Format(timestampInIDs) + fmt.Sprintf("%09dZ", at.Nanosecond()))
 	ce.SetType(typ)
@@ -295,8 +295,8 @@ func Decode(text []byte) (ce event.Event, err error) {
 	return ce, err
 }
 
-// kindOf returns the part of a CloudEvent's type that says what happened, such as started or sink.blocked.
-func kindOf(typ string) string {
+// KindOf returns the part of a CloudEvent's type that says what happened, such as started or sink.blocked.
+func KindOf(typ string) string {
 	for _, p := range []string{EventPrefix, BridgePrefix, prefix} {
 		if kind, ours := strings.CutPrefix(typ, p); ours {
 			return kind
@@ -437,7 +437,7 @@ func Fields(ce event.Event) map[string]any {
 		}
 	}
 	f["severity"], f["duration"] = f["severitynumber"], f["azduration"]
-	f["change"] = kindOf(ce.Type())
+	f["change"] = KindOf(ce.Type())
 
 	var data map[string]any
 	if json.Unmarshal(ce.Data(), &data) != nil || data == nil { // JSON's null is no error

@@ -210,7 +210,7 @@ func spoken(t *testing.T) map[string]event.Event {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all["bridge-"+kindOf(typ)] = ce
+		all["bridge-"+KindOf(typ)] = ce
 	}
 	away := map[string]time.Time{"from": answer, "to": commitTime}
 	bridge(BridgeStarted, map[string]any{"version": "0.1.0", "settingsHash": "5f0b1c2d", "apiVersion": "2020-07-01", "bootTime": answer, "gap": away})
