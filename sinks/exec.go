@@ -54,9 +54,10 @@ const (
 // A command runs a program for each CloudEvent.
 //
 // A run is over when the program has ended and has left no process behind. What it has left is killed, and the run has
-// failed: nobody may take work for done that was only begun. A run that is out of time gets SIGTERM, and SIGKILL after
-// stop_grace; it has failed even if the program then exits with 0. When the bridge stops, SIGKILL follows after at most shutdownGrace, so that the bridge can still record
-// how the run ended. If the bridge itself is killed, the program is killed too on Linux, but not the program's children.
+// failed: nobody may take work for done that was only begun. At the end of its time the program and all that it has
+// started get SIGTERM, and SIGKILL after stop_grace; the run has failed even if the program then exits with 0. When the
+// bridge stops, SIGKILL follows after at most shutdownGrace, so that the bridge can still record how the run ended. If
+// the bridge itself is killed, the program is killed too on Linux, but not the program's children.
 type command struct {
 	Host
 	args     []string

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	lookAgain  = 10 * time.Millisecond // between two looks at what is left
-	killPasses = 5                     // at most at a stop: what is killed may have started something else meanwhile
-	slowPasses = 200                   // at most else: on a busy machine what is killed takes a while to end
+	lookAgain  = 10 * time.Millisecond  // between two looks at what is left
+	lookSeldom = 100 * time.Millisecond // between two looks at what takes its time
+	killPasses = 5                      // at most at a stop: what is killed may have started something else meanwhile
+	slowPasses = 200                    // at most else: on a busy machine what is killed takes a while to end
 )
 
 // unfound stands for a process that is known only because it still has the output of the program open.
@@ -33,6 +34,7 @@ type leftover struct {
 	pid   int
 	name  string // of what it runs, as the system knows it
 	ended bool   // it has ended since the program has, and may have started others
+	apart bool   // it is not in the process group of the program
 	lives bool   // it, or what it has started, could not be ended
 }
 
@@ -42,8 +44,10 @@ type groupEnd struct {
 	cut  bool       // it was still running when ctx ended, or something that it has left was
 }
 
-// runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after the
-// grace. What the program has left running is ended and returned: processGroup.rest says what each system finds.
+// runGroup starts a program and waits until it ends. When ctx ends before, the program and all that it has started get
+// SIGTERM, and what is still there after the grace gets SIGKILL. What a program has left running that has ended by
+// itself is killed after a moment. What was killed after the program's end is returned: processGroup.rest says what each
+// system finds.
 //
 // It locks its thread, because on Linux the program dies with the thread that started it.
 func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) (e groupEnd, err error) {
@@ -57,13 +61,17 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) (e groupEnd, e
 	group := newProcessGroup(cmd.Process, mark)
 	running, ended := context.WithCancel(context.Background())
 	defer ended()
-	told := make(chan bool, 1)
+	graceEnd := make(chan time.Time, 1) // zero if the program had ended before ctx did
 	stop := context.AfterFunc(ctx, func() {
 		grace := terms.grace
 		if errors.Is(ctx.Err(), context.Canceled) {
 			grace = min(grace, shutdownGrace)
 		}
-		told <- group.terminate()
+		if !group.terminate() {
+			graceEnd <- time.Time{}
+			return
+		}
+		graceEnd <- time.Now().Add(grace)
 		select {
 		case <-time.After(grace):
 			group.kill()
@@ -74,28 +82,33 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, terms runTerms) (e groupEnd, e
 	defer group.close()
 	if !group.awaitEnd() {
 		err = cmd.Wait()
-		e.cut = !stop() && <-told
+		e.cut = !stop() && !(<-graceEnd).IsZero()
 		return e, err
 	}
-	e.cut = !stop() && <-told // from here on nothing is ended before it was found
-	ended()
-	e.left = group.endRest(ctx, terms.moment)
+	soon, cancel := context.WithTimeout(ctx, terms.moment)
+	if !stop() {
+		until := <-graceEnd
+		e.cut = !until.IsZero()
+		cancel()
+		soon, cancel = context.WithDeadline(context.Background(), until)
+	}
+	defer cancel()
+	ended() // from here on nothing is killed before it was found
+	e.left = group.endRest(ctx, soon)
 	group.close()
 	err = cmd.Wait()
 	e.cut = e.cut || len(e.left) > 0 && ctx.Err() != nil
 	return e, err
 }
 
-// endRest ends what the program has left running, and returns it. What is about to end, such as the last member of a
-// pipeline, has a moment to do so and is not returned. The moment is over when ctx ends. Processes that keep starting
-// others are given up after a while: they are returned as living.
-func (g *processGroup) endRest(ctx context.Context, moment time.Duration) []leftover {
-	soon, cancel := context.WithTimeout(ctx, moment)
-	defer cancel()
+// endRest kills what the program has left running, and returns it. What ends by itself until soon ends, such as the last
+// member of a pipeline, is not returned. Processes that keep starting others are given up after a while, sooner if ctx
+// has ended: they are returned as living.
+func (g *processGroup) endRest(ctx, soon context.Context) []leftover {
 	rest := g.rest()
-	for len(rest) > 0 && soon.Err() == nil {
+	for pause := lookAgain; len(rest) > 0 && soon.Err() == nil; pause = min(2*pause, lookSeldom) {
 		select {
-		case <-time.After(lookAgain):
+		case <-time.After(pause):
 		case <-soon.Done():
 		}
 		rest = g.rest()

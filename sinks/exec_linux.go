@@ -91,12 +91,12 @@ func endMarked(mark uint64) {
 	}
 }
 
-// rest returns what the program, which has ended, has left running: the processes of its group and of its session, and
-// those elsewhere that have its mark, such as a daemon. It reaps those that have ended, and returns them too: each may
-// have started another one that /proc did not list yet.
+// rest returns what runs besides the program because it was started by it: the processes of its group and of its
+// session, and those elsewhere that have its mark, such as a daemon. It reaps those that have ended, and returns them
+// too: each may have started another one that /proc did not list yet.
 //
-// If it returns nothing, the program has left nothing. Whatever is left descends from a child of this process, and that
-// child is in /proc until it is reaped here, even if it ends meanwhile.
+// If it returns nothing after the program has ended, the program has left nothing. Whatever is left descends from a
+// child of this process, and that child is in /proc until it is reaped here, even if it ends meanwhile.
 func (g *processGroup) rest() []leftover {
 	own, err := readProcess(g.pid)
 	if errors.Is(err, fs.ErrNotExist) { // there is no /proc
@@ -122,7 +122,7 @@ func (g *processGroup) rest() []leftover {
 				continue // a living process is its parent
 			}
 		}
-		all = append(all, leftover{pid: pid, name: p.name, ended: p.ended()})
+		all = append(all, leftover{pid: pid, name: p.name, ended: p.ended(), apart: p.group != g.pid})
 	}
 	return all
 }
@@ -137,13 +137,13 @@ func processNames() ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// left reports whether the program, which was started at start, has left p.
+// left reports whether p was started by the program, which was started at start.
 func (g *processGroup) left(p process, start uint64) bool {
 	return p.start >= start && (p.group == g.pid || p.session == g.pid || g.mark != 0 && p.mark() == g.mark)
 }
 
-// killRest kills processes that rest has returned, unless they have ended and their ids belong to others.
-func (g *processGroup) killRest(rest []leftover) {
+// signalRest sends a signal to processes that rest has returned, unless they have ended and their ids belong to others.
+func (g *processGroup) signalRest(rest []leftover, s syscall.Signal) {
 	own, err := readProcess(g.pid)
 	if err != nil {
 		return
@@ -154,7 +154,7 @@ func (g *processGroup) killRest(rest []leftover) {
 			continue
 		}
 		if p, err := readProcess(l.pid); err == nil && g.left(p, own.start) {
-			held.Kill()
+			held.Signal(s)
 		}
 		held.Release()
 	}

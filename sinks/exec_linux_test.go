@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -14,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/goccy/go-yaml"
@@ -40,6 +43,19 @@ func performOnLinux(task string, args []string) int {
 	case "headless": // ends its first thread, on which this runs, and goes on
 		go func() { os.Exit(hang(args[0])) }()
 		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
+	case "careful": // when it is told to end it says so, and cleans up once it hears to go on
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGTERM)
+		conn, err := net.Dial("tcp", args[0])
+		if err != nil {
+			return 1
+		}
+		<-told
+		fmt.Fprintln(conn, "told")
+		conn.Read(make([]byte, 1))
+		time.Sleep(100 * time.Millisecond) // long enough for whoever would rather kill it
+		fmt.Fprintln(conn, "done")
+		return 0
 	case "root": // becomes root, if its file lets it
 		if err := syscall.Setuid(0); err != nil {
 			return 1

@@ -19,5 +19,5 @@ func (g *processGroup) awaitEnd() bool { return false }
 // hasEnded doesn't know, and reports that the program runs: in doubt, its run doesn't count as done.
 func (g *processGroup) hasEnded() bool { return false }
 
-func (g *processGroup) rest() []leftover    { return nil }
-func (g *processGroup) killRest([]leftover) {}
+func (g *processGroup) rest() []leftover                      { return nil }
+func (g *processGroup) signalRest([]leftover, syscall.Signal) {}

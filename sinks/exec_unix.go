@@ -116,16 +116,18 @@ func newProcessGroup(p *os.Process, mark uint64) *processGroup {
 	return &processGroup{pid: p.Pid, mark: mark}
 }
 
-// terminate asks the whole group to end, unless it is closed. It reports whether the program was still running.
+// terminate asks the program and all that it has started to end, unless the program has ended. It reports whether it was
+// still running. What is started from then on, as to clean up, is not asked.
 func (g *processGroup) terminate() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed {
+	if g.closed || g.hasEnded() {
 		return false
 	}
-	running := !g.hasEnded()
+	apart := slices.DeleteFunc(g.rest(), func(l leftover) bool { return !l.apart })
 	syscall.Kill(-g.pid, syscall.SIGTERM)
-	return running
+	g.signalRest(apart, syscall.SIGTERM)
+	return true
 }
 
 // kill kills the whole group, unless it is closed.
@@ -136,6 +138,9 @@ func (g *processGroup) kill() {
 		syscall.Kill(-g.pid, syscall.SIGKILL)
 	}
 }
+
+// killRest kills processes that rest has returned.
+func (g *processGroup) killRest(rest []leftover) { g.signalRest(rest, syscall.SIGKILL) }
 
 // close prevents further signals. It is called once the id of the group may be free.
 func (g *processGroup) close() {
