@@ -10,6 +10,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
 )
 
 // A relay reads records for the history when somebody asks for it, and follows none meanwhile. Without an answer it says
@@ -130,6 +131,37 @@ func TestTheHistorySaysWhatCameOfTheAttempts(t *testing.T) {
 		}
 		if dead.Reason != delivery.ReasonRejected || dead.Attempts != 1 || !strings.Contains(dead.Error, "no such key") {
 			t.Errorf("of the dead letter the history says %+v, want one attempt, and what the destination said", dead)
+		}
+		stop()
+	})
+}
+
+// An attempt that could not begin doesn't count: here the record of the change before could not be written.
+func TestWhatCouldNotBeReadWasNotAttempted(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, wire := newRecorder(), &cable{}
+		drain := with(route("drain", sink), func(x *bridge.Terms) { x.Late = delivery.LateDrop })
+		drain.Filter.Only.Changes = []string{"scheduled", "updated"}
+		st, stop := s.start(relay.Options{Routes: []bridge.Route{drain}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		wire.fail(`"state":"accepted"`)
+		a := eventNo(1).in(20 * time.Minute)
+		announced := a.say(t, imds.Scheduled, "vm-1")
+		s.publish(announced)
+		pause(time.Second)
+		s.publish(a.in(30*time.Minute).updated(t, a))
+		pause(time.Minute)
+		s.publish(a.say(t, imds.Vanished, "vm-1"))
+		pause(5 * time.Second)
+		wire.fail("")
+		pause(time.Minute)
+		wantIDs(t, "tried", sink.attempts(), announced)
+		lives, _, err := st.Histories(t.Context(), bridge.Period{})
+		if err != nil || len(lives) != 1 || len(lives[0].Changes) < 2 {
+			t.Fatalf("the history says %+v, %v", lives, err)
+		}
+		if d := lives[0].Changes[1].Deliveries; len(d) != 1 || d[0].State != "superseded" || d[0].Attempts != 0 {
+			t.Errorf("the history says %+v of the update, want that it was never attempted", d)
 		}
 		stop()
 	})

@@ -269,6 +269,11 @@ func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	e.begun = true
 	q.mu.Unlock()
 	d.Event, d.Receipt, err = q.read(i)
+	if err != nil {
+		q.mu.Lock()
+		e.begun = false
+		q.mu.Unlock()
+	}
 	d.EventOver = !i.Ends() && q.hasEnd(i)
 	return d, q.shown(err)
 }
