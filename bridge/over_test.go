@@ -349,25 +349,34 @@ func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
 	}
 }
 
-// A fallback that acts begins nothing about an event that ended before the other sink gave up.
+// A fallback that acts begins nothing about an event that ended before the other sink gave up, and people don't read that
+// it is to come.
 func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		hook, drain := &ear{answer: always(errSinkDown)}, &ear{}
-		second := drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-		second.Filter.Only.Types = []string{"Freeze"}
-		b := s.start(hook.all("hook").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Hour} }),
-			second)
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(time.Minute)
-		s.azure.End(idA)
-		pause(time.Minute)
-		hook.say(always(fmt.Errorf("%w: 410 Gone", delivery.ErrRejected)))
-		pause(30 * time.Minute)
-		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled", idA+"-vanished")
-		wantIDs(t, drain.ids(), idA+"-vanished")
-		b.end()
-	})
+	for late, tt := range map[delivery.Late]struct{ changes, dead, told []string }{
+		delivery.LateDrop:   {nil, []string{idA + "-scheduled", idA + "-vanished"}, []string{idA + "-vanished"}},
+		delivery.LateLatest: {[]string{"scheduled"}, []string{idA + "-scheduled"}, nil},
+	} {
+		t.Run(string(late), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				hook, other := &ear{answer: always(errSinkDown)}, &ear{}
+				first := hook.all("hook").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "other", After: time.Hour} })
+				first.Filter.Only.Changes = tt.changes
+				second := other.all("other").With(func(x *bridge.Terms) { x.Late = late })
+				second.Filter.Only.Types = []string{"Freeze"}
+				b := s.start(first, second)
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(time.Minute)
+				s.azure.End(idA)
+				pause(time.Minute)
+				hook.say(always(fmt.Errorf("%w: 410 Gone", delivery.ErrRejected)))
+				pause(30 * time.Minute)
+				wantIDs(t, deadIDs(b.Outbox), tt.dead...)
+				wantIDs(t, other.ids(), tt.told...)
+				b.end()
+			})
+		})
+	}
 }
 
 // What somebody asks for is sent, also when its event is over: whoever replays a dead letter knows what they do.

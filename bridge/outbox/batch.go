@@ -253,15 +253,16 @@ func (tx *Tx) isOvertaken(e *entry) bool {
 
 // fallBack makes a dead letter of a route pending for the route's fallback. It does not if the fallback has or had the
 // message, if the message reports trouble of the fallback, if the delivery was itself a fallback, if the message is
-// transient, if its group is over and the fallback begins nothing then, or if the fallback delivers only the latest of a
-// group and has delivered a newer one.
+// transient, if its group is over and the fallback isn't told every change, or if the fallback delivers only the latest of
+// a group and has delivered a newer one.
 func (tx *Tx) fallBack(e *entry, why string) {
 	to := e.route.fallback
 	if to == "" || to == e.About || e.FallbackFor != nil || e.Transient || tx.delivery(to, e.Seq).State != "" {
 		return
 	}
 	late := tx.route(to).late
-	if late == delivery.LateDrop && tx.isOver(e.Group) && !e.Ends() || late == delivery.LateLatest && tx.toldNewer(to, e) {
+	over := tx.isOver(e.Group) && !e.Ends() // who gets only this must not read that it is to come
+	if over && late.OverAtEnd(false) || late == delivery.LateLatest && tx.toldNewer(to, e) {
 		return
 	}
 	if why == "" {

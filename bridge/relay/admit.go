@@ -176,8 +176,9 @@ func (r *record) isOver(route bridge.Route, m streams.Message) bool {
 		return false
 	}
 	over := m.EventOver || r.Kind == imds.Vanished && !r.MovesOnTo(m)
+	unaware := m.FallbackFor != nil && route.Terms.Late.OverAtEnd(false) // it need not get the end too
 	noNews := !m.Change.Kind.OfAzure() && route.Terms.Late != delivery.LateSend
-	return over && (noNews || endSettles(route, m.Change.Event))
+	return over && (unaware || noNews || endSettles(route, m.Change.Event))
 }
 
 // endSettles reports whether the end of an event settles what is pending about it for a route.

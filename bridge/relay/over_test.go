@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"testing"
@@ -112,15 +113,17 @@ func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 		after    time.Duration // how long hook tries before the fallback gets it
 		restart  bool          // between the end and that
 		newDrain bool          // only then are there settings with the fallback
+		late     delivery.Late // of the fallback; LateDrop if it is empty
 	}{
-		"before the end": {after: 10 * time.Second},
-		"before the end, with a restart after it": {after: 10 * time.Second, restart: true},
+		"people after the end":                      {after: 2 * time.Minute, late: delivery.LateLatest},
+		"before the end":                            {after: 10 * time.Second},
+		"before the end, with a restart after it":   {after: 10 * time.Second, restart: true},
 		"after the end":                             {after: 2 * time.Minute},
 		"after the end, with a restart between":     {after: 2 * time.Minute, restart: true},
 		"after the end, by settings that come then": {after: 2 * time.Minute, restart: true, newDrain: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name != "after the end, with a restart between" {
+			if name != "after the end, with a restart between" && tt.late == "" {
 				systemtest.Alone(t)
 			}
 			onStage(t, func(t *testing.T, s *stage) {
@@ -130,8 +133,13 @@ func TestARelaysFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 				hook := with(alone, func(x *bridge.Terms) {
 					x.Fallback = delivery.Fallback{Sink: "drain", After: tt.after}
 				})
-				drain := with(route("drain", other), func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-				drain.Filter.Only.Types, drain.Filter.Only.Changes = []string{"Preempt"}, []string{"scheduled"}
+				drain := with(route("drain", other), func(x *bridge.Terms) { x.Late = cmp.Or(tt.late, delivery.LateDrop) })
+				drain.Filter.Only.Types = []string{"Preempt"}
+				if tt.late == "" {
+					drain.Filter.Only.Changes = []string{"scheduled"}
+				} else {
+					alone.Filter.Only.Changes, hook.Filter.Only.Changes = []string{"scheduled"}, []string{"scheduled"}
+				}
 				routes := []bridge.Route{hook, drain}
 				if tt.newDrain {
 					routes = []bridge.Route{alone}
