@@ -63,6 +63,34 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 	})
 }
 
+// A sink that was told of the event in another one's place isn't told of it anew when its approval fails.
+func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		drain, mail := &ear{answer: always(errSinkDown)}, &ear{}
+		chat := (&ear{answer: always(errRefused)}).all("chat").With(func(r *bridge.Terms) {
+			r.Fallback = delivery.Fallback{Sink: "mail", After: 10 * time.Second}
+		})
+		b := s.start(drain.all("drain"), chat, mail.all("mail").OnlyTypes("Freeze").With(func(r *bridge.Terms) {
+			r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateLatest
+		}))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(30 * time.Second)
+		drain.say(always(delivery.ErrRejected))
+		pause(2 * time.Minute)
+		s.azure.Start(idA)
+		pause(time.Minute)
+		wantIDs(t, eventTypes(mail), "scheduled", "approved", "started")
+		for _, h := range mail.accepted() {
+			if len(h.Missed) > 0 {
+				t.Errorf("it is said to have missed %+v", h.Missed)
+			}
+		}
+		b.end()
+	})
+}
+
 // eventTypes returns the types of what was accepted about events.
 func eventTypes(e *ear) []string {
 	return slices.DeleteFunc(e.types(), func(typ string) bool { return strings.Contains(typ, ".") })

@@ -48,11 +48,10 @@ func (d *decision) waits(now time.Time) bool {
 
 // givenUp returns the record that the decision is given up. Once it was sent, Azure may have taken it.
 func (d *decision) givenUp(why string) cloudevent.Approval {
-	result := cloudevent.ResultMoot
 	if d.Attempts > 0 {
-		result = cloudevent.ResultUnanswered
+		return cloudevent.Approval{Result: cloudevent.ResultUnanswered, Error: "it isn't asked again, because " + why}
 	}
-	return cloudevent.Approval{Result: result, Error: why}
+	return cloudevent.Approval{Result: cloudevent.ResultMoot, Error: why}
 }
 
 // record completes the record of what came of the decision.
@@ -351,8 +350,12 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 		op.Approval = &d
 	}
 	op.Approved = op.Approved || d.Attempts > 0
-	if a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultUnanswered {
-		op.Asked = &cloudevent.Asked{By: a.By, Time: now.UTC(), Answered: a.Result == cloudevent.ResultApproved}
+	lost := a.Result == cloudevent.ResultRefused && d.Attempts > 1 // Azure may have taken an earlier one
+	switch {
+	case a.Result == cloudevent.ResultApproved:
+		op.Asked = &cloudevent.Asked{By: a.By, Time: now.UTC(), Answered: true}
+	case a.Result == cloudevent.ResultUnanswered, lost:
+		op.Asked = &cloudevent.Asked{By: a.By, Time: d.Decided.UTC()}
 	}
 }
 

@@ -228,6 +228,31 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 	}
 }
 
+// Azure may have taken an approval whose answer was lost, though it refuses the next one: the event may begin at any time.
+func TestAnApprovalWhoseAnswerWasLostIsNotForgottenWhenTheNextIsRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		answers := []int{503, 400}
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return meddler{next: next, after: func(resp *http.Response) error {
+				resp.StatusCode, answers = answers[0], answers[1:]
+				return nil
+			}}
+		}
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(time.Minute)
+		wantIDs(t, audit.results(t), cloudevent.ResultRefused)
+		if asked := dataIn(t, audit.accepted()[1].Event).Asked; asked == nil || asked.Answered || asked.By != "rule 1" {
+			t.Errorf("with the refusal it is said that %+v has asked, want rule 1, without an answer", asked)
+		}
+		b.end()
+	})
+}
+
 // While the endpoint does not answer, the last look before an approval is taken as seldom as polls are, and the
 // approval is sent once it answers.
 func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {

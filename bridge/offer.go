@@ -121,7 +121,8 @@ func (s situation) alert(c *commit, op *openEvent) {
 		if !r.Terms.Bridge.Hears(cloudevent.SinkBlocked) || slices.Contains(op.Alerted, r.Name) {
 			continue
 		}
-		if !slices.Contains(op.Routes, r.Name) && !r.Terms.Starts() {
+		given := slices.Contains(s.given[op.event.ID], r.Name)
+		if !slices.Contains(op.Routes, r.Name) && !r.Terms.Starts() && !given {
 			joining = append(joining, r)
 		}
 		op.Alerted = append(op.Alerted, r.Name)

@@ -121,8 +121,19 @@ func (all verdicts) final() bool {
 }
 
 // hopeless reports whether no rule will approve the event before it may begin, unless that or the rules change.
-func (all verdicts) hopeless() bool {
-	return !slices.ContainsFunc(all, func(v verdict) bool { return !v.final && !v.tooLong })
+func (all verdicts) hopeless() bool { return !slices.ContainsFunc(all, verdict.mayPass) }
+
+// mayPass reports whether what keeps the rule from approving the event may pass before that may begin.
+func (v verdict) mayPass() bool { return !v.final && !v.tooLong }
+
+// undecided returns the rules that may approve the event if what keeps them from it passes.
+func (all verdicts) undecided() (rules []cloudevent.Rule) {
+	for _, v := range all {
+		if v.mayPass() {
+			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After})
+		}
+	}
+	return rules
 }
 
 // named returns why the rule doesn't approve, with its name.
@@ -257,6 +268,10 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	}
 	if len(untrue) == 0 {
 		return
+	}
+	mayPass := func(p cloudevent.Rule) bool { v, there := all.successor(p); return there && v.mayPass() }
+	if notYet && !slices.ContainsFunc(untrue, mayPass) { // then what may is another rule, of which people know nothing
+		untrue = slices.Concat(untrue, all.undecided())
 	}
 	a := all.withheld(untrue, now, b.zone())
 	a.NotYet = notYet

@@ -294,6 +294,31 @@ func TestOnlyWhatIsForGoodIsSaidFirmly(t *testing.T) {
 	}
 }
 
+// When the rule that was announced is off for good and another one may approve the event yet, people read why each of them
+// doesn't, and not that what has failed is tried again.
+func TestWhatMayPassIsSaidOfTheRuleOfWhichItIsTrue(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		second := namedRule()
+		second.Name, second.After = "after backup", []string{"backup"}
+		s.opts.Rules = []bridge.Rule{namedRule(), second}
+		drain, backup, audit := &ear{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}, &ear{}, &ear{}
+		b := s.start(drain.all("drain"), backup.all("backup"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		if _, err := b.Mute(bridge.Mute{Sink: "backup", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		s.userReboot(idA)
+		pause(2 * time.Minute)
+		wantIDs(t, audit.withheld(t), `rule "drain first": sink "drain" failed: exit 1; `+
+			`rule "after backup": sink "backup" is muted until 01:00:01 UTC`)
+		a := dataIn(t, audit.accepted()[1].Event).Approval
+		if !a.NotYet || a.Sink != "" || a.By != `rule "drain first"` {
+			t.Errorf("it is told as %+v", a)
+		}
+		b.end()
+	})
+}
+
 // As long as one of the rules may approve the event, nobody is told that none does.
 func TestOneOfTheRulesIsEnough(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -214,7 +214,7 @@ func (o *oracle) nothingMore(b belief, route string, told []taken) {
 			_, is := c.routes[route]
 			is = is || slices.Contains(c.orphans, route)
 			owed = owed || is
-			lost = lost && c.lost && !o.ill(c.at, t.at)
+			lost = lost && c.lost && !o.ill(c.at-6*time.Second, t.at) // it tries to write again every five
 		}
 		switch {
 		case !known:

@@ -337,6 +337,8 @@ func situations() map[string]situation {
 	all["preempt-due"] = overdue
 	withheld := slices.Concat(all["approved-withheld"].batch, all["approved-withheld-sink"].batch)
 	all["group-withheld"] = situation{batch: withheld, now: messageTime}
+	undecided := slices.Concat(all["approved-withheld-yet"].batch, all["approved-withheld-asked"].batch)
+	all["group-withheld-yet"] = situation{batch: undecided, now: messageTime}
 	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)
 	all["group-by-rule"] = situation{batch: byRule, now: messageTime}
 	for _, name := range []string{"approved", "approved-withheld", "updated-time"} { // the first that its readers hear
