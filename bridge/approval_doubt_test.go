@@ -12,6 +12,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imdstest"
 	"forewarn/bridge/systemtest"
 )
 
@@ -311,4 +312,32 @@ func TestWhatIsUnclearIsApprovedOnlyByHand(t *testing.T) {
 		wantIDs(t, s.approvals(), idA)
 		b.end()
 	})
+}
+
+// A document of an api-version that lacks the fields that a rule's when looks at approves nothing by that rule, also after
+// a restart, and promises nothing. The status says which field is missing.
+func TestAWhenOfARuleApprovesNothingByWhatAzureDidNotSend(t *testing.T) {
+	for when, field := range map[string]string{`azeventsource != "Platform"`: "EventSource", `duration <= 10`: "DurationInSeconds"} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, NewestVersion: "2017-08-01"})
+			rule := rebootRule
+			rule.Only.Sources, rule.When = nil, mustParseWhen(t, when)
+			s.opts.Rules = []bridge.Rule{rule}
+			audit := &ear{}
+			b := s.start(audit.all("audit"))
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(time.Minute)
+			b.end()
+			b = s.start(audit.all("audit"))
+			pause(time.Minute)
+			wantIDs(t, s.approvals())
+			wantIDs(t, audit.promised(t), "-")
+			want := "rule 1: Azure does not say " + field + " (when)"
+			if st := b.Status(); len(st.Events) != 1 || st.Events[0].Approval != want {
+				t.Errorf("%s: %+v, want %q", when, st.Events, want)
+			}
+			b.end()
+		})
+	}
 }

@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -82,7 +83,10 @@ func (l Level) Hears(typ string) bool {
 }
 
 // A When is a compiled condition over cloudevent.Fields.
-type When struct{ program *vm.Program }
+type When struct {
+	program *vm.Program
+	fields  []string // Azure's that it looks at, sorted
+}
 
 // ParseWhen compiles the expression src (expr-lang.org) into a condition over the names of cloudevent.Fields, and INFO,
 // WARN and ERROR, which are numbers of severities.
@@ -91,7 +95,50 @@ func ParseWhen(src string) (*When, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &When{p}, nil
+	root, used := p.Node(), usedFields{}
+	ast.Walk(&root, used)
+	return &When{p, slices.Sorted(maps.Keys(used))}, nil
+}
+
+// The fields of Azure's that the severity follows from, and that are somewhere in data.
+var (
+	severityFields = []string{"EventType", "EventSource", "DurationInSeconds"}
+	dataFields     = []string{
+		"EventType", "ResourceType", "Resources", "NotBefore", "Description", "EventSource", "DurationInSeconds",
+	}
+)
+
+// azureFields are the fields of Azure's that the names of an expression follow from. EventId and EventStatus aren't among
+// them: without these no rule approves anything.
+var azureFields = map[string][]string{
+	"azeventtype": {"EventType"}, "azeventsource": {"EventSource"},
+	"azduration": {"DurationInSeconds"}, "duration": {"DurationInSeconds"},
+	"aznotbefore": {"NotBefore"}, "notice": {"NotBefore"},
+	"azresources": {"Resources"}, "resources": {"Resources"}, "azself": {"Resources"},
+	"severity": severityFields, "severitynumber": severityFields, "severitytext": severityFields,
+	"data": dataFields, "$env": dataFields, // $env is all names
+}
+
+// usedFields is the set of Azure's fields that an expression looks at.
+type usedFields map[string]bool
+
+func (used usedFields) Visit(node *ast.Node) {
+	name, is := (*node).(*ast.IdentifierNode)
+	if !is {
+		return
+	}
+	for _, field := range azureFields[name.Value] {
+		used[field] = true
+	}
+}
+
+// unsaid returns Azure's fields that the condition looks at and that the event lacks. For them its fields have values that
+// stand for unknown ones.
+func (w *When) unsaid(e imds.Event) []string {
+	if w == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(w.fields), func(field string) bool { return !e.Lacks(field) })
 }
 
 // text returns the expression; "" without one.

@@ -20,7 +20,7 @@ type Rule struct {
 	// Name is what people call it; "" for its number.
 	Name string
 	// Only selects the events: only types in Only.Types are approved, and of those only TypesValues. Except and When narrow
-	// that. A missing field, and a When that fails, mean no.
+	// that. A missing field that one of them looks at, and a When that fails, mean no.
 	Only, Except Match
 	When         *When
 	// After names the routes that must have accepted the event's latest change. A route whose filter refused that change
@@ -287,7 +287,8 @@ func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) rulin
 	case except.mayMatchEvent(e, self) && (containsWord(SourcesValues, e.Source) || len(except.Sources) == 0):
 		return notFor("this event (except)", "except")
 	}
-	if r.When != nil {
+	unsaid := r.When.unsaid(e)
+	if r.When != nil && len(unsaid) == 0 {
 		switch ok, err := r.When.evaluate(fields); {
 		case err != nil:
 			return no("when fails: %v", err)
@@ -308,6 +309,8 @@ func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) rulin
 		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
 	case len(only.Sources) > 0 && e.Source == "":
 		return no("Azure does not say whether it comes from %s (only.sources)", strings.Join(only.Sources, " or "))
+	case len(unsaid) > 0:
+		return no("Azure does not say %s (when)", strings.Join(unsaid, ", "))
 	case except.mayMatchEvent(e, self):
 		return no("Azure does not say whether it comes from %s (except)", strings.Join(except.Sources, " or "))
 	case imds.SameWord(only.VMs, "leader") && !e.LedBy(self):

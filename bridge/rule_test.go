@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -15,7 +16,8 @@ import (
 func TestEveryDoubtMeansNo(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	event := func(change func(*imds.Event)) imds.Event {
-		e := imds.Event{ID: someEvent, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1}
+		e := imds.Event{ID: someEvent, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1,
+			Raw: json.RawMessage(`{"DurationInSeconds":-1}`)}
 		change(&e)
 		return e
 	}
@@ -97,7 +99,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 			event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "", false},
 		{"when holds", with(func(r *Rule) { r.When = mustParseWhen(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
 		{"when does not hold", with(func(r *Rule) { r.When = mustParseWhen(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
-		{"when fails", with(func(r *Rule) { r.When = mustParseWhen(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
+		{"when looks at what Azure did not send", with(func(r *Rule) { r.When = mustParseWhen(t, "duration < 0") }),
+			event(func(e *imds.Event) { e.Raw = nil }), "vm-0", nil, "Azure does not say DurationInSeconds (when)", true},
+		{"when fails", with(func(r *Rule) { r.When = mustParseWhen(t, `resources[9] == "vm-0"`) }), event(as), "vm-0", nil, "when fails", true},
 		{"the sink accepted long enough ago", with(after), event(as), "vm-0", accepted(30 * time.Second), "", false},
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
@@ -145,6 +149,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		{"a status nobody knows", imds.Event{Status: "Advisory", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
 	} {
 		tt.event.ID, tt.event.Type, tt.event.Status = someEvent, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
+		tt.event.Raw = json.RawMessage(`{"DurationInSeconds":-1}`)
 		got := rule.matchEvent(tt.event, map[string]any{"duration": tt.duration}, tt.self)
 		if got.approve || (got.notFor != "") == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
@@ -152,7 +157,8 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	}
 	rule.Except = Match{Sources: []string{"User"}}
 	for source, speaks := range map[string]bool{"User": false, "": true} {
-		e := imds.Event{ID: someEvent, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"}}
+		e := imds.Event{ID: someEvent, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"},
+			Raw: json.RawMessage(`{"DurationInSeconds":-1}`)}
 		got := rule.matchEvent(e, map[string]any{"duration": -1}, "vm-0")
 		if got.approve || (got.notFor != "") == speaks {
 			t.Errorf("with User excepted, of the source %q: %+v, want that it speaks of it: %v", source, got, speaks)

@@ -349,6 +349,33 @@ func (e Event) RawNotBefore() string {
 	return Printable(text, 60)
 }
 
+// Lacks reports whether Azure did not say a field of the event: it was not sent, or what was sent is null, blank or can't be
+// read. A DurationInSeconds of -1 and an empty Description are values.
+func (e Event) Lacks(field string) bool {
+	switch field {
+	case "EventStatus":
+		return strings.TrimSpace(e.Status) == ""
+	case "EventType":
+		return strings.TrimSpace(e.Type) == ""
+	case "ResourceType":
+		return strings.TrimSpace(e.ResourceType) == ""
+	case "Resources":
+		return len(e.Resources) == 0
+	case "NotBefore":
+		return e.NotBefore.IsZero()
+	case "EventSource":
+		return strings.TrimSpace(e.Source) == ""
+	}
+	raw := fieldsOf(e.Raw)[field]
+	if field == "DurationInSeconds" {
+		seconds, _ := scalar(raw)
+		_, err := strconv.ParseInt(seconds, 10, 32)
+		return err != nil
+	}
+	var text *string
+	return json.Unmarshal(raw, &text) != nil || text == nil
+}
+
 // Affects reports whether vm is one of the event's Resources; see SameVM.
 func (e Event) Affects(vm string) bool {
 	return vm != "" && slices.ContainsFunc(e.Resources, func(r string) bool { return SameVM(r, vm) })

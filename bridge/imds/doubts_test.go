@@ -1,6 +1,7 @@
 package imds
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -212,6 +213,36 @@ func TestAFieldThatCanNotBeUnderstoodIsUnclear(t *testing.T) {
 		}
 		if want != "" && (len(d.Problems) == 0 || !strings.Contains(d.Problems[0], want)) {
 			t.Errorf("%s: the problems are %q, want %q", field, d.Problems, want)
+		}
+	}
+}
+
+// An event lacks a field that was not sent, and one that was sent as null, blank, or what can't be read.
+func TestAnEventLacksWhatAzureDidNotSay(t *testing.T) {
+	for _, tt := range []struct {
+		field, says, lacks []string
+	}{
+		{[]string{"EventStatus", "EventType", "ResourceType", "EventSource"}, []string{`"x"`}, []string{`""`, `" "`, `7`}},
+		{[]string{"Description"}, []string{`"x"`, `""`}, []string{`7`}},
+		{[]string{"Resources"}, []string{`["vm-0"]`}, []string{`[]`, `"vm-0"`}},
+		{[]string{"NotBefore"}, []string{`"Sat, 21 Nov 2026 04:10:00 GMT"`}, []string{`""`, `"soon"`, `7`}},
+		{[]string{"DurationInSeconds"}, []string{`0`, `-1`, `9`, `"9"`}, []string{`""`, `"long"`, `1.5`, `[9]`}},
+	} {
+		for _, field := range tt.field {
+			check := func(entry string, want bool) {
+				e, err := UnmarshalEvent(json.RawMessage(entry))
+				if err != nil || e.Lacks(field) != want {
+					t.Errorf("%s lacks %s: %t, %v, want %t", entry, field, !want, err, want)
+				}
+			}
+			check(`{"EventId":"A"}`, true)
+			check(`{"EventId":"A","`+field+`":null}`, true)
+			for _, value := range tt.says {
+				check(`{"EventId":"A","`+field+`":`+value+`}`, false)
+			}
+			for _, value := range tt.lacks {
+				check(`{"EventId":"A","`+field+`":`+value+`}`, true)
+			}
 		}
 	}
 }

@@ -1,0 +1,108 @@
+package bridge_test
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
+)
+
+// forecastWhen returns why a rule with a condition would not approve an event that Azure sends so; "" if it would.
+func forecastWhen(t *testing.T, when, entry string) string {
+	t.Helper()
+	e := decodedEvent(t, entry)
+	fields := cloudevent.Fields(said(t, imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
+	rule := bridge.Rule{Only: bridge.Match{Types: imds.Types}, When: mustParseWhen(t, when), Others: true}
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	nobody := func(string) (time.Time, bool) { return time.Time{}, false }
+	f := bridge.Forecasts([]bridge.Rule{rule}, e, fields, "vm-0", nobody, now)[0]
+	if f.Approves {
+		return ""
+	}
+	return f.Why
+}
+
+// A condition of a rule that looks at a field that Azure did not send, or in which nothing stands that can be read,
+// approves nothing, whatever it would make of the value that stands for an unknown one. What Azure sends as unknown is a
+// value.
+func TestAWhenOfARuleTakesNoDefaultForAValue(t *testing.T) {
+	for _, tt := range []struct{ claim, when, field, becomes, why string }{
+		{"nobody says who asked", `azeventsource != "Platform"`, "EventSource", ``, "Azure does not say EventSource (when)"},
+		{"it is null who asked", `azeventsource != "Platform"`, "EventSource", `null`, "Azure does not say EventSource (when)"},
+		{"it is blank who asked", `azeventsource != "Platform"`, "EventSource", `" "`, "Azure does not say EventSource (when)"},
+		{"it can't be read who asked", `azeventsource != "Platform"`, "EventSource", `7`, "EventSource is not a string: 7"},
+		{"somebody else asked", `azeventsource != "Platform"`, "EventSource", `"Operator"`, ""},
+		{"the condition would not hold either", `azeventsource == "User"`, "EventSource", ``, "Azure does not say EventSource (when)"},
+		{"nobody says how long", `duration <= 10`, "DurationInSeconds", ``, "Azure does not say DurationInSeconds (when)"},
+		{"it is null how long", `azduration <= 10`, "DurationInSeconds", `null`, "Azure does not say DurationInSeconds (when)"},
+		{"it can't be read how long", `duration <= 10`, "DurationInSeconds", `"long"`, `DurationInSeconds is not a number of seconds: "long"`},
+		{"Azure says that it does not know how long", `duration <= 10`, "DurationInSeconds", `-1`, ""},
+		{"Azure says it as text", `duration <= 10`, "DurationInSeconds", `"5"`, ""},
+		{"it takes longer", `duration <= 10`, "DurationInSeconds", `11`, "when"},
+		{"a severity follows from who asked", `severity >= INFO`, "EventSource", ``, "Azure does not say EventSource (when)"},
+		{"a severity follows from how long", `severitytext != ""`, "DurationInSeconds", ``, "Azure does not say DurationInSeconds (when)"},
+		{"the same as a number", `severitynumber <= ERROR`, "DurationInSeconds", ``, "Azure does not say DurationInSeconds (when)"},
+		{"nobody says when", `notice < 600`, "NotBefore", ``, "Azure does not say NotBefore (when)"},
+		{"it is empty when", `aznotbefore < "2027"`, "NotBefore", `""`, "Azure does not say NotBefore (when)"},
+		{"it can't be read when", `notice < 600`, "NotBefore", `"soon"`, `NotBefore "soon" is not a time in GMT`},
+		{"nobody says whom it hits", `not ("vm-9" in resources)`, "Resources", ``, "Azure names no VM"},
+		{"the same of the text", `not (azresources contains "vm-9")`, "Resources", `[]`, "Azure names no VM"},
+		{"data may be anything", `data.event.Description != "x"`, "Description", ``, "Azure does not say Description (when)"},
+		{"an empty text is one", `data.event.Description != "x"`, "Description", `""`, ""},
+		{"data may be anything, however it is looked at", `any(keys(data.event), # == "EventId")`, "EventSource", ``, "Azure does not say EventSource (when)"},
+		{"so may all names", `$env["duration"] <= 10`, "DurationInSeconds", ``, "Azure does not say DurationInSeconds (when)"},
+		{"a name has another", `let d = duration; d <= 10`, "DurationInSeconds", ``, "Azure does not say DurationInSeconds (when)"},
+		{"it is inside of another", `any([1, 2], # > duration)`, "DurationInSeconds", ``, "Azure does not say DurationInSeconds (when)"},
+		{"it looks at something else", `azeventtype == "Reboot"`, "EventSource", ``, ""},
+		{"it looks at what is no field of Azure's", `observer == "vm-0" and change == "scheduled" and first`, "DurationInSeconds", ``, ""},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			if why := forecastWhen(t, tt.when, documentEntry(tt.field, tt.becomes)); why != tt.why {
+				t.Errorf("%s, %s: %s: it is not approved because of %q, want %q", tt.when, tt.field, tt.becomes, why, tt.why)
+			}
+		})
+	}
+	few := documentEntry("EventSource", "", "DurationInSeconds", "null")
+	if why := forecastWhen(t, "severity < 17", few); why != "Azure does not say DurationInSeconds, EventSource (when)" {
+		t.Errorf("without two fields: %q", why)
+	}
+}
+
+// No name whose value is another one without a field of Azure's is looked at to approve without that field.
+func TestAWhenOfARuleLooksAtEveryFieldThatANameFollowsFrom(t *testing.T) {
+	fieldsOf := func(entry string) map[string]any {
+		c := imds.Change{Kind: imds.Scheduled, Event: decodedEvent(t, entry)}
+		return cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
+	}
+	differ := 0
+	for _, as := range [][]string{
+		{"EventType", `"Freeze"`, "DurationInSeconds", "5"}, {"EventType", `"Reboot"`, "EventSource", `"User"`},
+	} {
+		entry := documentEntry(as...)
+		whole := fieldsOf(entry)
+		for _, field := range imds.DifferingFields(decodedEvent(t, entry), imds.Event{}) {
+			if field == "EventId" {
+				continue
+			}
+			few := documentEntry(append(slices.Clone(as), field, "")...)
+			without := fieldsOf(few)
+			for _, name := range slices.Sorted(maps.Keys(whole)) {
+				if reflect.DeepEqual(whole[name], without[name]) {
+					continue
+				}
+				differ++
+				if forecastWhen(t, name+" != nil", few) == "" {
+					t.Errorf("without %s it approves by %s", field, name)
+				}
+			}
+		}
+	}
+	if differ < 20 {
+		t.Errorf("only %d values differ", differ)
+	}
+}
