@@ -196,7 +196,7 @@ func (m *email) openLogin(s emailSettings) error {
 	if password && err == nil {
 		secret, err := to.password.read(to.Host)
 		wrong.add(exceptUnread(err))
-		redact.hide(secret)
+		redact.hideLogin(to.username, secret)
 	}
 	return wrong.err()
 }

@@ -86,7 +86,7 @@ func TestATokenCommandHasNoSecretsOfOtherSinks(t *testing.T) {
 		t.Skipf("%v; CI has it", err)
 	}
 	t.Setenv("HOOK_TOKEN", "s3cr3t")
-	t.Setenv("HTTPS_PROXY", "http://u:s3cr3t@proxy.test")
+	t.Setenv("HTTPS_PROXY", "http://gatekeeper:s3cr3t@proxy.test")
 	h := Host{Getenv: os.Getenv}
 	got, err := runTokenCommand(t.Context(), h, []string{sh, "-c", `echo "$HOOK_TOKEN$HTTPS_PROXY in $HOME with $PATH"`})
 	home := ""

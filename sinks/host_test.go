@@ -29,14 +29,14 @@ func TestHostOfASecretAddressIsShown(t *testing.T) {
 		"webhook {url: 'https://hook.exmaple/hook.exmaple/S3CR3T'}":                                        "hook.exmaple",
 		"webhook {url: 'https://azure-user:S3CR3T@hook.exmaple:8443'}":                                     "hook.exmaple:8443",
 		"webhook {url_file: " + file + "}":                                                                 "hook.exmaple",
-		"webhook {url: 'https://hook.example/S3CR3T', proxy: 'http://u:S3CR3T@azrue:3128'}":                "azrue",
-		"webhook {url: 'http://127.0.0.1:1/S3CR3T', proxy: 'http://u:S3CR3T@azrue:3128'}":                  "azrue",
-		"webhook {url: 'https://hook.example/S3CR3T', proxy: 'socks5://u:S3CR3T@azrue'}":                   "azrue",
+		"webhook {url: 'https://hook.example/S3CR3T', proxy: 'http://gatekeeper:S3CR3T@azrue:3128'}":       "azrue",
+		"webhook {url: 'http://127.0.0.1:1/S3CR3T', proxy: 'http://gatekeeper:S3CR3T@azrue:3128'}":         "azrue",
+		"webhook {url: 'https://hook.example/S3CR3T', proxy: 'socks5://gatekeeper:S3CR3T@azrue'}":          "azrue",
 		"webhook {url: 'https://hook.exmaple/S3CR3T', azure_identity: {resource: 'https://grid.example'}}": "",
 		"slack {webhook_url: 'https://hooks.exmaple/services/S3CR3T'}":                                     "hooks.exmaple",
-		"slack {token: xoxb-S3CR3T, channel: C1, proxy: 'http://u:S3CR3T@azrue:3128'}":                     "azrue",
+		"slack {token: xoxb-S3CR3T, channel: C1, proxy: 'http://gatekeeper:S3CR3T@azrue:3128'}":            "azrue",
 		"nats {url: 'tls://S3CR3T@nats.exmaple'}":                                                          "nats.exmaple",
-		"nats {url: ['tls://u:S3CR3T@nats.exmaple', 'tls://nats-2.example']}":                              "nats.exmaple",
+		"nats {url: ['tls://gatekeeper:S3CR3T@nats.exmaple', 'tls://nats-2.example']}":                     "nats.exmaple",
 		"nats {url: 'nats.exmaple:4222,nats-2.example', token: S3CR3T, insecure: true}":                    "nats.exmaple:4222",
 		"environment {url: 'https://hook.example/S3CR3T'}":                                                 "azrue",
 	} {
@@ -70,7 +70,7 @@ func saysOf(t *testing.T, settings string, dial Dialer, timeout time.Duration) (
 	h.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	if kind == "environment" {
 		kind = "webhook"
-		h.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse("http://u:S3CR3T@azrue:3128") }
+		h.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse("http://gatekeeper:S3CR3T@azrue:3128") }
 	}
 	opened, err := open(kind, keys, h)
 	if err != nil {

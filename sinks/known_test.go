@@ -39,7 +39,7 @@ func TestNoSinkShowsTheSecretOfAnother(t *testing.T) {
 	open("command", "exec", asCommand(t, "exit", "0")+"  KEY: k3y-0f-command\n")
 	open("chat", "slack", "{webhook_url: '"+srv.URL+"/services/h00k-0f-chat'}")
 	open("stream", "nats", "{url: 'nats://n4ts-user:n4ts-password@127.0.0.1:4222'}")
-	open("proxied", "webhook", "{url: 'http://hook.test', proxy: 'http://u:pr0xy-password@proxy.test:3128'}")
+	open("proxied", "webhook", "{url: 'http://hook.test', proxy: 'http://gatekeeper:pr0xy-password@proxy.test:3128'}")
 	for _, said = range []string{"t0ken-0f-a", "t0ken-0f-today", "pa55-0f-mail", "k3y-0f-command", "h00k-0f-chat",
 		"n4ts-password", "pr0xy-password", "Summer.Beach.99!"} {
 		for name, deliver := range map[string]func() string{"a": a, "b": b} {

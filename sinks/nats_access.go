@@ -235,12 +235,7 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 			if !isLocal(u.Hostname()) {
 				a.remote = cmp.Or(a.remote, s.from())
 			}
-			if u.User != nil {
-				user = true
-				if _, both := u.User.Password(); !both {
-					a.redact.hide(u.User.Username()) // alone it is a token
-				}
-			}
+			user = user || u.User != nil
 			a.secure = a.secure || u.Scheme == "tls"
 			u.Scheme = "nats" // for nats.go, which leaves TLS to us
 			a.servers = append(a.servers, u)

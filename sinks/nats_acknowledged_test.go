@@ -68,7 +68,7 @@ func TestNATSAnAcknowledgementIsNotBelieved(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+
-				"\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm\n"+tt.keys, testHost(t))
+				"\nusername: vm\npassword: hunter2hunter2\ninbox_prefix: _INBOX_vm\n"+tt.keys, testHost(t))
 			for i := range 2 {
 				answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
 				if err == nil || !strings.Contains(err.Error(), tt.want) {

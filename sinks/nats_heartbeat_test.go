@@ -44,7 +44,7 @@ func TestNATSHeartbeatsHaveASubjectOfTheirOwn(t *testing.T) {
 					c.Name, c.Subjects, c.MaxMsgsPerSubject = "BEATS", []string{"forewarn.heartbeat.>"}, 1
 				})
 			}
-			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\n"+tt.keys, testHost(t))
+			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2hunter2\n"+tt.keys, testHost(t))
 			o := imds.Observer{Name: "Web_0", SubscriptionID: "5D9B", ResourceGroup: "RG", ScaleSet: "Web"}
 			for n := range 2 {
 				ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"interval": 300}, o,

@@ -20,7 +20,7 @@ import (
 // natsMay makes a server let the user vm in with permissions, and the user test with all.
 func natsMay(p *server.Permissions) func(*server.Options) {
 	return func(o *server.Options) {
-		o.Users = []*server.User{{Username: "vm", Password: "hunter2", Permissions: p}, {Username: "test", Password: "test"}}
+		o.Users = []*server.User{{Username: "vm", Password: "hunter2hunter2", Permissions: p}, {Username: "test", Password: "test"}}
 	}
 }
 

@@ -57,7 +57,7 @@ func natsNeedy(t *testing.T, publish, subscribe []string, keys string, stream fu
 	})
 	open := func() delivery.Sink {
 		return mustOpen(t, "nats",
-			"url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm\n"+keys, testHost(t))
+			"url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2hunter2\ninbox_prefix: _INBOX_vm\n"+keys, testHost(t))
 	}
 	s := open()
 	if _, err := s.(delivery.Connecter).Connect(t.Context()); err != nil {
@@ -192,7 +192,7 @@ func TestNATSAsksOnceWhetherItMayLook(t *testing.T) {
 	var refused looks
 	h := testHost(t)
 	h.Log = slog.New(slog.NewTextHandler(&refused, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm", h)
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2hunter2\ninbox_prefix: _INBOX_vm", h)
 	deliver := func(n int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
@@ -251,7 +251,7 @@ func TestNATSAnInboxThatIsNotAllowedIsSaidEachTime(t *testing.T) {
 	srv := natsServe(t, func(o *server.Options) { may("allowed.>")(o); options = o })
 	_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
 	stream := natsStream(t, js, nil)
-	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2", testHost(t))
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2hunter2", testHost(t))
 	const want = `this user may not hear the answers; set inbox_prefix to one that it may subscribe to: ` +
 		`Permissions Violation for Subscription to "_INBOX.`
 	for i := range 4 {
@@ -324,7 +324,7 @@ func TestNATSAtALeafNodeTheDomainIsNamed(t *testing.T) {
 					t.Errorf("%s: %v, want it blocked: %s", vm, err, want)
 				}
 			}
-			s := open("domain: hub\nusername: vm\npassword: hunter2\ninbox_prefix: _INBOX_vm")
+			s := open("domain: hub\nusername: vm\npassword: hunter2hunter2\ninbox_prefix: _INBOX_vm")
 			if got, err := s.(delivery.Connecter).Connect(t.Context()); err != nil || !strings.Contains(got, "stream FOREWARN") {
 				t.Errorf("with the domain: Connect = %q, %v", got, err)
 			}

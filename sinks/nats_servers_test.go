@@ -259,7 +259,7 @@ func TestNATSFailures(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\n"+tt.settings, testHost(t))
+			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2hunter2\n"+tt.settings, testHost(t))
 			answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
 			if classOf(err) != tt.want || !strings.Contains(err.Error(), tt.says) || answer.Status != "" {
 				t.Errorf("Deliver = %v, want it %s: …%s…", err, tt.want, tt.says)
@@ -288,7 +288,7 @@ func TestNATSDomainAndInboxPrefix(t *testing.T) {
 		"domain: other\ninbox_prefix: _INBOX_forewarn": blocked,
 	} {
 		s := mustOpen(t, "nats",
-			"url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\nprovision: {stream: FOREWARN}\n"+settings, testHost(t))
+			"url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2hunter2\nprovision: {stream: FOREWARN}\n"+settings, testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want {
 			t.Errorf("%s: %v, want it %s", settings, err, want)
 		}

@@ -87,6 +87,13 @@ func (r *redactor) repeats(text string) bool {
 	return all.beyond(r.hosts).in(readings(text, nil)) || all.in(readings(text, r.withoutHosts))
 }
 
+// repeatsLong is repeats for an id that is needed: it holds a secret of fewer than maxRow characters by chance.
+func (r *redactor) repeatsLong(id string) bool {
+	all := r.secrets()
+	clear(all.rows[:maxRow])
+	return all.in(readings(id, nil))
+}
+
 // secrets are those that a text is searched for, folded.
 type secrets struct {
 	rows  []map[string]bool // what a text must not hold: by length, and then those of maxRow characters that all sinks have
@@ -293,7 +300,7 @@ func (r *redactor) hideURL(u *url.URL) {
 	r.showHosts(u.Host)
 	if u.User != nil {
 		password, _ := u.User.Password()
-		r.hideParts(u.User.Username())
+		r.hideUser(u.User.Username())
 		r.hide(password)
 	}
 	path := strings.TrimRight(u.EscapedPath(), "/")
@@ -364,6 +371,7 @@ func unescaped(part string) []string {
 func (r *redactor) hideHeader(value string) {
 	r.hideParts(split(value, " \t,;=")...)
 	scheme, code, _ := strings.Cut(value, " ")
+	code = strings.TrimSpace(code)
 	if !oneOf(strings.ToLower(scheme), "basic", "bearer", "token") {
 		r.hide(value)
 	}
@@ -379,9 +387,17 @@ func (r *redactor) hideHeader(value string) {
 // password; beside a password of fewer than maxRow characters, or none, it may be the key and is added too.
 func (r *redactor) hideLogin(username, password string) {
 	if len(password) < maxRow {
-		r.hideParts(username)
+		r.hideUser(username)
 	}
 	r.hide(password)
+}
+
+// hideUser adds a user who may be the key of a service, which may be a word. The program's own name is none: it is in its
+// own texts, as in a longer secret; see addRows.
+func (r *redactor) hideUser(name string) {
+	if fold(name) != "forewarn" {
+		r.hide(name)
+	}
 }
 
 // isCut reports whether a folded text ends as cut leaves it.

@@ -73,7 +73,7 @@ func TestNoDestinationGetsASecretShown(t *testing.T) {
 			Message: "you said " + strings.Join(strings.Fields(w.write("u:"+mailPassword)), " ")}
 		mail := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"},
 			refuse: map[string]error{"ops@example.com": refusal}}, "starttls", ca, cert)
-		proxy := strings.Replace(srv.URL, "://", "://u:"+inPath+"@", 1)
+		proxy := strings.Replace(srv.URL, "://", "://gatekeeper:"+inPath+"@", 1)
 		for _, settings := range []string{
 			"webhook {url: '" + srv.URL + "', bearer: '" + secret + "'}",
 			"webhook {url: '" + srv.URL + "', basic: {username: u, password: '" + secret + "'}}",
@@ -85,7 +85,7 @@ func TestNoDestinationGetsASecretShown(t *testing.T) {
 			"webhook {url: 'https://hook.example', proxy: '" + proxy + "'}",
 			"slack {webhook_url: '" + srv.URL + "/services/" + inPath + "'}",
 			"slack {token: '" + secret + "', channel: C1, api_url: '" + slack.URL + "'}",
-			"nats {url: 'nats://u:" + inPath + "@" + server + "'}",
+			"nats {url: 'nats://gatekeeper:" + inPath + "@" + server + "'}",
 			"nats {url: 'nats://" + server + "', token: '" + secret + "'}",
 			"email " + mail + "to: [ops@example.com]\nusername: azure\npassword: '" + mailPassword + "'",
 			"exec " + strings.Replace(asCommand(t, "exit", "1", w.write(secret)), "env:", "env:\n  KEY: '"+secret+"'", 1),
@@ -115,7 +115,7 @@ func TestNoDestinationGetsASecretShown(t *testing.T) {
 // What the servers of a relay say is shown in the same way.
 func TestErrorsOfARelaysServersShowNoSecret(t *testing.T) {
 	const secret = "s3cr3t/0f+the=r3lay"
-	settings := NATSSettings{URL: []Value{{Text: NewSecret("tls://u:" + url.PathEscape(secret) + "@nats.example")}}}
+	settings := NATSSettings{URL: []Value{{Text: NewSecret("tls://gatekeeper:" + url.PathEscape(secret) + "@nats.example")}}}
 	servers, err := NewNATS(settings, testHost(t))
 	if err != nil {
 		t.Fatal(err)

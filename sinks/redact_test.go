@@ -278,7 +278,7 @@ func TestAShortSecretIsNotShown(t *testing.T) {
 // What repeats no secret is shown as it is: the usual answers and errors, even if they are full of escapes and ids.
 func TestOtherAnswersAreShown(t *testing.T) {
 	redact := new(redactor)
-	u, err := url.Parse("https://user:s3cr3t%2Fpassw0rd@mattermost.example.com/mattermost/hooks/k3v9x2m7qd?wait=true&v=2")
+	u, err := url.Parse("https://gatekeeper:s3cr3t%2Fpassw0rd@mattermost.example.com/mattermost/hooks/k3v9x2m7qd?wait=true&v=2")
 	if err != nil {
 		t.Fatal(err)
 	}

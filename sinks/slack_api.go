@@ -157,8 +157,8 @@ func (a *slackAPI) call(req *http.Request, read func(body string) string) (r res
 	return r, known, err
 }
 
-// mayKeep reports whether an id is valid and holds no secret, so that it can be stored.
-func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && !a.redact.repeats(id) }
+// mayKeep reports whether an id is valid and holds no long secret, so that it can be stored.
+func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && !a.redact.repeatsLong(id) }
 
 // validSlackID reports whether s can be the id of a channel or message.
 func validSlackID(s string) bool {

@@ -121,7 +121,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
-	redact.hide(secret)
+	redact.hideLogin(m.username, secret)
 	return secret, kept, nil
 }
 
