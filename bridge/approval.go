@@ -156,10 +156,15 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 			delivered(route)
 		}
 	}
-	all = judge(rules, e, fields, b.approverName(), delivered, b.reviews.firstSeen(e.ID, op.Latest, "", now), now)
-	doubt := b.reviews.get(e.ID).doubt
+	approver, doubt := b.approverName(), b.reviews.get(e.ID).doubt
+	all = judge(rules, e, fields, approver, delivered, b.reviews.firstSeen(e.ID, op.Latest, "", now), now)
+	observer, _ := fields["observer"].(string)
 	for i, v := range all {
-		if doubt != "" && !v.final {
+		switch {
+		case v.final:
+		case v.When != nil && !imds.SameWord(observer, approver): // what it says of this VM is not known to be true
+			all[i].ruling = no("the name of this VM was not known when the event was seen (when)")
+		case doubt != "":
 			all[i].ruling = notYet("%s", doubt)
 		}
 	}

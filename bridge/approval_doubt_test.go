@@ -341,3 +341,26 @@ func TestAWhenOfARuleApprovesNothingByWhatAzureDidNotSend(t *testing.T) {
 		})
 	}
 }
+
+// What an event says of this VM, if it was seen before its name was known, decides no rule: by a condition that is to keep
+// the rule from this very VM it would be approved.
+func TestAWhenOfARuleApprovesNothingByANameThatWasNotKnown(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		rule := rebootRule
+		rule.When = mustParseWhen(t, `observer != "vm-0"`)
+		s.opts.Rules = []bridge.Rule{rule}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2 * time.Minute})
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA) // it begins too soon to be held until the name is known
+		pause(5 * time.Minute)
+		wantIDs(t, audit.ids(), idA+"-scheduled")
+		wantIDs(t, s.approvals())
+		want := "rule 1: the name of this VM was not known when the event was seen (when)"
+		if got := b.Status().Events[0].Approval; got != want {
+			t.Errorf("the status says %q, want %q", got, want)
+		}
+		b.end()
+	})
+}
