@@ -180,7 +180,7 @@ func (c credentials) read() (access, error) {
 		value, err := s.read(c.host)
 		wrong.add(err)
 		if !s.open {
-			a.redact.hide(value)
+			a.redact.hideSecret(value)
 		}
 		a.setting[s.name] = value
 	}

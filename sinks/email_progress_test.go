@@ -11,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +50,8 @@ type mailRoute struct {
 
 func openMailRoute(t *testing.T, dir string, dial Dialer, log *slog.Logger) mailRoute {
 	t.Helper()
+	syscall.ForkLock.RLock() // until it executes its program, a process that another test starts holds our locks too
+	syscall.ForkLock.RUnlock()
 	box, err := outbox.Open(dir, outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)

@@ -141,7 +141,7 @@ func (c *command) settingsVariables() ([]variable, *redactor, error) {
 			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxSetting>>10))
 		}
 		if secret {
-			redact.hide(value)
+			redact.hideSecret(value)
 		} else {
 			redact.hideSetting(value)
 		}

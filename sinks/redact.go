@@ -248,12 +248,12 @@ func (r *redactor) addFolded(secret string) {
 	addRows(r.rows[n], secret, n)
 }
 
-// addRows adds what a text must not hold of a secret: all rows of n characters. The program's own name in a longer
-// secret, such as the user forewarn-web, is none: it is in its own texts, such as "stored in stream FOREWARN".
+// addRows adds what a text must not hold of a secret: all rows of n characters. What is in texts of any kind is none in a
+// longer secret: the program's own name, as in the user forewarn-web and "stored in stream FOREWARN", and how a URL begins.
 func addRows(rows map[string]bool, secret string, n int) {
 	for i := range len(secret) - n + 1 {
 		row := secret[i : i+n]
-		if row != "forewarn" || secret == row {
+		if secret == row || !oneOf(row, "forewarn", "https://") {
 			rows[row] = true
 		}
 	}
@@ -294,6 +294,16 @@ func (r *redactor) hideSetting(value string) {
 	}
 }
 
+// hideSecret adds a value that is secret: all of it or, if it is a URL, what hideURL says of that.
+func (r *redactor) hideSecret(value string) {
+	u, err := url.Parse(strings.TrimSpace(value))
+	if err == nil && u.Scheme != "" && u.Host != "" {
+		r.hideURL(u)
+		return
+	}
+	r.hide(value)
+}
+
 // hideURL adds what may be secret in a URL: user, values of the query, fragment, what is no word in the path, and the
 // end of the path even if it is a word. Dates and versions are none, and the host is shown.
 func (r *redactor) hideURL(u *url.URL) {
@@ -319,10 +329,11 @@ func (r *redactor) hideURL(u *url.URL) {
 	}
 	for _, pair := range split(u.RawQuery, "&;") {
 		name, value, named := strings.Cut(pair, "=")
-		if named {
-			r.hideParts(unescaped(name)...)
-		} else {
+		switch {
+		case !named:
 			value = name
+		case !isWords(name) && !isPathWord(name):
+			r.hide(unescaped(name)...)
 		}
 		for _, value := range unescaped(value) {
 			if !isVersion(value) {
@@ -366,16 +377,25 @@ func unescaped(part string) []string {
 	return []string{plain, form}
 }
 
-// hideHeader adds the value of a header and its parts, such as each cookie and the token after Bearer. The scheme
-// before a token is none of it: "Bearer t" is in every answer about a bearer token.
+// hideHeader adds the parts of the value of a header that are no words, such as each cookie and the token after Bearer, and
+// the whole value if none of them is long. The scheme before a token is none of it, nor is the name of a cookie: "Bearer t"
+// is in every answer about a bearer token.
 func (r *redactor) hideHeader(value string) {
-	r.hideParts(split(value, " \t,;=")...)
+	long := false
+	for _, part := range split(value, " \t,;=") {
+		if !isWords(part) && !isPathWord(part) {
+			r.hide(part)
+			long = long || len(part) >= maxRow
+		}
+	}
 	scheme, code, _ := strings.Cut(value, " ")
 	code = strings.TrimSpace(code)
-	if !oneOf(strings.ToLower(scheme), "basic", "bearer", "token") {
+	switch {
+	case oneOf(strings.ToLower(scheme), "basic", "bearer", "token"):
+		r.hide(code)
+	case !long:
 		r.hide(value)
 	}
-	r.hide(code)
 	if strings.EqualFold(scheme, "basic") {
 		plain, _ := base64.StdEncoding.DecodeString(code)
 		username, password, _ := strings.Cut(string(plain), ":")
