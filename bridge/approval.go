@@ -49,7 +49,7 @@ func (d *decision) waits(now time.Time) bool {
 // givenUp returns the record that the decision is given up. Once it was sent, Azure may have taken it.
 func (d *decision) givenUp(why string) cloudevent.Approval {
 	if d.Attempts > 0 {
-		return cloudevent.Approval{Result: cloudevent.ResultUnanswered, Error: "it isn't asked again, because " + why}
+		return cloudevent.Approval{Result: cloudevent.ResultUnanswered, Error: why + " before it answered"}
 	}
 	return cloudevent.Approval{Result: cloudevent.ResultMoot, Error: why}
 }
@@ -220,24 +220,33 @@ func (b *Bridge) noteRuling(id, why string, notYet bool) {
 	}
 }
 
+// lookHolds is how long a look at the document counts as one right before an approval: the write between them may be slow.
+const lookHolds = time.Second
+
 // sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
-// reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it.
+// reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it, and taken back
+// if it isn't made: because the event or the rules have changed while it was written, or it can't be.
 func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
 	problem := "approval not sent; trying again"
-	doc, err := b.client.Document(ctx)
-	if err == nil {
-		doubt := doubtOf(e, doc)
-		if doubt != "" {
-			b.noteDoubt(e.ID, doubt)
-			b.noteRuling(e.ID, d.By+": "+doubt, true)
-			return // the poll loop will see it too, and the approval waits or becomes moot
+	doc, ok, err := b.lastLook(ctx, e, d)
+	looked := time.Now()
+	if ok {
+		tried := d
+		tried.Attempts++
+		ok = b.keepDecision(e, tried)
+		if ok && time.Since(looked) > lookHolds {
+			doc, ok, err = b.lastLook(ctx, e, d)
 		}
-		d.Attempts++
-		if !b.keepDecision(e, d) {
-			return // the next turn decides again
+		if !ok || !b.stands(b.events.get(e.ID), e, tried) {
+			b.takeBack(e.ID, d, op.Approved)
+			ok = false
+		} else {
+			d = tried
 		}
+	}
+	if ok {
 		var answer cloudevent.Approval
 		answer, err = b.askAzure(ctx, doc, e)
 		if err == nil {
@@ -245,6 +254,9 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 			return
 		}
 		problem = "approval sent, but not answered; trying again"
+	}
+	if err == nil {
+		return // the next turn decides again
 	}
 	d.Failures++
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
@@ -258,6 +270,35 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 	b.keepDecision(e, d)
 }
 
+// lastLook reads the document right before an approval. ok is false if the document can't be read, or leaves a doubt, which
+// the poll loop will see too: then the approval waits or becomes moot.
+func (b *Bridge) lastLook(ctx context.Context, e imds.Event, d decision) (doc imds.Document, ok bool, err error) {
+	doc, err = b.client.Document(ctx)
+	if err != nil {
+		return doc, false, err
+	}
+	doubt := doubtOf(e, doc)
+	if doubt != "" {
+		b.noteDoubt(e.ID, doubt)
+		b.noteRuling(e.ID, d.By+": "+doubt, true)
+	}
+	return doc, doubt == "", nil
+}
+
+// takeBack puts on record that an attempt to send a decision was not made after all. approved is whether an approval was or
+// may have been sent before.
+func (b *Bridge) takeBack(id string, d decision, approved bool) {
+	b.update(time.Now(), func() (c commit) {
+		op := b.events.get(id)
+		if op == nil || !op.Approval.unsent() || op.Approval.Seq != d.Seq {
+			return c
+		}
+		op = c.change(op)
+		op.Approval, op.Approved = &d, approved
+		return c
+	})
+}
+
 // askAzure asks Azure to approve the event, and returns its answer. After an error Azure may have taken the approval.
 func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) (cloudevent.Approval, error) {
 	status, err := b.client.Approve(ctx, doc, e)
@@ -267,20 +308,25 @@ func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) 
 	return cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status}, err
 }
 
-// keepDecision writes a decision to disk, if the event has not changed, the rules still decide so, and nobody approves
-// or has approved it by hand meanwhile. It returns false if not, or if the disk can't be written.
+// keepDecision writes a decision to disk, if it still stands. It returns false if not, or if the disk can't be written.
 func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 	return b.keep(e.ID, func(op *openEvent) bool {
-		rules, byHand := b.approvers(e.ID)
-		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
-			return false
-		}
-		if b.verdicts(rules, e, op, time.Now()).approving() != d.Rule {
+		if !b.stands(op, e, d) {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
 		return true
 	})
+}
+
+// stands reports whether a decision still holds: the event is open and has not changed, the rules decide so, and nobody
+// approves or has approved it by hand.
+func (b *Bridge) stands(op *openEvent, e imds.Event, d decision) bool {
+	rules, byHand := b.approvers(e.ID)
+	if op == nil || op.Latest != d.Seq || byHand || op.Approval != nil && op.Approval.Done && op.Approval.Seq == d.Seq {
+		return false
+	}
+	return b.verdicts(rules, e, op, time.Now()).approving() == d.Rule
 }
 
 // keep changes the state of an open event and writes it to disk. It returns false if change returns false, the event is
@@ -370,65 +416,6 @@ func (op *openEvent) asked() *cloudevent.Asked {
 		return &cloudevent.Asked{By: d.By, Time: d.Decided}
 	}
 	return op.Asked
-}
-
-// ApproveNow approves the event with that id for a user, whatever the rules say. shown is the Digest of the event as
-// the user saw it; an event that differs is not approved. by names the user, for the record. The Bridge need not run;
-// the CloudEvent about the result then waits in the outbox.
-func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudevent.Approval {
-	d := decision{Decided: time.Now().UTC(), By: by}
-	notSent := func(result, why string) cloudevent.Approval {
-		return cloudevent.Approval{Result: result, By: by, Decided: d.Decided, Error: why}
-	}
-	ctx, undo, ok := b.attend(ctx, id)
-	if !ok {
-		return notSent(cloudevent.ResultRefused, errStopping.Error())
-	}
-	defer undo()
-	doc, err := b.client.Document(ctx)
-	if err != nil {
-		return notSent(cloudevent.ResultRefused, err.Error())
-	}
-	e, err := doc.Confirm(id, shown)
-	switch {
-	case e.Status == imds.StatusStarted:
-		return notSent(cloudevent.ResultMoot, "it has started already")
-	case err != nil:
-		return notSent(cloudevent.ResultMoot, err.Error())
-	}
-	op := b.events.get(id)
-	if op == nil {
-		op = &openEvent{Announced: d.Decided}
-	}
-	d.Attempts = 1
-	// A full disk must not keep people from approving, so the result is ignored.
-	b.keep(id, func(op *openEvent) bool { op.Approved = true; return true })
-	answer, err := b.askAzure(ctx, doc, e)
-	if err != nil {
-		answer = cloudevent.Approval{Result: cloudevent.ResultUnanswered, Error: err.Error()}
-	}
-	return b.endApproval(e, op, d, answer)
-}
-
-// attend registers an approval by hand: until undo is called, the rules leave the event alone, and the outbox stays
-// open for the record. ctx ends when a stop waits for it too long. ok is false if the Bridge is stopping.
-func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context, undo func(), ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.stopping {
-		return parent, nil, false
-	}
-	ctx, end := b.running.begin(parent)
-	b.byHand[id]++
-	return ctx, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.byHand[id]--
-		if b.byHand[id] == 0 {
-			delete(b.byHand, id)
-		}
-		end()
-	}, true
 }
 
 // addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it; if

@@ -44,6 +44,75 @@ func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
 	})
 }
 
+// While the attempt is written to a slow disk, the event may change, or the disk fail. Then nothing is sent, and nobody
+// reads that Azure was asked.
+func TestAnAttemptThatIsNotMadeAfterItsSlowWriteIsNotSaidToBeMade(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		after time.Duration // the disk is slow: the decision is written in the first two seconds, then the attempt
+		spoil func(*stage)
+	}{
+		"the event changed":        {5 * time.Second, becomesAnothers},
+		"the disk is full by then": {3 * time.Second, func(s *stage) { s.disk.fail(errFull) }},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				rule := rebootRule
+				rule.Wait = 3 * time.Second
+				s.opts.Rules = []bridge.Rule{rule}
+				var slow atomic.Int64
+				s.wrote = func() { time.Sleep(time.Duration(slow.Load())) }
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(2 * time.Second)
+				slow.Store(int64(2 * time.Second))
+				pause(tt.after)
+				tt.spoil(s)
+				pause(2 * time.Minute)
+				slow.Store(0)
+				pause(time.Minute)
+				wantIDs(t, s.approvals())
+				for _, h := range audit.accepted() {
+					d := dataIn(t, h.Event)
+					if d.Approval != nil && (d.Asked != nil || d.Approval.Result == cloudevent.ResultUnanswered) {
+						t.Errorf("%s says that %+v has asked, and nobody has", h.Event.ID(), d.Asked)
+					}
+				}
+				if asked := b.Status().Events[0].Asked; asked != nil {
+					t.Errorf("the status says that %+v has asked, and nobody has", asked)
+				}
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
+}
+
+// An approval by hand waits for the same write.
+func TestWhatChangedWhileAnApprovalByHandWasWrittenIsNotApproved(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(2 * time.Second)
+		shown := s.shown(idA)
+		release := s.disk.block()
+		time.AfterFunc(1200*time.Millisecond, func() { becomesAnothers(s) })
+		time.AfterFunc(3*time.Second, release)
+		if a := b.ApproveNow(t.Context(), idA, shown, "root"); a.Result != cloudevent.ResultMoot {
+			t.Errorf("it is %+v, want moot", a)
+		}
+		wantIDs(t, s.approvals())
+		b.end()
+	})
+}
+
+// becomesAnothers makes the event one of Azure's own, and of another VM too.
+func becomesAnothers(s *stage) {
+	s.azure.Update(idA, func(e *imdstest.Event) { e.Source, e.Resources = "Platform", []string{"vm-0", "vm-9"} })
+}
+
 // refusesLooks makes each request for the whole document fail while the result is true, such as the last look before an
 // approval. Polls that know the document go through.
 func (s *stage) refusesLooks() *atomic.Bool {

@@ -223,6 +223,8 @@ func situations() map[string]situation {
 		nil)
 	tell("cancelled", "04:02:13", vanished(reboot),
 		circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCanceled}}, true, nil)
+	tell("cancelled-while-away", "04:02:13", vanished(reboot), circumstances{WhileAway: true, NotEarlierThan: at("04:02:05").clock(),
+		End: cloudevent.End{Outcome: cloudevent.OutcomeCanceled}}, true, nil)
 	away.End.Outcome = cloudevent.OutcomeUnknown
 	tell("gone-while-away", "04:20:00", vanished(reboot), away, true, nil)
 	tell("gone", "04:20:00", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeUnknown}},
