@@ -49,7 +49,7 @@ func TestAnswersThatSayNoAreTriedAgain(t *testing.T) {
 		{"ntfy", 200, page, again},
 
 		{"azure_automation", 202, `{"JobIds":["6d1f"]}`, accepted},
-		{"azure_automation", 202, ``, accepted},
+		{"azure_automation", 202, ``, again}, // each that started a runbook says so
 		{"azure_automation", 202, `{"JobIds":[]}`, again},
 
 		{"ntfy", 200, "\ufeff" + `{"ok":false}`, again},

@@ -3,7 +3,6 @@ package sinks
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -36,7 +35,8 @@ type caller struct {
 	dial      Dialer
 	blockedOn []int                  // statuses that block, besides the usual ones
 	denied    func(body string) bool // whether an answer of 2xx says that nothing was taken; nil for never
-	success   success                // what an answer of 2xx must meet besides
+	blockedIf condition              // of an answer of 2xx: whether somebody must act before anything is taken
+	success   condition              // of an answer of 2xx: whether the message was taken
 
 	mu        sync.Mutex // guards the fields below: Close may be called during a request
 	transport *http.Transport
@@ -122,17 +122,35 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 		class = delivery.ErrBlocked
 	}
 	answer, err := judge(class, r, origin(req.URL), redact)
-	if err == nil && c.denied != nil && c.denied(r.body) {
-		text := answer.Status + " from " + origin(req.URL) + ", but the message was not taken: "
-		err = r.withRetryAfter(errors.New(text + redact.line(r.body, maxShown)))
-	}
 	if err == nil {
-		if why := c.success.check(r); why != nil {
-			text := answer.Status + " from " + origin(req.URL) + ", but " + redact.line(why.Error(), maxShown) + ": "
-			err = r.withRetryAfter(errors.New(text + redact.line(r.body, maxShown)))
+		if class, why := c.doubt(r); why != "" {
+			text := answer.Status + " from " + origin(req.URL) + ", but " + redact.line(why, maxShown) + ": "
+			err = r.withRetryAfter(withClass(class, text+redact.line(r.body, maxShown)))
 		}
 	}
 	return answer, err
+}
+
+// doubt returns why an answer of 2xx doesn't count, "" if it does, and the class that it has then.
+func (c *caller) doubt(r response) (class error, why string) {
+	if c.denied != nil && c.denied(r.body) {
+		return nil, "the message was not taken"
+	}
+	blocked, err := c.blockedIf.holds(r, false)
+	if err != nil {
+		return nil, "the expression of blocked_if fails: " + err.Error()
+	}
+	if blocked {
+		return delivery.ErrBlocked, "nobody gets the message"
+	}
+	taken, err := c.success.holds(r, true)
+	if err != nil {
+		return nil, "the expression of success fails: " + err.Error()
+	}
+	if !taken {
+		return nil, "success doesn't hold"
+	}
+	return nil, ""
 }
 
 // proxyOf returns the proxy for a request, nil for none, whose credentials redact then knows. Its errors block.

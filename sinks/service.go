@@ -46,6 +46,7 @@ type Service struct {
 	Body        string            `yaml:"body" doc:"what is sent, a template"`
 	Success     string            `yaml:"success" doc:"an expression over an answer of 2xx that must hold too"`
 	BlockedOn   []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials"`
+	BlockedIf   string            `yaml:"blocked_if" doc:"an expression over an answer of 2xx that says that somebody must act"`
 
 	Repeat time.Duration `yaml:"repeat" min:"10s" doc:"say what is open once more this often, as the service forgets it"`
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,8 @@ import (
 // What a service says inside a 200, as its documents show it: a failure is not accepted.
 func TestServicesSeeTheFailureInsideA200(t *testing.T) {
 	for service, answers := range map[string]struct{ good, bad []string }{
-		"azure_automation": {[]string{`{"JobIds":["6d1f"]}`, ""}, []string{`{"JobIds":[]}`}},
+		"azure_automation": {[]string{`{"JobIds":["6d1f"]}`}, []string{`{"JobIds":[]}`, `{"JobIds":null}`, "{}", ""}},
+		"discord":          {[]string{`{"id":"1365","channel_id":"7"}`}, []string{`{"id":""}`, `{"id":null}`, "{}", "[]", ""}},
 		"elasticsearch": {
 			[]string{
 				`{"errors":false,"items":[{"create":{"result":"created","failure_store":"not_applicable_or_unknown","status":201}}]}`,
@@ -34,7 +36,10 @@ func TestServicesSeeTheFailureInsideA200(t *testing.T) {
 			[]string{`{"partialSuccess":{"rejectedLogRecords":"1","errorMessage":"too old"}}`,
 				`{"partialSuccess":{"rejectedLogRecords":1}}`},
 		},
-		"pushover": {[]string{`{"status":1,"request":"x"}`}, []string{`{"status":0,"errors":["user is invalid"]}`, ""}},
+		"pushover": {
+			[]string{`{"status":1,"request":"x"}`, `{"info":"a note","status":1,"request":"x"}`},
+			[]string{`{"status":0,"errors":["user is invalid"]}`, `{"info":"no active devices to send to","status":1,"request":"x"}`, ""},
+		},
 		"splunk":   {[]string{`{"text":"Success","code":0}`}, []string{`{"text":"HEC is healthy","code":17}`}},
 		"telegram": {[]string{`{"ok":true}`}, []string{`{"ok":false,"description":"chat not found"}`, ""}},
 		"zabbix": {
@@ -61,6 +66,44 @@ func TestServicesSeeTheFailureInsideA200(t *testing.T) {
 				t.Errorf("%s: %q is accepted", service, answer)
 			}
 		}
+	}
+}
+
+// Discord says of a message only to who waits that it was not saved. The address may have a query of its own.
+func TestDiscordIsAskedToWaitUntilTheMessageIsSaved(t *testing.T) {
+	const saved = `{"id":"1365"}`
+	for _, tt := range []struct{ address, query, class string }{
+		{"/api/webhooks/1/x", "wait=true", accepted},
+		{"/api/webhooks/1/x?thread_id=5", "thread_id=5&wait=true", accepted},
+		{"/api/webhooks/1/x?wait=true&thread_id=5", "wait=true&thread_id=5", accepted},
+		{"/api/webhooks/1/x?wait=false", "wait=false", again}, // which says nothing of the message
+	} {
+		var query string
+		server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			query = r.URL.RawQuery
+			if r.URL.Query().Get("wait") != "true" {
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
+			io.WriteString(w, saved)
+		}))
+		w := openService(t, serviceNamed(t, "discord"), server.URL+tt.address)
+		_, err := w.Deliver(t.Context(), situations()["scheduled"].batch)
+		if query != tt.query || classOf(err) != tt.class {
+			t.Errorf("%s is asked with %q, and Deliver = %v; want %q and it %s", tt.address, query, err, tt.query, tt.class)
+		}
+	}
+}
+
+// A user of Pushover without a phone that is signed in misses every message, though each gets a 200: somebody must act.
+func TestAMessageToNoPhoneIsBlocked(t *testing.T) {
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"info":"no active devices to send to","status":1,"request":"x"}`)
+	}))
+	w := openService(t, serviceNamed(t, "pushover"), server.URL)
+	_, err := w.Deliver(t.Context(), situations()["scheduled"].batch)
+	if !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), "no active devices to send to") {
+		t.Errorf("Deliver = %v, want it blocked with what Pushover says", err)
 	}
 }
 

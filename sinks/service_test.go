@@ -141,7 +141,7 @@ func TestServicesAreDeclaredWhole(t *testing.T) {
 		if s.Title == "" || s.About == "" || s.For == "" || !strings.HasPrefix(s.Rules, "https://") || s.Example == "" {
 			t.Errorf("%s lacks a title, what it is for, a word about it, its rules or an example: %+v", s.Name, s)
 		}
-		if s.Answers == "" && (s.Success != "" || s.BlockedOn != nil) {
+		if s.Answers == "" && (s.Success != "" || s.BlockedOn != nil || s.BlockedIf != "") {
 			t.Errorf("%s doesn't say in words which of its answers are accepted or blocked", s.Name)
 		}
 		if got := Kinds()[s.Name]; got.Title != s.Title || !reflect.DeepEqual(got.Terms, s.Kind().Terms) || got.For != s.Kind().For {
@@ -205,7 +205,7 @@ var demands = map[string]demand{
 	"azure_functions":  {"POST /", "Aeg-Event-Type: Notification", 202, ""},
 	"azure_monitor":    {"POST /?api-version=2023-01-01", "Authorization: Bearer " + identityToken, 204, ""},
 	"datadog":          {"POST /", "Dd-Api-Key: " + anyKey, 202, "{}"},
-	"discord":          {"POST /", "Content-Type: application/json", 204, ""},
+	"discord":          {"POST /?wait=true", "Content-Type: application/json", 200, `{"id":"1365"}`},
 	"elasticsearch": {"POST /_bulk", "Content-Type: application/x-ndjson", 200,
 		`{"errors":true,"items":[{"create":{"status":409,"error":{"type":"version_conflict_engine_exception"}}}]}`},
 	"event_grid": {"POST /?api-version=2018-01-01", "Authorization: Bearer " + identityToken, 200, ""},

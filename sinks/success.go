@@ -13,9 +13,9 @@ import (
 	"forewarn/templates"
 )
 
-// A success is an expression over an answer that says whether the destination has taken the message. Some services have
-// their failures inside a 200. The zero value takes every answer.
-type success struct {
+// A condition is an expression over an answer of 2xx: whether the destination has taken the message, or whether somebody
+// must act before it does. Some services have their failures inside a 200. The zero value is no condition.
+type condition struct {
 	program *vm.Program
 	text    string
 }
@@ -28,41 +28,38 @@ type answered struct {
 	Text    string            `expr:"text"`
 }
 
-// parseSuccess compiles the expression src; "" is the zero value.
-func parseSuccess(src string) (success, error) {
+// parseCondition compiles the expression src; "" is the zero value. example is one, for people.
+func parseCondition(src, example string) (condition, error) {
 	if src == "" {
-		return success{}, nil
+		return condition{}, nil
 	}
 	program, err := expr.Compile(src, expr.Env(answered{}), expr.AsBool())
 	if err != nil {
-		return success{}, fmt.Errorf("%s; expected an expression over status, headers, json and text, such as "+
-			"json.errors == false", success{text: src}.problem(err))
+		return condition{}, fmt.Errorf("%s; expected an expression over status, headers, json and text, such as %s",
+			condition{text: src}.problem(err), example)
 	}
-	return success{program, src}, nil
+	return condition{program, src}, nil
 }
 
-// check returns an error that says why the answer isn't one of success.
-func (s success) check(r response) error {
-	if s.program == nil {
-		return nil
+// holds reports whether the condition is true of an answer. One that is none is true of every answer if without is.
+func (c condition) holds(r response, without bool) (bool, error) {
+	if c.program == nil {
+		return without, nil
 	}
 	a := answered{Status: r.status, Headers: map[string]string{}, Text: r.body}
 	for name := range r.header {
 		a.Headers[http.CanonicalHeaderKey(name)] = r.header.Get(name)
 	}
 	_ = json.Unmarshal([]byte(r.body), &a.JSON) // what isn't JSON is nil
-	yes, err := expr.Run(s.program, a)
+	yes, err := expr.Run(c.program, a)
 	if err != nil {
-		return fmt.Errorf("the expression of success fails: %s", s.problem(err))
+		return false, errors.New(c.problem(err))
 	}
-	if yes != true {
-		return errors.New("success doesn't hold")
-	}
-	return nil
+	return yes == true, nil
 }
 
 // problem returns what an error says of the expression, without the keys in it.
-func (s success) problem(err error) string {
+func (c condition) problem(err error) string {
 	first, _, _ := strings.Cut(err.Error(), "\n") // the rest repeats the expression
-	return templates.HideKeys(first, s.text)
+	return templates.HideKeys(first, c.text)
 }

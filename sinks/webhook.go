@@ -112,10 +112,12 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	w.caller.denied = isUndelivered
 	if s.service != nil {
 		w.caller.denied = isDenial
+		w.caller.blockedIf, err = parseCondition(s.service.BlockedIf, `json.info == "no devices"`)
+		wrong.when(err != nil, "blocked_if", "%w", err)
 	}
 	w.caller.blockedOn, err = blockedOn(s)
 	wrong.add(err)
-	w.caller.success, err = parseSuccess(s.Success)
+	w.caller.success, err = parseCondition(s.Success, "json.errors == false")
 	wrong.when(err != nil, "success", "%w", err)
 	if err := wrong.err(); err != nil {
 		return Opened{}, err

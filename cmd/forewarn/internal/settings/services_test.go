@@ -67,6 +67,7 @@ func TestWrongServicesAreRefused(t *testing.T) {
 		{"ours.yaml", "path: '/{{index .resources 9}}'\n" + body, "ours.yaml:1:1: path: its template fails"},
 		{"ours.yaml", "headers: {X-A: '{{index .resources 9}}'}\n" + body, "ours.yaml:1:11: headers"},
 		{"ours.yaml", "success: status\n" + body, "ours.yaml:1:1: success: expected bool"},
+		{"ours.yaml", "blocked_if: status\n" + body, "ours.yaml:1:1: blocked_if: expected bool"},
 		{"ours.yaml", "keys: [{name: url}]\n" + body, `ours.yaml:1:9: keys.0.name: "url" is taken`},
 		{"ours.yaml", "keys: [{name: a, secret: true, default: x}]\n" + body, "ours.yaml:1:32: keys.0.default: a secret has none"},
 		{"ours.yaml", "offers: [tls]\n" + body, `ours.yaml:1:10: offers.0: "tls" is unknown`},
