@@ -22,55 +22,79 @@ type ToldApproval struct {
 	// Since the latest change.
 	change    string // id of its CloudEvent
 	notBefore time.Time
-	rules     []cloudevent.Rule   // that will approve it, or will if a sink that failed and is tried again succeeds
-	result    cloudevent.Approval // the last one; zero if there is none
-	vm        string              // that told the result and the rules; "" without either
+	approved  bool       // Azure took an approval: no rule is left to approve it
+	vms       []toldByVM // in the order in which they told something
+	last      int        // of vms: whose result is told if no rule stands
 }
 
-// maxTold is how many rules are kept of those that a CloudEvent names, and how many sinks of each.
+// A toldByVM is what one VM told.
+type toldByVM struct {
+	vm     string
+	rules  []cloudevent.Rule   // that will approve it, or will if a sink that failed and is tried again succeeds
+	result cloudevent.Approval // the last one; zero if there is none
+}
+
+// maxTold is how many VMs are kept, how many rules of those that a CloudEvent names, and how many sinks of each. So many
+// rules are shown.
 const maxTold = 20
 
-// Note takes in a CloudEvent about the event. It ignores another VM's copy of the latest change, and what comes of an
-// approval after NotBefore has moved.
+// Note takes in a CloudEvent about the event. It ignores a copy of the latest change by a VM that has told something since,
+// and what comes of an approval after NotBefore has moved.
 func (t *ToldApproval) Note(ce event.Event) {
 	var d cloudevent.Data
 	if json.Unmarshal(ce.Data(), &d) != nil {
 		return
 	}
 	kind := imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))
-	if kind.OfAzure() && ce.ID() == t.change {
+	i := slices.IndexFunc(t.vms, func(v toldByVM) bool { return v.vm == d.Observer.Name })
+	isCopy := kind.OfAzure() && ce.ID() == t.change
+	if isCopy && i >= 0 {
 		return
 	}
 	var result cloudevent.Approval
 	if d.Approval != nil {
 		result = *d.Approval
 	}
-	t.noteAsked(kind, d.Asked, result)
+	if !isCopy {
+		t.noteAsked(kind, d.Asked, result)
+	}
+	byUser := !t.isRule(result.By)
 	switch {
+	case isCopy:
 	case kind.OfAzure():
-		t.change, t.notBefore = ce.ID(), d.NotBefore
+		*t, i = ToldApproval{asked: t.asked, change: ce.ID(), notBefore: d.NotBefore}, -1
 	case !d.NotBefore.Equal(t.notBefore):
 		return
-	case result.Result == cloudevent.ResultUnanswered && !isRule(result.By, t.rules): // what a user asks for; the rules stand
+	case result.Result == cloudevent.ResultUnanswered && byUser: // the rules stand
 		return
-	case t.vm != "" && t.vm != d.Observer.Name && (kind == imds.Reminder || result.Result == cloudevent.ResultRefused):
-		return // it knows nothing of the rules of another VM
 	}
-	before := t.rules
-	t.rules = nil
-	for _, r := range d.Rules[:min(len(d.Rules), maxTold)] {
+	t.approved = t.approved || result.Result == cloudevent.ResultApproved
+	if i < 0 {
+		if len(t.vms) == maxTold {
+			return
+		}
+		i, t.vms = len(t.vms), append(t.vms, toldByVM{vm: d.Observer.Name})
+	}
+	t.vms[i].note(d.Rules, result)
+	// What a user of one VM is refused says nothing of the rules of another.
+	if result.Result != "" && (result.Result != cloudevent.ResultRefused || !byUser || t.vms[t.last].result.Result == "") {
+		t.last = i
+	}
+}
+
+// note takes in the rules that the VM tells now, and what came of an approval, if that is told too.
+func (v *toldByVM) note(rules []cloudevent.Rule, result cloudevent.Approval) {
+	before := v.rules
+	v.rules = nil
+	for _, r := range rules[:min(len(rules), maxTold)] {
 		r.After = slices.Clone(r.After[:min(len(r.After), maxTold)])
-		t.rules = append(t.rules, r)
+		v.rules = append(v.rules, r)
 	}
-	if kind != imds.Reminder { // which tells of rules only
-		t.result = result
+	if result.Result != "" { // a reminder tells of rules only
+		v.result = result
 	}
-	t.vm = ""
-	if t.result.Result != "" || len(t.rules) > 0 {
-		t.vm = d.Observer.Name
-	}
-	if result.NotYet && result.Sink != "" && len(t.rules) == 0 {
-		t.rules = triedAgain(before, result)
+	if result.NotYet && result.Sink != "" && len(v.rules) == 0 {
+		v.rules = triedAgain(before, result)
 	}
 }
 
@@ -97,39 +121,73 @@ func (t *ToldApproval) noteAsked(kind imds.ChangeKind, asked *cloudevent.Asked, 
 	}
 }
 
-// isRule reports whether one of the rules has the name.
-func isRule(name string, rules []cloudevent.Rule) bool {
-	return slices.ContainsFunc(rules, func(r cloudevent.Rule) bool { return r.Name == name })
+// isRule reports whether one of the rules that a VM told has the name.
+func (t *ToldApproval) isRule(name string) bool {
+	return slices.ContainsFunc(t.vms, func(v toldByVM) bool {
+		return slices.ContainsFunc(v.rules, func(r cloudevent.Rule) bool { return r.Name == name })
+	})
 }
 
 // Tell puts it into the status of the event, in the words of the VM's own status.
 func (t *ToldApproval) Tell(s *EventStatus) {
-	s.Asked, s.Rules = t.asked, t.rules
+	s.Asked = t.asked
+	var reasons []string
+	for _, v := range t.vms {
+		for _, r := range v.rules {
+			i := slices.IndexFunc(s.Rules, func(other cloudevent.Rule) bool { return alike(r, other) })
+			switch {
+			case !t.stands(r):
+			case i >= 0: // either approves it
+				if r.From.Before(s.Rules[i].From) {
+					s.Rules[i].From = r.From
+				}
+			case len(s.Rules) < maxTold:
+				s.Rules, reasons = append(s.Rules, r), append(reasons, v.why(r))
+			}
+		}
+	}
 	if s.Known.Status == imds.StatusStarted {
 		return // nothing is left to approve
 	}
-	r := t.result
-	switch r.Result {
+	if len(reasons) > 0 {
+		s.Approval = strings.Join(reasons, "; ")
+		s.NotYet = slices.ContainsFunc(s.Rules, func(r cloudevent.Rule) bool { return r.VM == "" })
+		return
+	}
+	if len(t.vms) == 0 {
+		return
+	}
+	last := t.vms[t.last]
+	switch r := last.result; r.Result {
 	case cloudevent.ResultRefused:
 		s.Approval = refusedBy(r.By)
 	case cloudevent.ResultWithheld, cloudevent.ResultMoot:
 		s.Approval, s.NotYet = withheldBecause(r), r.NotYet
 	}
-	if s.Approval != "" && t.vm != "" && len(s.Known.Resources) > 1 { // rules of the other VMs may approve it
-		s.Approval = "on " + imds.Printable(t.vm, 60) + ": " + s.Approval
+	if s.Approval != "" && last.vm != "" && len(s.Known.Resources) > 1 { // rules of the other VMs may approve it
+		s.Approval = "on " + imds.Printable(last.vm, 60) + ": " + s.Approval
 	}
-	var reasons []string
-	for _, rule := range t.rules {
-		why := rule.Name + ": " + awaits(rule)
-		if rule.Again != "" && rule.Again == r.Sink && r.Error != "" {
-			why += ": " + delivery.WithoutClass(r.Error)
-		}
-		reasons = append(reasons, why)
-		s.NotYet = s.NotYet || rule.VM == ""
+}
+
+// stands reports whether a rule that a VM told may still approve the event. Of one that is left to another VM, what that
+// has told says more.
+func (t *ToldApproval) stands(r cloudevent.Rule) bool {
+	leftToOneThatTold := r.VM != "" && slices.ContainsFunc(t.vms, func(v toldByVM) bool { return imds.SameVM(r.VM, v.vm) })
+	return !t.approved && !leftToOneThatTold
+}
+
+// alike reports whether two rules differ at most in when they can approve.
+func alike(a, b cloudevent.Rule) bool {
+	return a.Name == b.Name && a.Wait == b.Wait && a.Again == b.Again && a.VM == b.VM && slices.Equal(a.After, b.After)
+}
+
+// why says what one of its rules waits for.
+func (v toldByVM) why(r cloudevent.Rule) string {
+	why := r.Name + ": " + awaits(r)
+	if r.Again != "" && r.Again == v.result.Sink && v.result.Error != "" {
+		why += ": " + delivery.WithoutClass(v.result.Error)
 	}
-	if len(reasons) > 0 {
-		s.Approval = strings.Join(reasons, "; ")
-	}
+	return why
 }
 
 // refusedBy says that Azure refused what a rule or a user asked for.

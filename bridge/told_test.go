@@ -80,6 +80,38 @@ func TestWhatCameOfAnApprovalIsSaidOfItsVM(t *testing.T) {
 	}
 }
 
+// Of an event of very many VMs it is kept what the first twenty told, and an approval of any of them counts.
+func TestWhatIsToldOfAnApprovalIsBounded(t *testing.T) {
+	var told bridge.ToldApproval
+	note := func(vm int, s statement) bridge.EventStatus {
+		s.vm = fmt.Sprint("vm-", vm)
+		ce, listed := s.cloudEvent(t, 1, vm)
+		status := bridge.EventStatus{Known: listed}
+		told.Note(ce)
+		told.Tell(&status)
+		return status
+	}
+	for vm := range 30 {
+		rules := []cloudevent.Rule{{Name: fmt.Sprint("rule of ", vm)}, {Name: "rule of all"}}
+		status := note(vm, statement{kind: imds.Scheduled, rules: rules})
+		if want := min(vm+2, 20); len(status.Rules) != want {
+			t.Errorf("%d VMs told of %d rules, want %d", vm+1, len(status.Rules), want)
+		}
+	}
+	failed := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: "rule of all", Error: "it is off"}
+	for vm := range 30 {
+		status := note(vm, statement{kind: imds.Approved, came: &failed})
+		if over := status.Approval == "rule of all: it is off"; over != (vm >= 19) {
+			t.Errorf("with the rules of %d VMs withheld the status says %q", vm+1, status.Approval)
+		}
+	}
+	note(0, statement{kind: imds.Reminder, rules: []cloudevent.Rule{{Name: "rule of all"}}})
+	approved := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule of all"}
+	if status := note(29, statement{kind: imds.Approved, came: &approved}); len(status.Rules) > 0 {
+		t.Errorf("once it is approved, rules stand: %+v", status.Rules)
+	}
+}
+
 // Of the approval of an event its CloudEvents tell, since its latest change, what the VM's own status says: the rules that
 // will approve it, and what came of that.
 func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
@@ -120,6 +152,17 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 	again := drain
 	again.Again = "drain"
 	remindedAgain := statement{kind: imds.Reminder, rules: []cloudevent.Rule{again}}
+	on := func(vm string, s statement) statement {
+		s.vm = vm
+		return s
+	}
+	left := cloudevent.Rule{Name: `rule "leader drains"`, After: []string{"drain"}, VM: "vm-1"} // as others than vm-1 tell of it
+	standIn := cloudevent.Rule{Name: `rule "stand-in"`, After: []string{"drain"}, Wait: 100}
+	const standsIn = `rule "stand-in": it waits for sink "drain", then 1m40s`
+	ofLeader := func(result string, of cloudevent.Approval, rules ...cloudevent.Rule) statement {
+		of.By = left.Name
+		return came(result, of, rules...)
+	}
 	back := announced()
 	back.again = true
 
@@ -190,6 +233,32 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 			drain.Name + " was removed from the settings", "", 0},
 		{"another rule stands", []statement{announced(drain, slow), came(cloudevent.ResultWithheld, failed, slow)},
 			`rule 2: it waits for sink "drain" and sink "audit", then 30s`, "", 1},
+
+		{"a sink failed on the VM to which another left it", []statement{on("vm-2", announced(left, standIn)),
+			ofLeader(cloudevent.ResultWithheld, failed)}, standsIn, "", 1},
+		{"it is tried again there", []statement{on("vm-2", announced(left, standIn)), ofLeader(cloudevent.ResultWithheld, triedAgain)},
+			standsIn + `; rule "leader drains": it waits for sink "drain", which failed and is tried again: exit 75`, "", 2},
+		{"its rule is gone from one VM, not from another", []statement{on("vm-2", announced(drain)),
+			withheld(cloudevent.Approval{Error: drain.Name + " was removed from the settings"})}, waits, "", 1},
+		{"another VM's rules are in its copy", []statement{announced(drain), withheld(failed), on("vm-2", announced(standIn))},
+			standsIn, "", 1},
+		{"a copy, read again, of a VM that told more since", []statement{announced(drain), withheld(failed), announced(drain)},
+			drain.Name + `: sink "drain" failed: exit 1`, "", 0},
+		{"two VMs have the same rule", []statement{announced(drain), on("vm-2", announced(drain))}, waits, "", 1},
+		{"the rule of two VMs failed on both", []statement{announced(drain), on("vm-2", announced(drain)), withheld(failed),
+			on("vm-2", withheld(failed))}, drain.Name + `: sink "drain" failed: exit 1`, "", 0},
+		{"another VM reminds of its rules", []statement{announced(drain), withheld(failed),
+			{kind: imds.Reminder, vm: "vm-2", rules: []cloudevent.Rule{left, standIn}}}, standsIn, "", 1},
+		{"refused to a user of another VM, which has a rule", []statement{announced(drain), withheld(failed),
+			on("vm-2", came(cloudevent.ResultRefused, cloudevent.Approval{By: "root", Error: refused.Error}, standIn))}, standsIn, "", 1},
+		{"refused to a rule of another VM", []statement{announced(drain), on("vm-2", announced(standIn)), withheld(failed),
+			on("vm-2", came(cloudevent.ResultRefused, cloudevent.Approval{By: standIn.Name, Error: refused.Error}))},
+			standIn.Name + ": Azure refused the approval", "", 0},
+		{"left to a VM that has no such rule", []statement{on("vm-2", announced(left)), {kind: imds.Reminder}}, "", "", 0},
+		{"a rule approved it, and one of another VM would", []statement{announced(drain), on("vm-2", announced(standIn)), approved},
+			"", drain.Name, 0},
+		{"unanswered to a rule, and one of another VM would", []statement{on("vm-2", announced(left, standIn)),
+			ofLeader(cloudevent.ResultUnanswered, cloudevent.Approval{Error: "timeout"})}, standsIn, left.Name, 1},
 	}
 	for i, tt := range tests {
 		var told bridge.ToldApproval

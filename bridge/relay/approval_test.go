@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -68,7 +69,10 @@ func TestARelayKnowsWhatItsVMsToldOfApprovals(t *testing.T) {
 func TestTheRulesThatAreShownAreFew(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		r, stop := s.run(route("hook", newRecorder()))
-		rules := slices.Repeat([]cloudevent.Rule{{Name: "rule 1", After: slices.Repeat([]string{"x"}, 1000)}}, 100)
+		var rules []cloudevent.Rule
+		for n := range 100 {
+			rules = append(rules, cloudevent.Rule{Name: fmt.Sprint("rule ", n+1), After: slices.Repeat([]string{"x"}, 1000)})
+		}
 		s.publish(statement{kind: imds.Scheduled, rules: rules}.on(t, eventNo(1), 0))
 		pause(time.Second)
 		open := r.Status().Events
