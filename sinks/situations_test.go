@@ -296,6 +296,10 @@ func situations() map[string]situation {
 		circumstances{Asked: agreed}, true, nil)
 	tell("updated-begun-asked", "04:10:08", changed(azure("Started", "Reboot", "04:10:00", nil), begun, "NotBefore"),
 		circumstances{Asked: agreed}, true, nil)
+	tell("started-asked", "04:10:08", imds.Change{Kind: imds.Started, Event: azure("Started", "Reboot", "04:10:00", nil)},
+		circumstances{Asked: agreed}, true, nil)
+	tell("approved-withheld-terminate", "03:58:00", imds.Change{Kind: imds.Approved, Event: azure("Scheduled", "Terminate", "04:10:00", nil)},
+		circumstances{Approval: &failed}, true, nil)
 	tell("reminder-asked", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
 		circumstances{Asked: agreed}, true, nil)
 	tell("reminder-unanswered", "03:58:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour},
@@ -343,7 +347,7 @@ func situations() map[string]situation {
 	all["group-withheld-yet"] = situation{batch: undecided, now: messageTime}
 	byRule := slices.Concat(all["scheduled-by-rule"].batch, all["updated-by-rule"].batch)
 	all["group-by-rule"] = situation{batch: byRule, now: messageTime}
-	for _, name := range []string{"approved", "approved-withheld", "updated-time"} { // the first that its readers hear
+	for _, name := range []string{"approved", "approved-withheld", "updated-time", "started-asked"} { // the first that its readers hear
 		first := all[name]
 		first.batch = slices.Clone(first.batch)
 		first.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}}
