@@ -123,7 +123,8 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	}
 	answer, err := judge(class, r, origin(req.URL), redact)
 	if err == nil {
-		if class, why := c.doubt(r); why != "" {
+		why, class := c.doubt(r)
+		if why != "" {
 			text := answer.Status + " from " + origin(req.URL) + ", but " + redact.line(why, maxShown) + ": "
 			err = r.withRetryAfter(withClass(class, text+redact.line(r.body, maxShown)))
 		}
@@ -131,26 +132,26 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	return answer, err
 }
 
-// doubt returns why an answer of 2xx doesn't count, "" if it does, and the class that it has then.
-func (c *caller) doubt(r response) (class error, why string) {
+// doubt returns why an answer of 2xx doesn't count, "" if it does, and the class that it then has.
+func (c *caller) doubt(r response) (why string, class error) {
 	if c.denied != nil && c.denied(r.body) {
-		return nil, "the message was not taken"
+		return "the message was not taken", nil
 	}
 	blocked, err := c.blockedIf.holds(r, false)
 	if err != nil {
-		return nil, "the expression of blocked_if fails: " + err.Error()
+		return "the expression of blocked_if fails: " + err.Error(), nil
 	}
 	if blocked {
-		return delivery.ErrBlocked, "nobody gets the message"
+		return "nobody gets the message", delivery.ErrBlocked
 	}
 	taken, err := c.success.holds(r, true)
 	if err != nil {
-		return nil, "the expression of success fails: " + err.Error()
+		return "the expression of success fails: " + err.Error(), nil
 	}
 	if !taken {
-		return nil, "success doesn't hold"
+		return "success doesn't hold", nil
 	}
-	return nil, ""
+	return "", nil
 }
 
 // proxyOf returns the proxy for a request, nil for none, whose credentials redact then knows. Its errors block.
