@@ -260,22 +260,24 @@ func (q *queue) newestUrgent(g *group, now time.Time) uint64 {
 // Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
 // that a killed relay repeats at most one delivery of a group.
 func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
-	q.mu.Lock()
-	e := q.pending[i.Seq]
-	if e == nil || !e.offered {
-		q.mu.Unlock()
-		return d, delivery.ErrSettled
-	}
-	e.begun = true
-	q.mu.Unlock()
 	d.Event, d.Receipt, err = q.read(i)
-	if err != nil {
-		q.mu.Lock()
-		e.begun = false
-		q.mu.Unlock()
+	if err == nil {
+		err = q.noteAttempt(i.Seq)
 	}
 	d.EventOver = !i.Ends() && q.hasEnd(i)
 	return d, q.shown(err)
+}
+
+// noteAttempt notes that an attempt of a delivery is under way, unless it was settled or is being given up while it was read.
+func (q *queue) noteAttempt(seq uint64) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	e := q.pending[seq]
+	if e == nil || !e.offered {
+		return delivery.ErrSettled
+	}
+	e.begun = true
+	return nil
 }
 
 func (q *queue) read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
