@@ -183,6 +183,34 @@ var knownStories = []struct {
 		{at(10 * time.Minute), unlist{reboot.id}},
 		{at(50 * time.Minute), restyle{}},
 	}},
+	{"a copy crashes before its disk has room to say whose it is now, and an event of both machines ends", []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), diskTrouble{"full", 10 * time.Minute}},
+		{at(2*time.Minute + 30*time.Second), list{event: func() azureEvent { e := freeze; e.notBefore = 10 * time.Minute; return e }()}},
+		{at(3 * time.Minute), instanceTrouble{"503", 3*time.Minute + 30*time.Second}},
+		{at(3 * time.Minute), restart{off: time.Second, clone: true, late: 40 * time.Second}},
+		{at(6 * time.Minute), restart{crash: true, off: 10 * time.Minute}},
+		{at(15 * time.Minute), unlist{reboot.id}},
+		{at(20 * time.Minute), restyle{}},
+	}},
+	{"a sink goes while a start waits for its VM's name, of which it hears soon that it won't come", []step{
+		{0, instanceTrouble{"names nobody", 30 * time.Minute}},
+		{at(10 * time.Second), restart{off: 20 * time.Second}},
+		{at(20 * time.Second), list{event: anytime}},
+		{at(31 * time.Second), reload{routes: []string{"well"}}},
+		{at(20 * time.Minute), restyle{}},
+	}},
+	{"a sink with a lead is away while an event moves, and returns when its lead has come", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: latest", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "latest" }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), reload{routes: []string{"well"}}},
+		{at(3 * time.Minute), list{event: anytime}},
+		{at(4 * time.Minute), list{event: soon}},
+		{at(5 * time.Minute), reload{}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},
@@ -202,16 +230,18 @@ var (
 	}()
 )
 
-// Nothing is found in them any more.
+// Nothing is found in them any more, however often the program polls.
 func TestKnownStories(t *testing.T) {
 	for _, k := range knownStories {
-		t.Run(k.claim, func(t *testing.T) {
-			t.Parallel()
-			p := planWith(k.story)
-			p.routes[0].bridge, p.routes[1].late = "all", "latest"
-			if found := play(t, p, variant{}, quiet()); len(found) > 0 {
-				t.Errorf("found:%s", describe(found))
-			}
-		})
+		for _, interval := range []time.Duration{time.Second, 3 * time.Second} {
+			t.Run(k.claim, func(t *testing.T) {
+				t.Parallel()
+				p := planWith(k.story)
+				p.interval, p.routes[0].bridge, p.routes[1].late = interval, "all", "latest"
+				if found := play(t, p, variant{}, quiet()); len(found) > 0 {
+					t.Errorf("polls every %v, found:%s", interval, describe(found))
+				}
+			})
+		}
 	}
 }

@@ -392,14 +392,15 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 		}
 	}
 	// Its filter may not take updates any more when its lead comes, so that it gets the announcement: or the latest change,
-	// if the file has lost that one.
+	// if the file has lost that one, or if the route was away when that was seen.
 	announced := i
 	for announced > 0 && !b.changes[announced].first {
 		announced--
 	}
 	return slices.ContainsFunc(o.taken[c.event.id][r.name], func(t taken) bool {
 		at := b.place(t)
-		other := 0 <= at && at < i || at > i && o.damaged(b.changes[announced].at, t.start)
+		later := at > i && (o.damaged(b.changes[announced].at, t.start) || slices.Contains(b.changes[at].orphans, r.name))
+		other := 0 <= at && at < i || later
 		return t.seq > c.seq && other && ahead(b.changes[at]) && !o.setUp(r.name, c.at, t.start)
 	})
 }

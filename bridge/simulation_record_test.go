@@ -359,6 +359,7 @@ func (o *oracle) alerted(event, route string) bool {
 			return t.change == "approved" || slices.Contains(t.missed, "approved")
 		}) ||
 			slices.ContainsFunc(o.left, func(e entry) bool { return isApproval(e.sink, e.id) }) ||
+			slices.ContainsFunc(o.hands, func(h hand) bool { return isApproval(h.sink, h.id) }) ||
 			slices.ContainsFunc(o.ledger, func(k kept) bool { return isApproval(k.sink, k.id) }))
 }
 

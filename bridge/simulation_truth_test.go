@@ -26,8 +26,7 @@ type truth struct {
 	stored known  // that it is on the disk
 	any    known  // whether it has decided about a document
 	kept   known  // that this is on the disk
-	owner  int    // the machine whose the outbox is; -1 for nobody's
-	owned  known  // that this is on the disk
+	owners []int  // the machines of which one is that whose the file on the disk is; -1 is nobody
 	before func() // takes that back to what it was when this run of the program began
 }
 
@@ -41,7 +40,7 @@ const (
 )
 
 func truthOf(w *world) map[string][]belief {
-	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, owner: -1}
+	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, owners: []int{-1}}
 	type moment struct {
 		seq  int
 		take func()
@@ -68,9 +67,7 @@ func truthOf(w *world) map[string][]belief {
 		first := valid && a.polled && !had[a.boot]
 		if first {
 			had[a.boot] = true
-			if learned := w.boots[a.boot].learned; learned.seq > a.seq && learned.at <= a.turned {
-				f = learned // it waited for the name
-			}
+			f = w.decided(a)
 		}
 		note(f, func() { t.answer(a, first) })
 	}
@@ -79,6 +76,21 @@ func truthOf(w *world) map[string][]belief {
 		m.take()
 	}
 	return t.beliefs
+}
+
+// decided returns when the program decided about the first answer, of which it may wait for its VM's name: when that came,
+// or else after all reloads of that time.
+func (w *world) decided(a *answer) fact {
+	at := a.fact
+	if learned := w.boots[a.boot].learned; learned.seq > a.seq && learned.at <= a.turned {
+		return learned
+	}
+	for _, s := range w.setups {
+		if s.seq > a.seq && s.at < a.turned && !w.ill(a.at, a.turned) {
+			at = s.fact
+		}
+	}
+	return at
 }
 
 // takenUp returns when the program took up a file that came late: when it was told which VM it runs on, or knew that it
@@ -105,8 +117,8 @@ func (w *world) takenUp(b *boot) fact {
 
 // begin takes in how a run of the program begins. One whose file comes late knows nothing yet.
 func (t *truth) begin(b *boot) {
-	stored, kept, owner, owned := t.stored, t.kept, t.owner, t.owned
-	t.before = func() { t.stored, t.kept, t.owner, t.owned = stored, kept, owner, owned }
+	stored, kept, owners := t.stored, t.kept, t.owners
+	t.before = func() { t.stored, t.kept, t.owners = stored, kept, owners }
 	t.boot, t.named, t.any = b, t.stored, t.kept
 	t.each(belief.anyhow)
 	if b.late == 0 {
@@ -118,22 +130,28 @@ func (t *truth) begin(b *boot) {
 	})
 }
 
-// learn takes in that the program was told which VM it runs on. If that is not the one whose the outbox is, all in it
+// learn takes in that the program was told which VM it runs on. If that is not the one whose the file is, all in it
 // counts no more; but what it saw while the file had not come stays.
 func (t *truth) learn(b *boot) {
-	was, sure := t.owner, t.owned
-	t.named, t.stored, t.owner, t.owned = yes, t.writes(b.learned), b.vm, t.writes(b.learned)
-	if was == b.vm || was < 0 || b.late > 0 && b.loaded.seq == 0 {
+	isOthers := func(vm int) bool { return vm >= 0 && vm != b.vm }
+	mine := slices.DeleteFunc(slices.Clone(t.owners), isOthers)
+	mayBeMine, isMine := len(mine) > 0, len(mine) == len(t.owners)
+	t.named, t.stored = yes, t.writes(b.learned)
+	if t.stored == yes {
+		t.owners = nil
+	}
+	t.owners = append(slices.Clone(t.owners), b.vm)
+	if isMine || b.late > 0 && b.loaded.seq == 0 {
 		return
 	}
 	early := t.w.takenUp(b).seq >= b.learned.seq // its file was not taken up yet, and is set aside instead
 	if !early {
-		t.version, t.valid, t.doubt = -1, -1, sure == maybe
+		t.version, t.valid, t.doubt = -1, -1, mayBeMine
 	}
 	for id, beliefs := range t.beliefs {
 		var after []belief
 		for _, old := range beliefs {
-			if sure == maybe {
+			if mayBeMine {
 				after = append(after, old)
 			}
 			fresh := belief{times: map[string]int{}, accepted: map[string]bool{}, changes: slices.Clone(old.changes)}
