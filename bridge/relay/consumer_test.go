@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
@@ -167,6 +168,44 @@ func TestAConsumerThatIsDeletedBetweenRelaysLosesNothing(t *testing.T) {
 		_, stop = s.run(route("hook", sink))
 		pause(time.Minute)
 		wantIDs(t, "told", sorted(sink.all()), first, second, third)
+		stop()
+	})
+}
+
+// What a sink does not get is settled at once, also while the record of its event is written. So the consumer goes on, and
+// nothing is missing when the stream's limits delete what everybody has.
+func TestWhatComesWhileARecordIsWrittenIsSettled(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, wire := newRecorder(), &cable{}
+		sink.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			wire.slow(time.Second)
+			return delivery.Answer{}, nil
+		}
+		hook := route("hook", sink)
+		hook.Filter.Only.Changes = []string{"scheduled"}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{hook}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		a := eventNo(1)
+		scheduled := a.say(t, imds.Scheduled, "vm-1")
+		s.publish(scheduled)
+		pause(500 * time.Millisecond)
+		s.publish(a.say(t, imds.Reminder, "vm-1"))
+		pause(2 * time.Minute)
+		wantIDs(t, "told", sink.all(), scheduled)
+		wire.slow(0)
+		s.settled("hook")
+		stop()
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.Purge(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, stop := s.run(hook)
+		if w := strings.Join(r.Status().Warnings, "\n"); strings.Contains(w, "deleted") {
+			t.Errorf("the next relay warns: %s", w)
+		}
 		stop()
 	})
 }

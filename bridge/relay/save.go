@@ -93,6 +93,7 @@ func (q *queue) markSaved(g *group, version, settled int) (replies []string) {
 	g.savedVersion = version
 	if g.version == version {
 		delete(q.records.dirty, g)
+		settled = len(g.settled) // what ackWhenSaved added meanwhile changed nothing
 	}
 	for _, s := range g.settled[:settled] {
 		delete(q.records.unsaved, s.seq)
