@@ -129,7 +129,7 @@ func (q *queue) storeLate(m streams.Message) error {
 		Sink: q.route.Name, Key: streams.Token(m.CE.ID()), Seq: m.Seq, ID: m.CE.ID(), Type: m.CE.Type(), Event: m.EventID,
 		Set: m.From.String(), Reason: delivery.ReasonLate, Overtaken: true, At: time.Now().UTC(), PendingSince: m.Stored,
 	}
-	if err := q.dead.add(q.ctx, letter, &m.CE); err != nil {
+	if err := q.keepLetter(letter, &m.CE); err != nil {
 		return err
 	}
 	q.meter.Failed(q.route.Name, delivery.ReasonLate)

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"slices"
 	"time"
@@ -61,7 +62,7 @@ func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	}
 	ce, _, err := q.read(i)
 	if errors.Is(err, delivery.ErrLost) {
-		return q.dead.add(q.ctx, letter, nil)
+		return q.keepLetter(letter, nil)
 	}
 	if err != nil {
 		return err
@@ -72,7 +73,16 @@ func (q *queue) storeDeadLetter(u *transfer, why string) error {
 		}
 	}
 	u.publish = false
-	return q.dead.add(q.ctx, letter, &ce)
+	return q.keepLetter(letter, &ce)
+}
+
+// keepLetter stores a dead letter while the lease is held. What is on its way when that ends is waited for: a delivery whose
+// letter is stored is to be on record, so that the next relay doesn't tell it all the same.
+func (q *queue) keepLetter(letter deadLetter, ce *event.Event) error {
+	if err := q.ctx.Err(); err != nil {
+		return err
+	}
+	return q.dead.add(context.WithoutCancel(q.ctx), letter, ce)
 }
 
 // attemptsOf returns how often a delivery was tried that becomes a dead letter with a report.

@@ -68,6 +68,33 @@ func TestUnsettledIsBounded(t *testing.T) {
 	})
 }
 
+// A relay that stops just when it gives up a delivery has the next one not tell it: it is a dead letter, and on record.
+func TestWhatIsGivenUpAtAStopIsNotTold(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, wire := newRecorder(), &cable{}
+		sink.answer = fails(errRefused)
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, MaxUnsettled: 10, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		var all []event.Event
+		for n := range 11 {
+			all = append(all, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		s.publish(all...)
+		pause(4500 * time.Millisecond)
+		wire.slow(time.Second)
+		pause(time.Second)
+		stop()
+		sink.say(nil)
+		r, stop := s.run(route("hook", sink))
+		pause(time.Minute)
+		wantIDs(t, "told", sorted(sink.all()), all[1:]...)
+		if dead := keys(t, r, "hook"); !slices.Equal(dead, []string{keyOf("hook", all[0])}) {
+			t.Errorf("dead letters are %q, want that of %s", dead, all[0].ID())
+		}
+		stop()
+	})
+}
+
 // A set that publishes more than its share loses its own oldest, urgent or not, and none of another set's. It is said which
 // set that is.
 func TestASetTakesNoRoomFromAnother(t *testing.T) {
