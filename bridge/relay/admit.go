@@ -80,6 +80,9 @@ func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, faile
 	case !v.selected:
 	case m.FallbackFor != nil && rec.knows(streams.Token(m.CE.ID())): // a fallback doesn't get what it has
 		v.selected = false
+		if accepted { // before it had that
+			v.state = resultSuperseded
+		}
 	case rec.isOver(route, m):
 		v.state, v.answer = resultSuperseded, delivery.EventOver
 	case !v.outdated || accepted:

@@ -61,6 +61,43 @@ func TestWhatWasAcceptedIsDelivered(t *testing.T) {
 	}
 }
 
+// What waits for a fallback is settled when the fallback gets the same by itself meanwhile: its filter takes it now, and
+// another VM says it too. It is told that once, and nothing counts as pending for good.
+func TestWhatAFallbackGetsByItselfDoesNotWaitForGood(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, second := newRecorder(), newRecorder()
+		hook.answer, second.answer = fails(errRefused), fails(errRefused)
+		main := with(route("hook", hook), func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "second", After: time.Minute}
+		})
+		narrow, wide := route("second", second), route("second", second)
+		narrow.Filter.Only.Types = []string{"Preempt"}
+		r, stop := s.run(main, narrow)
+		a := eventNo(1).in(24 * time.Hour)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(2 * time.Minute)
+		r.Reload([]bridge.Route{main, wide}, bridge.SettingsInfo{})
+		pause(2 * time.Second)
+		copied := a.say(t, imds.Scheduled, "vm-2")
+		s.publish(copied)
+		pause(2 * time.Second)
+		stop()
+		second.say(nil)
+		r, stop = s.run(main, wide)
+		pause(10 * time.Minute)
+		wantIDs(t, "told", second.all(), copied)
+		lives, _, err := r.Histories(t.Context(), bridge.Period{})
+		if err != nil || len(lives) != 1 {
+			t.Fatalf("the history is %+v, %v; want one event", lives, err)
+		}
+		want := []string{"hook pending", "second accepted", "second superseded"}
+		if got := sorted(told(lives[0].Changes[0])); !slices.Equal(got, want) {
+			t.Errorf("the history says %q, want %q", got, want)
+		}
+		stop()
+	})
+}
+
 // While records can't be read nothing is told, and the relay is never ready; it says so once. When they can, all is told.
 func TestARelayThatCannotReadRecordsIsNotReady(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
