@@ -384,7 +384,11 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 		if d.Rule != 0 { // this one and those beside it have had their turn
 			rules = nil
 		}
-		b.situation(observation{now: now}, e).addApproval(&c, e, op, a, rules, over)
+		s := b.situation(observation{now: now}, e)
+		if a.Result == cloudevent.ResultRefused {
+			b.alert(&c, s, op)
+		}
+		s.addApproval(&c, e, op, a, rules, over)
 		return c
 	})
 	_ = wait() // the outbox logs its errors
@@ -418,9 +422,8 @@ func (op *openEvent) asked() *cloudevent.Asked {
 	return op.Asked
 }
 
-// addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it; if
-// Azure refused, or no rule approves what was promised, so do routes on LevelTrouble. rules are those that may approve the
-// event all the same. over means that the event is over.
+// addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it, and those
+// that were alerted. rules are those that may approve the event all the same. over means that the event is over.
 func (s situation) addApproval(
 	c *commit, e imds.Event, op *openEvent, a cloudevent.Approval, rules []cloudevent.Rule, over bool,
 ) {
@@ -441,9 +444,6 @@ func (s situation) addApproval(
 		return
 	}
 	message := about(e, imds.Approved)
-	if a.Result == cloudevent.ResultRefused || a.Result == cloudevent.ResultWithheld {
-		s.alert(c, op)
-	}
 	message.To = s.audience(s.routes, change, op, over)
 	c.log(slog.LevelInfo, "azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result,
 		"by", a.By, "status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))

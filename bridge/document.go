@@ -39,7 +39,6 @@ type situation struct {
 	durable  bool                   // what is committed is on disk
 	current  bool                   // Azure has answered since the start
 	marks    map[string]outbox.Mark // of ids that were used before
-	given    map[string][]string    // by event: the routes that were given its latest change, also as a fallback
 }
 
 // situation gathers what decides about these events. The caller holds deciding.
@@ -54,33 +53,15 @@ func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	given := map[string][]string{}
-	for _, e := range events {
-		given[e.ID] = b.givenLatest(e.ID)
-	}
 	observer := b.observer
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return situation{
 		observation: o, routes: b.routes, orphans: orphans, booted: b.options.Booted, rules: b.rules, mutes: mutes,
-		approver: approver, durable: durable, current: b.current, marks: marks, given: given,
+		approver: approver, durable: durable, current: b.current, marks: marks,
 		common: cloudevent.Circumstances{
 			Observer: observer, Host: b.options.Host, Source: b.options.Source, Time: o.now,
 		},
 	}
-}
-
-// givenLatest returns the routes that were given the latest change of an open event. The caller holds mu.
-func (b *Bridge) givenLatest(id string) (names []string) {
-	op := b.events.get(id)
-	if op == nil {
-		return nil
-	}
-	for _, r := range b.routes {
-		if b.outbox.Delivery(r.Name, op.Latest).State != "" {
-			names = append(names, r.Name)
-		}
-	}
-	return names
 }
 
 // approvedID returns the id that all CloudEvents about the approval of an event begin with.

@@ -111,18 +111,22 @@ func (s situation) releaseAnswer(c *commit, op *openEvent) {
 	s.offerAnswer(c, &released, waiting)
 }
 
-// alert subscribes the routes that are told of trouble to what comes of the approval of an event from now on, and those
-// whose filter leaves the event out to its changes, of which they get the latest: who hears that an event isn't started
-// early must hear when it begins after all, and that it is over. What starts something gets no event that its filter
-// leaves out.
-func (s situation) alert(c *commit, op *openEvent) {
+// given reports whether a route was given the latest change of an event, also as a fallback.
+func (b *Bridge) given(route string, op *openEvent) bool {
+	return b.outbox.Delivery(route, op.Latest).State != ""
+}
+
+// alert subscribes the routes that are told of trouble to what comes of the approval of an event from now on, because Azure
+// refused it, or no rule approves what was promised. It subscribes those whose filter leaves the event out to its changes,
+// of which they get the latest: who hears that an event isn't started early must hear when it begins after all, and that it
+// is over. What starts something gets no event that its filter leaves out.
+func (b *Bridge) alert(c *commit, s situation, op *openEvent) {
 	var joining []Route
 	for _, r := range s.routes {
 		if !r.Terms.Bridge.Hears(cloudevent.SinkBlocked) || slices.Contains(op.Alerted, r.Name) {
 			continue
 		}
-		given := slices.Contains(s.given[op.event.ID], r.Name)
-		if !slices.Contains(op.Routes, r.Name) && !r.Terms.Starts() && !given {
+		if !slices.Contains(op.Routes, r.Name) && !r.Terms.Starts() && !b.given(r.Name, op) {
 			joining = append(joining, r)
 		}
 		op.Alerted = append(op.Alerted, r.Name)
@@ -200,7 +204,7 @@ func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
 	for _, op := range b.events.all() {
 		missed := routesThat(func(r Route) bool {
 			returned, gets := slices.Contains(back, r.Name), joined && op.gets(r.Name)
-			return isAdded(r.Name) && !gets || returned && b.outbox.Delivery(r.Name, op.Latest).State == ""
+			return isAdded(r.Name) && !gets || returned && !b.given(r.Name, op)
 		}, routes)
 		if len(missed) > 0 {
 			next := c.change(op)

@@ -296,7 +296,11 @@ func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudev
 		} else {
 			next.promise(standing)
 		}
-		b.situation(observation{now: now}, op.event).addApproval(&c, op.event, next, a, standing, false)
+		s := b.situation(observation{now: now}, op.event)
+		if a.Result == cloudevent.ResultWithheld {
+			b.alert(&c, s, next)
+		}
+		s.addApproval(&c, op.event, next, a, standing, false)
 		return c
 	})
 	_ = wait() // the outbox logs its errors

@@ -42,7 +42,7 @@ func (b *Bridge) tellDue(now time.Time) {
 func (b *Bridge) offerDue(c *commit, s situation, op *openEvent, due []Route) {
 	var given, others []Route
 	for _, r := range due {
-		if b.outbox.Delivery(r.Name, op.Latest).State != "" {
+		if b.given(r.Name, op) {
 			given = append(given, r)
 			op.setWaiting(r.Name, false)
 		} else {
@@ -93,7 +93,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	told := map[string]bool{}
 	for _, route := range op.Routes {
-		told[route] = justNow && (c.offers(route, op.Latest) || b.outbox.Delivery(route, op.Latest).State != "")
+		told[route] = justNow && (c.offers(route, op.Latest) || b.given(route, op))
 	}
 	s.addReminder(c, op, change, in, told)
 }
