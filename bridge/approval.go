@@ -86,10 +86,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	e, d, now := op.event, op.Approval, time.Now()
 	switch {
-	case d.unsent() && d.Seq != op.Latest:
+	case d.unsent() && d.Seq != op.latest.Seq:
 		b.endApproval(e, op, *d, d.givenUp("the event changed"))
 		return
-	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
+	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.latest.Seq):
 		b.noteRuling(id, "", false) // nothing left to decide here
 		b.reviews.setPossible(id, nil)
 		return
@@ -117,7 +117,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case rule == 0:
 		b.keepPromise(op, all, "")
 	case !d.unsent():
-		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
+		decided := decision{Seq: op.latest.Seq, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
 		if !b.keepDecision(e, decided) {
 			return
 		}
@@ -148,7 +148,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 	}
 	var fields map[string]any
 	if slices.ContainsFunc(rules, func(r Rule) bool { return r.When != nil }) {
-		fields = cloudevent.Fields(op.latest())
+		fields = cloudevent.Fields(op.latest.decode())
 	}
 	delivered := func(route string) acceptance { return b.acceptance(e.ID, op, route, now) }
 	for _, r := range rules {
@@ -157,7 +157,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 		}
 	}
 	approver, doubt := b.approverName(), b.reviews.get(e.ID).doubt
-	all = judge(rules, e, fields, approver, delivered, b.reviews.firstSeen(e.ID, op.Latest, "", now), now)
+	all = judge(rules, e, fields, approver, delivered, b.reviews.firstSeen(e.ID, op.latest.Seq, "", now), now)
 	observer, _ := fields["observer"].(string)
 	for i, v := range all {
 		switch {
@@ -173,7 +173,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 
 // acceptance returns the state of a route's delivery of the latest change of an event.
 func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Time) acceptance {
-	d := b.outbox.Delivery(route, op.Latest)
+	d := b.outbox.Delivery(route, op.latest.Seq)
 	a := acceptance{state: d.State}
 	switch {
 	case op.onlyAlerted(route):
@@ -184,9 +184,9 @@ func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Tim
 	case d.State == outbox.StateDead:
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
-		a.at = b.reviews.firstSeen(id, op.Latest, route, now)
+		a.at = b.reviews.firstSeen(id, op.latest.Seq, route, now)
 	case slices.Contains(op.Waiting, route):
-		latest, _ := again(op.event, kept{op.Latest, op.cloudEvent})
+		latest, _ := again(op.event, op.latest)
 		b.mu.Lock()
 		routes := b.routes
 		b.mu.Unlock()
@@ -206,7 +206,7 @@ func (b *Bridge) Forecasts(rules []Rule, id string) []Forecast {
 		a := b.acceptance(id, op, sink, time.Now())
 		return a.at, a.state == outbox.StatePending || a.accepted()
 	}
-	return Forecasts(rules, op.event, cloudevent.Fields(op.latest()), b.approverName(), gets, time.Now())
+	return Forecasts(rules, op.event, cloudevent.Fields(op.latest.decode()), b.approverName(), gets, time.Now())
 }
 
 // noteRuling records why an event is not approved, and whether that may pass, for the status, and logs it if it is new.
@@ -323,7 +323,7 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 // approves or has approved it by hand.
 func (b *Bridge) stands(op *openEvent, e imds.Event, d decision) bool {
 	rules, byHand := b.approvers(e.ID)
-	if op == nil || op.Latest != d.Seq || byHand || op.Approval != nil && op.Approval.Done && op.Approval.Seq == d.Seq {
+	if op == nil || op.latest.Seq != d.Seq || byHand || op.Approval != nil && op.Approval.Done && op.Approval.Seq == d.Seq {
 		return false
 	}
 	return b.verdicts(rules, e, op, time.Now()).approving() == d.Rule
@@ -373,7 +373,7 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 			}
 			op = c.change(current)
 			if d.Rule == 0 {
-				d.Seq = op.Latest // Azure was asked about the event as it is now
+				d.Seq = op.latest.Seq // Azure was asked about the event as it is now
 			}
 		}
 		over := current == nil && op.event.ID != "" // else it is open, or no document has shown it yet
@@ -398,7 +398,7 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 // decided records the result of an approval.
 func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 	if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
-		if d.Seq == op.Latest {
+		if d.Seq == op.latest.Seq {
 			op.promise(nil) // kept, or told otherwise
 		}
 		d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()

@@ -174,7 +174,7 @@ func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
 
 // again returns a message of a CloudEvent that is committed already, without recipients.
 func again(e imds.Event, k kept) (a outbox.Addition, ce event.Event) {
-	ce = committed(k.CloudEvent)
+	ce = k.decode()
 	a = about(e, imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix)))
 	a.Seq = k.Seq
 	describe(&a.Message, ce)

@@ -238,7 +238,8 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 	s.address(c, &a, s.routes, ce, change, op)
 	a.To = append(a.To, s.orphansOf(op)...)
 	if change.Kind == imds.Updated && waited && len(op.Waiting) > 0 && op.Announcement == nil {
-		op.Announcement = &kept{op.Latest, op.cloudEvent}
+		announcement := op.latest
+		op.Announcement = &announcement
 	}
 	in.Rules = s.promises(change, ce, a, op)
 	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {

@@ -33,7 +33,7 @@ func (b *Bridge) Take(doc *imds.Document) bool {
 // DecideByRule stores a decision of that rule about an open event.
 func (b *Bridge) DecideByRule(event string, rule int) {
 	b.keep(event, func(op *openEvent) bool {
-		op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
+		op.Approval = &decision{Seq: op.latest.Seq, Rule: rule, Decided: time.Now()}
 		return true
 	})
 }

@@ -75,9 +75,8 @@ func (s situation) subscribe(c *commit, r Route, change imds.Change, fields map[
 // that has come; one that has waited, and whose filter doesn't take the latest change, gets the announcement. op is the
 // event's state, which offer changes.
 func (s situation) offer(c *commit, op *openEvent, routes []Route) {
-	latest := kept{op.Latest, op.cloudEvent}
-	announcement := *cmp.Or(op.Announcement, &latest)
-	a, ce := again(op.event, latest)
+	announcement := *cmp.Or(op.Announcement, &op.latest) // when nobody waits any longer, op has none
+	a, ce := again(op.event, op.latest)
 	s.address(c, &a, routes, ce, cloudevent.ChangeOf(ce), op)
 	c.Add = append(c.Add, a)
 	first, _ := again(op.event, announcement)
@@ -113,7 +112,7 @@ func (s situation) releaseAnswer(c *commit, op *openEvent) {
 
 // given reports whether a route was given the latest change of an event, also as a fallback.
 func (b *Bridge) given(route string, op *openEvent) bool {
-	return b.outbox.Delivery(route, op.Latest).State != ""
+	return b.outbox.Delivery(route, op.latest.Seq).State != ""
 }
 
 // alert subscribes the routes that are told of trouble to what comes of the approval of an event from now on, because Azure
@@ -131,10 +130,10 @@ func (b *Bridge) alert(c *commit, s situation, op *openEvent) {
 		}
 		op.Alerted = append(op.Alerted, r.Name)
 	}
-	if len(joining) == 0 || op.Latest == 0 { // no document has shown the event yet
+	if len(joining) == 0 || op.latest.Seq == 0 { // no document has shown the event yet
 		return
 	}
-	a, ce := again(op.event, kept{op.Latest, op.cloudEvent})
+	a, ce := again(op.event, op.latest)
 	s.address(c, &a, joining, ce, cloudevent.ChangeOf(ce), op)
 	c.Add = append(c.Add, a)
 }

@@ -48,12 +48,11 @@ type openEvent struct {
 	Gap          bool            `json:"gap,omitempty"`          // nobody watched it for a while
 	Rebooted     bool            `json:"rebooted,omitempty"`     // the observer rebooted, perhaps because of it
 	LongestPause time.Duration   `json:"longestPause,omitempty"` // the longest pause
-	Latest       uint64          `json:"-"`                      // sequence number of the latest change
 	Routes       []string        `json:"routes,omitempty"`       // the routes whose filter accepted it
 	// Alerted are the routes that were told of trouble with its approval, whatever their filter says. They get all that
 	// comes of the approval and, but for what starts something, the event.
 	Alerted  []string  `json:"alerted,omitempty"`
-	LatestAt time.Time `json:"latestAt,omitzero"`  // when that was seen
+	LatestAt time.Time `json:"latestAt,omitzero"`  // when the latest change was seen
 	Approval *decision `json:"approval,omitempty"` // the last one of a rule or a user
 	Approved bool      `json:"approved,omitempty"` // an approval was or may have been sent
 	// Promised are the rules that people were told will approve it, until that is kept or they are told why not. NotYet
@@ -70,7 +69,7 @@ type openEvent struct {
 	// Announcement is the change with which routes began to wait; nil if that is the latest.
 	Announcement *kept `json:"announcement,omitempty"`
 
-	cloudEvent []byte     // the latest change; the outbox stores it beside this state
+	latest     kept       // the latest change; the outbox stores it beside this state
 	event      imds.Event // of Event
 	lastListed time.Time  // when it was last seen, if a late file or a partial document hides how long it has been gone
 }
@@ -115,10 +114,10 @@ func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet =
 func (op *openEvent) note(a outbox.Addition) {
 	switch kind := imds.ChangeKind(a.Change); {
 	case kind.OfAzure():
-		if op.Latest == 0 && op.Approval != nil { // of what this change announces
+		if op.latest.Seq == 0 && op.Approval != nil { // of what this change announces
 			op.Approval.Seq = a.Seq
 		}
-		op.Latest, op.cloudEvent, op.Answer = a.Seq, a.Body, nil
+		op.latest, op.Answer = kept{a.Seq, a.Body}, nil
 	case kind == imds.Approved:
 		op.Answer = &kept{a.Seq, a.Body}
 	}
@@ -160,7 +159,7 @@ func (op *openEvent) onlyAlerted(route string) bool {
 
 // group returns the event as the outbox stores it.
 func (op *openEvent) group() *outbox.Group {
-	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest, CloudEvent: op.cloudEvent}
+	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.latest.Seq, CloudEvent: op.latest.CloudEvent}
 }
 
 // openEvents holds the open Azure events. It is safe for concurrent use. Only commits change them.
@@ -244,16 +243,13 @@ func decodeOpen(g outbox.Group) (*openEvent, error) {
 		return nil, fmt.Errorf("CloudEvent of an open event: %w", err)
 	}
 	event, err := imds.UnmarshalEvent(op.Event)
-	op.event, op.Latest, op.cloudEvent = event, g.Latest, g.CloudEvent
+	op.event, op.latest = event, kept{g.Latest, g.CloudEvent}
 	return &op, err
 }
 
-// latest returns the CloudEvent of the latest change.
-func (op *openEvent) latest() event.Event { return committed(op.cloudEvent) }
-
-// committed decodes a CloudEvent that this run has committed, or decodeOpen has decoded.
-func committed(cloudEvent []byte) (ce event.Event) {
-	if err := json.Unmarshal(cloudEvent, &ce); err != nil {
+// decode decodes a CloudEvent that this run has committed, or decodeOpen has decoded.
+func (k kept) decode() (ce event.Event) {
+	if err := json.Unmarshal(k.CloudEvent, &ce); err != nil {
 		panic(fmt.Sprintf("decode a committed CloudEvent: %v", err))
 	}
 	return ce

@@ -30,7 +30,7 @@ func RuleName(number int, r Rule) string {
 func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op *openEvent) []cloudevent.Rule {
 	e := c.Event
 	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
-	approved := op.Latest == 0 && op.Approval != nil // before it was seen
+	approved := op.latest.Seq == 0 && op.Approval != nil // before it was seen
 	if c.Kind == imds.Vanished || approved || !s.durable || e.Contradicted || due || isEviction(e) || len(s.rules) == 0 {
 		return nil
 	}
@@ -249,7 +249,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	if stuck != "" {
 		standing = nil
 	}
-	since := b.reviews.steadyFor(op.event.ID, op.Latest, len(standing) > 0, now)
+	since := b.reviews.steadyFor(op.event.ID, op.latest.Seq, len(standing) > 0, now)
 	if len(op.Promised) == 0 {
 		ours := slices.ContainsFunc(standing, func(r cloudevent.Rule) bool { return r.VM == "" })
 		if ours && since >= failingFor && op.asked() == nil && !isEviction(op.event) {
@@ -286,7 +286,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
 	wait := b.update(time.Now(), func() (c commit) {
 		now, current := time.Now(), b.events.get(op.event.ID)
-		if current == nil || len(current.Promised) != len(op.Promised) || current.Latest != op.Latest {
+		if current == nil || len(current.Promised) != len(op.Promised) || current.latest.Seq != op.latest.Seq {
 			return c
 		}
 		next := c.change(current)

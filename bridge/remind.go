@@ -93,7 +93,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	told := map[string]bool{}
 	for _, route := range op.Routes {
-		told[route] = justNow && (c.offers(route, op.Latest) || b.given(route, op))
+		told[route] = justNow && (c.offers(route, op.latest.Seq) || b.given(route, op))
 	}
 	s.addReminder(c, op, change, in, told)
 }

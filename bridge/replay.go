@@ -63,10 +63,10 @@ func (s situation) toldSince(tx *outbox.Tx, letter outbox.Delivery, op *openEven
 		a.To = []string{letter.Route}
 		add = append(add, a)
 	}
-	latest := tx.Delivery(letter.Route, op.Latest).State
+	latest := tx.Delivery(letter.Route, op.latest.Seq).State
 	told := latest == outbox.StateAccepted || latest == outbox.StateSuperseded // with something newer
-	if letter.Seq < op.Latest && told {
-		tell(kept{op.Latest, op.cloudEvent})
+	if letter.Seq < op.latest.Seq && told {
+		tell(op.latest)
 	}
 	if op.Answer == nil || letter.Seq >= op.Answer.Seq {
 		return add

@@ -269,7 +269,7 @@ func (op *openEvent) notApproved(r review) (why string, notYet bool) {
 	switch {
 	case op.event.Status == imds.StatusStarted, op.Asked != nil && op.Asked.Answered:
 		return "", false
-	case d != nil && d.Seq == op.Latest && d.Result == cloudevent.ResultRefused:
+	case d != nil && d.Seq == op.latest.Seq && d.Result == cloudevent.ResultRefused:
 		return refusedBy(d.By), false
 	}
 	return r.why, r.notYet

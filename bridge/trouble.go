@@ -143,7 +143,7 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 func (b *Bridge) mostUrgent(route string) map[string]any {
 	var next *imds.Event
 	for _, op := range b.events.all() {
-		pending := b.outbox.Delivery(route, op.Latest).State == outbox.StatePending
+		pending := b.outbox.Delivery(route, op.latest.Seq).State == outbox.StatePending
 		if pending && (next == nil || sooner(op.event, *next)) {
 			next = &op.event
 		}

@@ -171,7 +171,7 @@ func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
 		return d, false
 	}
 	d.NotBefore = op.event.NotBefore
-	hasChange := b.outbox.Delivery(route, op.Latest).State == outbox.StateAccepted // also as a fallback
+	hasChange := b.outbox.Delivery(route, op.latest.Seq).State == outbox.StateAccepted // also as a fallback
 	if op.Answer != nil && (hasChange || op.gets(route)) {
 		accepted, err := b.outbox.Accepted(route, op.Answer.Seq)
 		switch {
@@ -179,11 +179,11 @@ func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
 			b.log.Debug("not repeated: cannot read what was accepted", "sink", route, "event", id, "err", err)
 			return d, false
 		case accepted:
-			d.Event = committed(op.Answer.CloudEvent)
+			d.Event = op.Answer.decode()
 			return d, true
 		}
 	}
-	d.Event = op.latest()
+	d.Event = op.latest.decode()
 	return d, hasChange
 }
 
