@@ -76,6 +76,16 @@ func pendingFor(from time.Time, mute *delivery.Mute) acceptance {
 // verdicts are what the rules say about an event, in their order.
 type verdicts []verdict
 
+// that returns the verdicts for which is holds.
+func (all verdicts) that(is func(verdict) bool) (found verdicts) {
+	for _, v := range all {
+		if is(v) {
+			found = append(found, v)
+		}
+	}
+	return found
+}
+
 // stands reports whether the rule approves the event, or will before it may begin.
 func (v verdict) stands() bool { return v.approve || v.onCourse }
 
@@ -126,16 +136,6 @@ func (all verdicts) hopeless() bool { return !slices.ContainsFunc(all, verdict.m
 // mayPass reports whether what keeps the rule from approving the event may pass before that may begin.
 func (v verdict) mayPass() bool { return !v.final && !v.tooLong }
 
-// undecided returns the rules that may approve the event if what keeps them from it passes.
-func (all verdicts) undecided() (rules []cloudevent.Rule) {
-	for _, v := range all {
-		if v.mayPass() {
-			rules = append(rules, cloudevent.Rule{Name: v.name, After: v.After})
-		}
-	}
-	return rules
-}
-
 // named returns why the rule doesn't approve, with its name.
 func (v verdict) named(now time.Time, zone *time.Location) string {
 	if v.notFor != "" {
@@ -156,83 +156,68 @@ func (all verdicts) why(promised []cloudevent.Rule, now time.Time, zone *time.Lo
 	return strings.Join(reasons, "; ")
 }
 
-// successor returns the verdict of what a promised rule is by now; ok is false if the settings no longer have it. It
-// is the rule that waits for the same sinks, whatever it is called, else the one of its given name. The verdict has the
-// name that people were told.
-func (all verdicts) successor(p cloudevent.Rule) (v verdict, ok bool) {
+// successors returns the verdicts of what the rules that people were told of are by now, under the names that they were
+// told.
+func (all verdicts) successors(promised []cloudevent.Rule) (found verdicts) {
+	for _, p := range promised {
+		v := all.successor(p)
+		v.name = p.Name
+		found = append(found, v)
+	}
+	return found
+}
+
+// successor returns the verdict of what a promised rule is by now: that of the rule that waits for the same sinks, whatever
+// it is called, else of the one of its given name, else that the settings no longer have it.
+func (all verdicts) successor(p cloudevent.Rule) verdict {
+	hasName := func(v verdict) bool { return v.name == p.Name }
 	for _, is := range []func(verdict) bool{
-		func(v verdict) bool { return v.name == p.Name && slices.Equal(v.After, p.After) },
+		func(v verdict) bool { return hasName(v) && slices.Equal(v.After, p.After) },
 		func(v verdict) bool { return v.notFor == "" && slices.Equal(v.After, p.After) },
-		func(v verdict) bool { return v.name == p.Name && v.Rule.Name != "" },
+		func(v verdict) bool { return hasName(v) && v.Rule.Name != "" },
 	} {
 		i := slices.IndexFunc(all, is)
 		if i >= 0 {
-			v = all[i]
-			v.name = p.Name
-			return v, true
+			return all[i]
 		}
 	}
-	return verdict{}, false
+	r := no("%s was removed from the settings", p.Name)
+	if slices.ContainsFunc(all, hasName) { // another one has its number
+		r = no("%s was changed in the settings", p.Name)
+	}
+	r.gone = true
+	return verdict{ruling: r}
 }
 
-// gone returns the promised rules that the settings no longer have.
-func (all verdicts) gone(promised []cloudevent.Rule) (gone []cloudevent.Rule) {
-	for _, p := range promised {
-		if _, ok := all.successor(p); !ok {
-			gone = append(gone, p)
-		}
-	}
-	return gone
-}
-
-// withheld returns the record that promised rules don't approve the event, or not yet. If each has a reason of its own,
-// it names all.
-func (all verdicts) withheld(promised []cloudevent.Rule, now time.Time, zone *time.Location) cloudevent.Approval {
-	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: promised[0].Name}
-	var reasons []string
-	for i, p := range promised {
-		sink, why := all.reason(p, now, zone)
-		if i == 0 {
-			a.Sink, a.Error = sink, why
-		}
-		if sink != a.Sink || why != a.Error {
-			reasons = append(reasons, all.sentence(p, now, zone))
-		}
-	}
-	if len(reasons) > 0 {
-		reasons = slices.Insert(reasons, 0, all.sentence(promised[0], now, zone))
-		a.Sink, a.Error = "", strings.Join(reasons, "; ")
+// withheld returns the record that the rule doesn't approve the event, or not yet.
+func (v verdict) withheld(now time.Time, zone *time.Location) cloudevent.Approval {
+	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: v.name, NotYet: !v.final}
+	switch {
+	case v.sink != "":
+		a.Sink, a.Error = v.sink, v.failure
+	case v.notFor != "":
+		a.Error = v.named(now, zone)
+	default:
+		a.Error = v.reason(now, zone)
 	}
 	return a
 }
 
-// sentence says why a promised rule doesn't approve, with its name.
-func (all verdicts) sentence(p cloudevent.Rule, now time.Time, zone *time.Location) string {
-	sink, why := all.reason(p, now, zone)
-	v, there := all.successor(p)
-	switch {
-	case sink != "":
-		return sinkFailed(p.Name, sink, why, v.final)
-	case there:
-		return v.named(now, zone)
+// withheld returns the record that these rules don't approve the event, or not yet, for the reason of the first. If others
+// have reasons of their own, it names all.
+func (all verdicts) withheld(now time.Time, zone *time.Location) cloudevent.Approval {
+	a := all[0].withheld(now, zone)
+	reasons := []string{withheldBecause(a)}
+	for _, v := range all[1:] {
+		other := v.withheld(now, zone)
+		if other.Sink != a.Sink || other.Error != a.Error {
+			reasons = append(reasons, withheldBecause(other))
+		}
 	}
-	return why
-}
-
-// reason returns why a promised rule doesn't approve, and the sink that failed if that is why.
-func (all verdicts) reason(p cloudevent.Rule, now time.Time, zone *time.Location) (sink, why string) {
-	v, there := all.successor(p)
-	switch {
-	case there && v.sink != "":
-		return v.sink, v.failure
-	case there && v.notFor != "":
-		return "", v.named(now, zone)
-	case there:
-		return "", v.reason(now, zone)
-	case slices.ContainsFunc(all, func(v verdict) bool { return v.name == p.Name }): // another one has its number
-		return "", p.Name + " was changed in the settings"
+	if len(reasons) > 1 {
+		a.Sink, a.Error = "", strings.Join(reasons, "; ")
 	}
-	return "", p.Name + " was removed from the settings"
+	return a
 }
 
 // failingFor is how long what a promise needs may be off course before people are told: a sink that failed and is tried
@@ -262,18 +247,17 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	if notYet && (op.NotYet || !lasting) {
 		return
 	}
-	untrue := op.Promised
+	untrue := all.successors(op.Promised)
 	if len(standing) > 0 {
-		untrue = all.gone(op.Promised)
+		untrue = untrue.that(func(v verdict) bool { return v.gone })
 	}
 	if len(untrue) == 0 {
 		return
 	}
-	mayPass := func(p cloudevent.Rule) bool { v, there := all.successor(p); return there && v.mayPass() }
-	if notYet && !slices.ContainsFunc(untrue, mayPass) { // then what may is another rule, of which people know nothing
-		untrue = slices.Concat(untrue, all.undecided())
+	if notYet && untrue.hopeless() { // then what may pass keeps another rule, of which people know nothing
+		untrue = slices.Concat(untrue, all.that(verdict.mayPass))
 	}
-	a := all.withheld(untrue, now, b.zone())
+	a := untrue.withheld(now, b.zone())
 	a.NotYet = notYet
 	if stuck != "" {
 		a.Sink, a.Error = "", stuck

@@ -79,6 +79,7 @@ type ruling struct {
 
 	notFor string // what the rule is not for, such as "a Redeploy", if that is the reason; else ""
 	leader string // the VM that the event names first, if the rule leaves the event to it; else ""
+	gone   bool   // the settings no longer have the rule, which why names
 
 	from time.Time // see cloudevent.Rule
 }
