@@ -161,7 +161,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 	observer, _ := fields["observer"].(string)
 	for i, v := range all {
 		switch {
-		case v.final:
+		case v.outlook == never:
 		case v.When != nil && !imds.SameWord(observer, approver): // what it says of this VM is not known to be true
 			all[i].ruling = no("the name of this VM was not known when the event was seen (when)")
 		case doubt != "":

@@ -87,7 +87,7 @@ func (all verdicts) that(is func(verdict) bool) (found verdicts) {
 }
 
 // stands reports whether the rule approves the event, or will before it may begin.
-func (v verdict) stands() bool { return v.approve || v.onCourse }
+func (v verdict) stands() bool { return v.outlook >= onCourse }
 
 // standing returns the rules that stand, here or on the VM to which they leave the event.
 func (all verdicts) standing() (rules []cloudevent.Rule) {
@@ -103,7 +103,7 @@ func (all verdicts) standing() (rules []cloudevent.Rule) {
 func (all verdicts) possible() (rules []cloudevent.Rule) {
 	for _, v := range all {
 		again := ""
-		if !v.final {
+		if v.outlook > never {
 			again = v.sink
 		}
 		if v.stands() || v.leader != "" || again != "" {
@@ -122,19 +122,19 @@ func ownRules(rules []cloudevent.Rule) (own []cloudevent.Rule) {
 
 // approving returns the number of the first rule that approves, counted from 1; 0 for none.
 func (all verdicts) approving() int {
-	return 1 + slices.IndexFunc(all, func(v verdict) bool { return v.approve })
+	return 1 + slices.IndexFunc(all, func(v verdict) bool { return v.outlook == approves })
 }
 
 // final reports whether no rule will approve the event unless that changes.
 func (all verdicts) final() bool {
-	return !slices.ContainsFunc(all, func(v verdict) bool { return !v.final })
+	return !slices.ContainsFunc(all, func(v verdict) bool { return v.outlook > never })
 }
 
 // hopeless reports whether no rule will approve the event before it may begin, unless that or the rules change.
 func (all verdicts) hopeless() bool { return !slices.ContainsFunc(all, verdict.mayPass) }
 
 // mayPass reports whether what keeps the rule from approving the event may pass before that may begin.
-func (v verdict) mayPass() bool { return !v.final && !v.tooLong }
+func (v verdict) mayPass() bool { return v.outlook >= undecided }
 
 // named returns why the rule doesn't approve, with its name.
 func (v verdict) named(now time.Time, zone *time.Location) string {
@@ -191,7 +191,7 @@ func (all verdicts) successor(p cloudevent.Rule) verdict {
 
 // withheld returns the record that the rule doesn't approve the event, or not yet.
 func (v verdict) withheld(now time.Time, zone *time.Location) cloudevent.Approval {
-	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: v.name, NotYet: !v.final}
+	a := cloudevent.Approval{Result: cloudevent.ResultWithheld, By: v.name, NotYet: v.outlook > never}
 	switch {
 	case v.sink != "":
 		a.Sink, a.Error = v.sink, v.failure

@@ -65,17 +65,24 @@ type Match struct {
 	Sources []string `yaml:"sources" oneof:"sources" doc:"who asked for it: Platform (Azure) or User"`
 }
 
+// An outlook says whether a rule approves an event. They are from the worst to the best.
+type outlook int
+
+const (
+	never     outlook = iota // until the event changes
+	tooLong                  // not before the event should have begun: its wait lasts, and what it waits for can't shorten that
+	undecided                // not yet; what keeps it from that may pass in time
+	onCourse                 // before the event may begin, if the sinks that it waits for accept at once
+	approves                 // now
+)
+
 // A ruling is the decision of a rule about an event at one time.
 type ruling struct {
-	approve bool
-	final   bool // the decision holds until the event changes
-	// onCourse means that it will approve before the event may begin, if the sinks that it waits for accept at once.
-	onCourse bool
-	tooLong  bool      // its wait ends only when the event should have begun, and nothing that it waits for can shorten that
-	why      string    // the reason for no, or for not yet; it ends in "until" if there is a time
-	until    time.Time // the time of the reason; zero for none
-	sink     string    // the sink that failed, if that is the reason
-	failure  string    // what it said
+	outlook
+	why     string    // the reason for no, or for not yet; it ends in "until" if there is a time
+	until   time.Time // the time of the reason; zero for none
+	sink    string    // the sink that failed, if that is the reason
+	failure string    // what it said
 
 	notFor string // what the rule is not for, such as "a Redeploy", if that is the reason; else ""
 	leader string // the VM that the event names first, if the rule leaves the event to it; else ""
@@ -85,7 +92,7 @@ type ruling struct {
 }
 
 func no(format string, args ...any) ruling {
-	return ruling{final: true, why: fmt.Sprintf(format, args...)}
+	return ruling{outlook: never, why: fmt.Sprintf(format, args...)}
 }
 
 // notFor returns the ruling of a rule that is for other events than what: it is only reported if people were told of it.
@@ -95,7 +102,9 @@ func notFor(what, format string, args ...any) ruling {
 	return r
 }
 
-func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
+func notYet(format string, args ...any) ruling {
+	return ruling{outlook: undecided, why: fmt.Sprintf(format, args...)}
+}
 
 // reason returns the reason for no, or for not yet, for people in a zone.
 func (r ruling) reason(now time.Time, zone *time.Location) string {
@@ -127,12 +136,12 @@ func (a acceptance) missing(route string) ruling {
 	case a.state == "":
 		return no("%s did not get the latest change", sink)
 	case a.state == outbox.StatePending && a.muted:
-		return ruling{onCourse: true, why: waitsFor(sink) + ", which is muted until", until: a.at}
+		return ruling{outlook: onCourse, why: waitsFor(sink) + ", which is muted until", until: a.at}
 	case a.state == outbox.StatePending && a.failure != "":
 		why := waitsFor(sink) + ", which failed and is tried again: " + delivery.WithoutClass(a.failure)
-		return ruling{why: why, sink: route, failure: a.failure}
+		return ruling{outlook: undecided, why: why, sink: route, failure: a.failure}
 	case a.state == outbox.StatePending:
-		return ruling{onCourse: true, why: waitsFor(sink)}
+		return ruling{outlook: onCourse, why: waitsFor(sink)}
 	}
 	failure := a.failure
 	if a.state == outbox.StateDropped {
@@ -147,10 +156,11 @@ func (a acceptance) missing(route string) ruling {
 // which was observed at observed. All times have the monotonic clock, which does not jump.
 func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered func(route string) acceptance,
 	observed, now time.Time) ruling {
-	if verdict := r.matchEvent(e, fields, self); !verdict.approve {
-		return verdict
+	matched := r.matchEvent(e, fields, self)
+	if matched.outlook < approves {
+		return matched
 	}
-	from, waits, muted, gets := later(observed, r.since), ruling{approve: true}, ruling{}, time.Time{}
+	from, waits, muted, gets := later(observed, r.since), matched, ruling{}, time.Time{}
 	for _, route := range r.After {
 		a := delivered(route)
 		from = later(from, a.at)
@@ -164,14 +174,15 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 			gets = later(gets, a.at)
 		}
 		missing := a.missing(route)
-		if missing.final {
+		if missing.outlook == never {
 			return missing
 		}
-		if waits.approve || !missing.onCourse {
+		if waits.outlook == approves || missing.outlook < onCourse {
 			waits = missing
 		}
 		if a.muted && a.at.After(muted.until) {
-			muted = ruling{why: fmt.Sprintf("sink %q is muted until", route), until: a.at}
+			muted = notYet("sink %q is muted until", route)
+			muted.until = a.at
 		}
 	}
 	ready := from.Add(r.Wait)
@@ -180,14 +191,16 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 		waits.from = ready
 	}
 	switch {
-	case waits.approve && !now.Before(ready):
+	case waits.outlook == approves && !now.Before(ready):
 		return waits
 	case !e.NotBefore.IsZero() && !ready.Before(e.NotBefore):
 		late := r.tooLate(waits, muted, ready)
-		late.tooLong = late.tooLong && now.Before(e.NotBefore) // what is due already it may still approve
+		if !now.Before(e.NotBefore) {
+			late.outlook = undecided // what is due already it may still approve
+		}
 		return late
-	case waits.approve:
-		return ruling{onCourse: true, why: "it waits until", until: ready, from: waits.from}
+	case waits.outlook == approves:
+		return ruling{outlook: onCourse, why: "it waits until", until: ready, from: waits.from}
 	}
 	return waits
 }
@@ -199,13 +212,13 @@ func (r Rule) tooLate(waits, muted ruling, ready time.Time) ruling {
 	case waits.sink != "":
 	case !muted.until.IsZero():
 		return muted
-	case r.Wait > 0 && waits.approve:
-		return ruling{tooLong: true, why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
+	case r.Wait > 0 && waits.outlook == approves:
+		return ruling{outlook: tooLong, why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
 	case r.Wait > 0:
-		return ruling{tooLong: true, why: fmt.Sprintf("%s, and the wait of %s after that is too long", waits.why,
+		return ruling{outlook: tooLong, why: fmt.Sprintf("%s, and the wait of %s after that is too long", waits.why,
 			delivery.Readable(r.Wait))}
 	}
-	waits.onCourse = false
+	waits.outlook = undecided
 	return waits
 }
 
@@ -251,7 +264,7 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string,
 		f := Forecast{Rule: v.name, Approves: v.stands(), After: v.After, Wait: v.Wait}
 		switch {
 		case f.Approves:
-		case v.until.IsZero() && !v.tooLong:
+		case v.until.IsZero() && v.outlook != tooLong:
 			f.Why = v.why
 		default: // a sample has no time of its own
 			f.Why = "its wait is longer than the notice"
@@ -319,7 +332,7 @@ func (r Rule) matchEvent(e imds.Event, fields map[string]any, self string) rulin
 		r.leader = e.Resources[0]
 		return r
 	}
-	return ruling{approve: true}
+	return ruling{outlook: approves}
 }
 
 // typeWords says for people what has a type: "a Redeploy".

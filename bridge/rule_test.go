@@ -115,12 +115,12 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	} {
 		fields := map[string]any{"duration": -1, "data": map[string]any{}}
 		got := tt.rule.rule(tt.event, fields, tt.self, tt.told, now.Add(-time.Hour), now)
-		if got.approve != (tt.why == "") || got.final != tt.final || !strings.Contains(got.reason(now, time.UTC), tt.why) {
+		if (got.outlook == approves) != (tt.why == "") || (got.outlook == never) != tt.final || !strings.Contains(got.reason(now, time.UTC), tt.why) {
 			t.Errorf("%s: %+v, want approval %v, final %v, because of %q", tt.claim, got, tt.why == "", tt.final, tt.why)
 		}
 	}
 	waits := with(func(r *Rule) { r.Wait = time.Minute })
-	if got := waits.rule(event(as), nil, "vm-0", nil, now.Add(-30*time.Second), now); got.approve || got.final {
+	if got := waits.rule(event(as), nil, "vm-0", nil, now.Add(-30*time.Second), now); got.outlook == approves || got.outlook == never {
 		t.Errorf("30 s after the change, with a wait of a minute and nobody to wait for: %+v, want not yet", got)
 	}
 }
@@ -151,7 +151,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		tt.event.ID, tt.event.Type, tt.event.Status = someEvent, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
 		tt.event.Raw = json.RawMessage(`{"DurationInSeconds":-1}`)
 		got := rule.matchEvent(tt.event, map[string]any{"duration": tt.duration}, tt.self)
-		if got.approve || (got.notFor != "") == tt.speaks {
+		if got.outlook == approves || (got.notFor != "") == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
 		}
 	}
@@ -160,13 +160,13 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 		e := imds.Event{ID: someEvent, Type: "Reboot", Status: "Scheduled", Source: source, Resources: []string{"vm-0"},
 			Raw: json.RawMessage(`{"DurationInSeconds":-1}`)}
 		got := rule.matchEvent(e, map[string]any{"duration": -1}, "vm-0")
-		if got.approve || (got.notFor != "") == speaks {
+		if got.outlook == approves || (got.notFor != "") == speaks {
 			t.Errorf("with User excepted, of the source %q: %+v, want that it speaks of it: %v", source, got, speaks)
 		}
 	}
 }
 
-func (r ruling) String() string { return fmt.Sprintf("{%v %v %q}", r.approve, r.final, r.why) }
+func (r ruling) String() string { return fmt.Sprintf("{%v %q}", r.outlook, r.why) }
 
 // mustParseWhen returns a compiled when.
 func mustParseWhen(t *testing.T, src string) *When {
