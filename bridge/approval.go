@@ -27,17 +27,15 @@ type decision struct {
 	Attempts int       `json:"attempts"` // of which Azure may have heard
 	Failures int       `json:"failures,omitempty"`
 	Next     time.Time `json:"next,omitzero"`
-	Done     bool      `json:"done,omitempty"`
-
-	By string `json:"by"` // names the rule, or the user who approves by hand
-
-	// The result, once it is done.
-	Result string    `json:"result,omitempty"`
-	Ended  time.Time `json:"ended,omitzero"`
+	By       string    `json:"by"`               // names the rule, or the user who approves by hand
+	Result   string    `json:"result,omitempty"` // "" until it is done
 }
 
-// unsent reports whether the approval is still to be sent.
-func (d *decision) unsent() bool { return d != nil && !d.Done }
+// done reports whether there is an approval with a result.
+func (d *decision) done() bool { return d != nil && d.Result != "" }
+
+// unsent reports whether there is an approval that is still to be sent.
+func (d *decision) unsent() bool { return d != nil && d.Result == "" }
 
 // waits reports whether the next attempt is still to come. A time further ahead than the longest wait is left from
 // before the clock was set back, and has come.
@@ -323,7 +321,7 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 // approves or has approved it by hand.
 func (b *Bridge) stands(op *openEvent, e imds.Event, d decision) bool {
 	rules, byHand := b.approvers(e.ID)
-	if op == nil || op.latest.Seq != d.Seq || byHand || op.Approval != nil && op.Approval.Done && op.Approval.Seq == d.Seq {
+	if op == nil || op.latest.Seq != d.Seq || byHand || op.Approval.done() && op.Approval.Seq == d.Seq {
 		return false
 	}
 	return b.verdicts(rules, e, op, time.Now()).approving() == d.Rule
@@ -401,7 +399,7 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 		if d.Seq == op.latest.Seq {
 			op.promise(nil) // kept, or told otherwise
 		}
-		d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
+		d.Result, d.By = a.Result, a.By
 		op.Approval = &d
 	}
 	op.Approved = op.Approved || d.Attempts > 0

@@ -199,8 +199,7 @@ func (s situation) newState(e imds.Event) *openEvent {
 	}
 	op.Asked = &asked
 	if asked.Answered {
-		op.Approval = &decision{By: asked.By, Decided: asked.Time, Done: true, Result: cloudevent.ResultApproved,
-			Ended: asked.Time}
+		op.Approval = &decision{By: asked.By, Decided: asked.Time, Result: cloudevent.ResultApproved}
 	}
 	return op
 }
