@@ -431,7 +431,6 @@ func (s situation) addApproval(
 	// The number begins with the time: a crash of what runs from memory forgets which numbers were used.
 	times := max(s.marks[id].Times+1, int(s.now.UnixMilli()))
 	in.Repeat, in.Approval = times-1, &a
-	in.Rules = nil
 	switch a.Result {
 	case cloudevent.ResultWithheld, cloudevent.ResultRefused, cloudevent.ResultPromised:
 		in.Rules = ownRules(rules)

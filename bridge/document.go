@@ -101,7 +101,10 @@ func (b *Bridge) take(doc *imds.Document, a lastAnswer, o observation) bool {
 // differences returns the changes from the known events to a document. whole is false if some are left out because too many
 // events are open, which is logged once.
 func (b *Bridge) differences(c *commit, known []*openEvent, doc imds.Document) (changes []imds.Change, whole bool) {
-	events := eventsOf(known)
+	var events []imds.Event
+	for _, op := range known {
+		events = append(events, op.event)
+	}
 	found := imds.Diff(events, doc)
 	changes = fitChanges(events, found)
 	full := len(changes) < len(found)
@@ -220,7 +223,6 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 	id := cloudevent.ChangeID(change)
 	times := max(op.Occurrence, s.marks[id].Times+1)
 	in := s.circumstances(op)
-	in.Rules = nil // those of the change before
 	in.Repeat = times - 1
 	in.WhileAway, in.NotEarlierThan = s.unseen(op)
 	if change.Kind == imds.Vanished {
@@ -304,9 +306,6 @@ func facts(change imds.Change, ce event.Event, a outbox.Addition, op *openEvent)
 func (s situation) circumstances(op *openEvent) cloudevent.Circumstances {
 	in := s.common
 	in.Announced, in.Begun, in.Asked = op.Announced, op.Begun, op.asked()
-	if !op.NotYet {
-		in.Rules = op.Promised
-	}
 	return in
 }
 

@@ -272,15 +272,6 @@ func (o *openEvents) get(id string) *openEvent {
 	return o.byID[id]
 }
 
-// eventsOf returns the events as they were last committed.
-func eventsOf(open []*openEvent) []imds.Event {
-	events := make([]imds.Event, len(open))
-	for i, op := range open {
-		events[i] = op.event
-	}
-	return events
-}
-
 // byFirst orders events by when they were first seen.
 func byFirst(a, b *openEvent) int {
 	return cmp.Or(a.Announced.Compare(b.Announced), cmp.Compare(a.event.ID, b.event.ID))
