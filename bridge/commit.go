@@ -93,25 +93,13 @@ func (c *commit) isEmpty() bool {
 func (b *Bridge) update(now time.Time, derive func() commit) (wait func() error) {
 	b.deciding.Lock()
 	c := derive()
-	wait = b.hand(c, now)
+	wait = b.outbox.Durable
+	if !c.isEmpty() { // most polls change nothing, so that costs nothing
+		wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+	}
 	b.deciding.Unlock()
 	b.committed(c)
 	return wait
-}
-
-// commit makes a commit that changes no open event. wait is that of update.
-func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
-	wait = b.hand(c, now)
-	b.committed(c)
-	return wait
-}
-
-// hand hands a commit to the outbox. Most polls change nothing, so that costs nothing.
-func (b *Bridge) hand(c commit, now time.Time) (wait func() error) {
-	if c.isEmpty() {
-		return b.outbox.Durable
-	}
-	return b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
 }
 
 // apply makes a commit within a change of the outbox.

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"log/slog"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -32,7 +33,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 	if len(due) == 0 || b.outbox.Durable() != nil {
 		return
 	}
-	b.commit(b.heartbeats(due, now, false), now)
+	b.update(now, func() commit { return b.heartbeats(due, now, false) })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range due {
@@ -47,7 +48,8 @@ func (b *Bridge) sendLastHeartbeats(now time.Time) {
 	due := routesThat(func(r Route) bool { return b.lastHeartbeat[r.Name].every != 0 }, b.routes)
 	b.mu.Unlock()
 	if len(due) > 0 {
-		_ = b.commit(b.heartbeats(due, now, true), now)() // the outbox logs its errors
+		wait := b.update(now, func() commit { return b.heartbeats(due, now, true) })
+		_ = wait() // the outbox logs its errors
 	}
 }
 
@@ -63,7 +65,7 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 		}
 		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, data, b.self(), now.Add(time.Duration(i)))
 		if err != nil {
-			b.log.Error("cannot create a heartbeat", "err", err)
+			c.log(slog.LevelError, "cannot create a heartbeat", "err", err)
 			continue
 		}
 		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []string{r.Name}})

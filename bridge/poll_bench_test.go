@@ -126,8 +126,10 @@ func BenchmarkMessageAboutTheBridge(b *testing.B) {
 			}
 			b.ResetTimer()
 			for range b.N {
-				var c commit
-				br.commit(c, br.addReport(&c, cloudevent.SinkRecovered, nil, ""))
+				br.update(time.Now(), func() (c commit) {
+					br.reporter().add(&c, cloudevent.SinkRecovered, nil, "")
+					return c
+				})
 			}
 		})
 	}

@@ -42,14 +42,16 @@ type gap struct {
 
 // reportBridge commits a CloudEvent about the bridge for the routes that get this type, except the route concerned.
 func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
-	var c commit
-	now := b.addReport(&c, typ, data, about)
-	_ = b.commit(c, now)() // the outbox logs its errors
+	b.reportWith(commit{}, typ, data, about)
 }
 
-// addReport adds such a CloudEvent to a commit, and returns its time.
-func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about string) time.Time {
-	return b.reporter().add(c, typ, data, about)
+// reportWith commits such a CloudEvent together with what else changes.
+func (b *Bridge) reportWith(c commit, typ string, data map[string]any, about string) {
+	wait := b.update(time.Now(), func() commit {
+		b.reporter().add(&c, typ, data, about)
+		return c
+	})
+	_ = wait() // the outbox logs its errors
 }
 
 // A reporter makes CloudEvents about the bridge. It takes no lock of the bridge, so that it can be used within a change of
@@ -58,14 +60,13 @@ type reporter struct {
 	routes []Route
 	self   imds.Observer
 	next   func() time.Time // see stamps
-	log    *slog.Logger
 }
 
 func (b *Bridge) reporter() reporter {
 	self := b.self()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return reporter{b.routes, self, b.stamps.next, b.log}
+	return reporter{b.routes, self, b.stamps.next}
 }
 
 // stamps are the times of CloudEvents about the bridge. No two are equal.
@@ -86,22 +87,20 @@ func (s *stamps) next() time.Time {
 	return now
 }
 
-// add adds a CloudEvent to a commit, for the routes that get this type, except the route concerned. It returns its time.
-func (r reporter) add(c *commit, typ string, data map[string]any, about string) time.Time {
+// add adds a CloudEvent to a commit, for the routes that get this type, except the route concerned.
+func (r reporter) add(c *commit, typ string, data map[string]any, about string) {
 	var to []string
 	for _, route := range r.routes {
 		if route.Name != about && route.Terms.Bridge.Hears(typ) {
 			to = append(to, route.Name)
 		}
 	}
-	now := r.next()
-	ce, err := cloudevent.WrapBridge(typ, data, r.self, now)
+	ce, err := cloudevent.WrapBridge(typ, data, r.self, r.next())
 	if err != nil {
-		r.log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
-		return now
+		c.log(slog.LevelError, "cannot create a CloudEvent about the bridge", "type", typ, "err", err)
+		return
 	}
 	c.add(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
-	return now
 }
 
 // trouble reports that a route is blocked, or accepts again if why is nil. It does nothing if that is reported already,
@@ -133,7 +132,7 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 			}
 		}
 		c = reporting(valueBlocked+route, why != nil)
-		b.addReport(&c, typ, data, route)
+		b.reporter().add(&c, typ, data, route)
 		return c
 	})
 }
@@ -348,10 +347,8 @@ func (b *Bridge) reportUnavailable(now time.Time) {
 	if b.reported(valueUnavailable) {
 		return // by an earlier run
 	}
-	c := reporting(valueUnavailable, true)
-	now = b.addReport(&c, cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.client.Endpoint(),
-		"since": since.UTC(), "error": lastErr}, "")
-	_ = b.commit(c, now)()
+	b.reportWith(reporting(valueUnavailable, true), cloudevent.IMDSUnavailable, map[string]any{
+		"endpoint": b.client.Endpoint(), "since": since.UTC(), "error": lastErr}, "")
 }
 
 // reportRecovered reports that the endpoint answers again, with the gap.
@@ -361,10 +358,8 @@ func (b *Bridge) reportRecovered(before, now time.Time) {
 		before = b.began
 	}
 	b.mu.Unlock()
-	c := reporting(valueUnavailable, false)
-	now = b.addReport(&c, cloudevent.IMDSRecovered, map[string]any{"endpoint": b.client.Endpoint(),
-		"gap": gap{before.UTC(), now.UTC()}}, "")
-	_ = b.commit(c, now)()
+	b.reportWith(reporting(valueUnavailable, false), cloudevent.IMDSRecovered, map[string]any{
+		"endpoint": b.client.Endpoint(), "gap": gap{before.UTC(), now.UTC()}}, "")
 }
 
 // reportStarted reports the start of the bridge, with the gap since the last run.
