@@ -80,47 +80,37 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 	return due
 }
 
-// remind adds one reminder to the commit, unless it was sent before.
+// remind adds one reminder to the commit, unless it was sent before. A route that was told of a change just now gets none,
+// and what nobody gets is only recorded as sent.
 func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duration) {
-	change := imds.Change{Kind: imds.Reminder, Event: op.event, Lead: lead}
+	e := op.event
+	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
 	id := cloudevent.ChangeID(change)
-	if b.outbox.Mark(op.event.ID, id).Times > 0 || c.Marks[id].Times > 0 {
+	if b.outbox.Mark(e.ID, id).Times > 0 || c.Marks[id].Times > 0 {
 		return
 	}
 	in := s.circumstances(op)
-	in.Rules = b.reviews.get(op.event.ID).rules(op) // people were told what the rules said then
-	d := s.now.Sub(op.LatestAt)
-	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
-	told := map[string]bool{}
-	for _, route := range op.Routes {
-		told[route] = justNow && (c.offers(route, op.latest.Seq) || b.given(route, op))
-	}
-	s.addReminder(c, op, change, in, told)
-}
-
-// addReminder adds a reminder to the commit. A route that was told of a change just now gets none, and what nobody gets is
-// only recorded as sent.
-func (s situation) addReminder(
-	c *commit, op *openEvent, change imds.Change, in cloudevent.Circumstances, told map[string]bool,
-) {
-	e, id := op.event, cloudevent.ChangeID(change)
+	in.Rules = b.reviews.get(e.ID).rules(op) // people were told what the rules said then
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
 		c.log(slog.LevelError, "cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
 		return
 	}
 	c.mark(e, id, 1, s.now)
+	d := s.now.Sub(op.LatestAt)
+	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	a := about(e, imds.Reminder)
 	for _, r := range s.routes {
-		if dueLead(r, e.NotBefore.Sub(s.now)) == change.Lead && slices.Contains(op.Routes, r.Name) &&
-			r.Hears(change, s.self()) && !told[r.Name] {
+		told := justNow && (c.offers(r.Name, op.latest.Seq) || b.given(r.Name, op))
+		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) && r.Hears(change, s.self()) &&
+			!told {
 			a.To = append(a.To, r.Name)
 		}
 	}
 	if len(a.To) == 0 {
 		return
 	}
-	c.log(slog.LevelInfo, "reminder due", "event", e.ID, "lead", cloudevent.LeadText(change.Lead), "id", id,
+	c.log(slog.LevelInfo, "reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
 		"to", strings.Join(a.To, ","))
 	c.add(ce, a)
 	stand := slices.DeleteFunc(ownRules(in.Rules), func(r cloudevent.Rule) bool { return r.Again != "" })
