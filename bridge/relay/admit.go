@@ -10,16 +10,26 @@ import (
 	"forewarn/bridge/internal/streams"
 )
 
-// storeInvalid keeps a message that can't be accepted as a dead letter, one for all sinks.
-func (q *queue) storeInvalid(r streams.Raw, why error) error {
-	if err := q.dead.addInvalid(q.ctx, r, why); err != nil {
-		return err
+// storeInvalid keeps the messages that can't be accepted as dead letters, one for all sinks, several at the same time: so
+// a flood of them holds up nothing.
+func (q *queue) storeInvalid(batch []streams.Raw, failures []error) error {
+	var invalid []int
+	for n, err := range failures {
+		if err != nil {
+			invalid = append(invalid, n)
+		}
 	}
+	return atOnce(len(invalid), func(n int) error {
+		return q.dead.addInvalid(q.ctx, batch[invalid[n]], failures[invalid[n]])
+	})
+}
+
+// noteInvalid notes a message that can't be accepted, and that is a dead letter.
+func (q *queue) noteInvalid(r streams.Raw, why error) {
 	q.meter.Failed(q.route.Name, streams.Refusal(why))
 	q.log.Error("a message of the stream can't be accepted; it is kept as a dead letter", "message", r.Seq, "subject",
 		imds.Printable(r.Subject, 200), "err", imds.Printable(why.Error(), 200))
 	q.ack(r.Reply)
-	return nil
 }
 
 // concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink.

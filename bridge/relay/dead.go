@@ -134,14 +134,28 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 	return msg.Seq, l, nil
 }
 
-// addInvalid stores a dead letter for a message that can't be accepted. The message itself stays in the stream.
+// invalidOfSet is how many messages of a set that can't be accepted have a dead letter.
+const invalidOfSet = 250
+
+// addInvalid stores a dead letter for a message that can't be accepted. The message itself stays in the stream. Beyond
+// invalidOfSet of a set, it takes the place of an earlier one of that set, so that a flood of them pushes out no other
+// dead letter.
 func (d *deadLetters) addInvalid(ctx context.Context, r streams.Raw, why error) error {
-	return d.add(ctx, deadLetter{
-		Sink: noSink, Key: streams.ShortHash(fmt.Sprint(r.Stored, r.Subject, r.Header, r.Data)), Seq: r.Seq, ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
+	set := streams.SetOf(r.Subject)
+	letter := deadLetter{
+		Sink: noSink, Key: fmt.Sprintf("%s-%d", streams.ShortHash(set), r.Seq%invalidOfSet), Seq: r.Seq, Set: set,
+		ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
 		Reason: streams.Refusal(why), At: time.Now().UTC(), PendingSince: r.Stored,
 		Error: "message " + strconv.FormatUint(r.Seq, 10) + " on " + imds.Printable(r.Subject, 200) +
 			" can't be accepted: " + imds.Printable(why.Error(), 500),
-	}, nil)
+	}
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
+	defer cancel()
+	if err := d.put(ctx, letter); err != nil {
+		return fmt.Errorf("stream %s: %w", d.name, err)
+	}
+	d.added(letter)
+	return nil
 }
 
 // deadFull warns of a full stream of dead letters.

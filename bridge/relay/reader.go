@@ -74,6 +74,9 @@ func (q *queue) takeAll(batch []streams.Raw) error {
 			wanted[recordKey(q.route.Name, messages[n].RecordID())] = true
 		}
 	}
+	if err := q.storeInvalid(batch, failures); err != nil {
+		return err
+	}
 	if err := q.loadGroups(wanted); err != nil {
 		return err
 	}
@@ -87,7 +90,7 @@ func (q *queue) takeAll(batch []streams.Raw) error {
 		var err error
 		switch {
 		case failures[n] != nil:
-			err = q.storeInvalid(r, failures[n])
+			q.noteInvalid(r, failures[n])
 		case !q.concerns(messages[n]):
 			q.ack(r.Reply)
 		default:

@@ -62,6 +62,17 @@ func checkSubject(subject string, m Message) error {
 	return nil
 }
 
+// SetOf returns the set that may publish on a subject, <subscription>.<group>.<set>; "" if the subject doesn't say.
+func SetOf(subject string) string {
+	for _, prefix := range []string{eventsPrefix, bridgePrefix, heartbeatsPrefix} {
+		if rest, ok := strings.CutPrefix(subject, prefix); ok {
+			tokens := strings.Split(rest, ".")
+			return strings.Join(tokens[:min(3, len(tokens))], ".")
+		}
+	}
+	return ""
+}
+
 // GroupOf returns the group of what a set says about an Azure event, <event's id>.<set>. Whatever another set says about
 // an event of the same id is another group.
 func GroupOf(eventID, set string) string { return eventID + "." + set }

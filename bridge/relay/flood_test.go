@@ -1,0 +1,71 @@
+package relay_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// These tests are about a set that publishes without end: whoever has its credentials takes nothing from the others.
+
+// A flood of messages that can't be accepted takes the place of earlier ones of the same set, and of no other dead letter.
+func TestAFloodOfInvalidMessagesPushesOutNoDeadLetter(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		s.change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.MaxMsgs = 500 })
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		defer stop()
+		refused := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(refused)
+		s.publishRaw("forewarn.events.sub.rg.db.1", nil, []byte("junk"))
+		pause(time.Minute)
+		others := keys(t, r, "")
+		if len(others) != 2 {
+			t.Fatalf("dead letters %q, want that of hook and that of db", others)
+		}
+		for n := range 600 {
+			s.publishRaw(fmt.Sprint([]string{"forewarn.events", "forewarn.bridge"}[n%2], ".sub.rg.web.", n), nil, []byte("junk"))
+		}
+		pause(time.Minute)
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 1000)
+		if err != nil || len(list) != len(others)+250 {
+			t.Errorf("%d dead letters, %v; want 250 of web beside %q", len(list), err, others)
+		}
+		for _, key := range others {
+			if !slices.ContainsFunc(list, func(e relay.Entry) bool { return e.Key == key }) {
+				t.Errorf("%s is pushed out", key)
+			}
+		}
+		if last := list[len(list)-1].Error; !strings.Contains(last, "sub.rg.web.") {
+			t.Errorf("the last one is %q, want one of web", last)
+		}
+	})
+}
+
+// What can't be accepted holds up nothing: it is kept several at a time.
+func TestAFloodOfInvalidMessagesDelaysNoEvent(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, wire := newRecorder(), &cable{}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Connect: s.over(wire)})
+		defer stop()
+		pause(2 * time.Second)
+		wire.slow(10 * time.Millisecond)
+		for n := range 1000 {
+			s.publishRaw(fmt.Sprint("forewarn.events.sub.rg.web.", n), nil, []byte("junk"))
+		}
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(3 * time.Second)
+		wantIDs(t, "told after three seconds", hook.all(), ce)
+	})
+}
