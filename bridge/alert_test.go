@@ -2,12 +2,14 @@ package bridge_test
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
 )
@@ -94,4 +96,33 @@ func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
 // eventTypes returns the types of what was accepted about events.
 func eventTypes(e *ear) []string {
 	return slices.DeleteFunc(e.types(), func(typ string) bool { return strings.Contains(typ, ".") })
+}
+
+// Azure refuses an approval of what ended meanwhile. Who never heard of the event isn't told then that it is to come.
+func TestARefusalAfterTheEndAnnouncesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if r.Method == http.MethodPost {
+					s.azure.End(idA)
+					pause(5 * time.Second)
+				}
+				return next.RoundTrip(r)
+			})
+		}
+		audit, page := &ear{}, &ear{}
+		b := s.start(audit.all("audit"), page.all("page").OnlyTypes("Freeze").With(func(r *bridge.Terms) {
+			r.Bridge = bridge.LevelTrouble
+		}))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		pause(5 * time.Second)
+		wantIDs(t, eventTypes(audit), "scheduled", "vanished", "approved")
+		wantIDs(t, eventTypes(page), "approved")
+		b.end()
+	})
 }

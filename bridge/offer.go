@@ -130,7 +130,7 @@ func (b *Bridge) alert(c *commit, s situation, op *openEvent) {
 		}
 		op.Alerted = append(op.Alerted, r.Name)
 	}
-	if len(joining) == 0 || op.latest.Seq == 0 { // no document has shown the event yet
+	if len(joining) == 0 || b.events.get(op.event.ID) == nil { // no document has shown the event yet, or it is over
 		return
 	}
 	a, ce := again(op.event, op.latest)
