@@ -122,36 +122,37 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 		class = delivery.ErrBlocked
 	}
 	answer, err := judge(class, r, origin(req.URL), redact)
-	if err == nil {
-		why, class := c.doubt(r)
-		if why != "" {
-			text := answer.Status + " from " + origin(req.URL) + ", but " + redact.line(why, maxShown) + ": "
-			err = r.withRetryAfter(withClass(class, text+redact.line(r.body, maxShown)))
-		}
+	if err != nil {
+		return answer, err
+	}
+	doubt := c.doubt(r)
+	if doubt != nil {
+		text := answer.Status + " from " + origin(req.URL) + ", but " + redact.line(doubt.text, maxShown) + ": "
+		err = r.withRetryAfter(withClass(doubt.class, text+redact.line(r.body, maxShown)))
 	}
 	return answer, err
 }
 
-// doubt returns why an answer of 2xx doesn't count, "" if it does, and the class that it then has.
-func (c *caller) doubt(r response) (why string, class error) {
+// doubt returns why an answer of 2xx doesn't count, with the class that it then has; nil if it does.
+func (c *caller) doubt(r response) *classError {
 	if c.denied != nil && c.denied(r.body) {
-		return "the message was not taken", nil
+		return &classError{nil, "the message was not taken"}
 	}
 	blocked, err := c.blockedIf.holds(r, false)
 	if err != nil {
-		return "the expression of blocked_if fails: " + err.Error(), nil
+		return &classError{nil, "the expression of blocked_if fails: " + err.Error()}
 	}
 	if blocked {
-		return "nobody gets the message", delivery.ErrBlocked
+		return &classError{delivery.ErrBlocked, "nobody gets the message"}
 	}
 	taken, err := c.success.holds(r, true)
 	if err != nil {
-		return "the expression of success fails: " + err.Error(), nil
+		return &classError{nil, "the expression of success fails: " + err.Error()}
 	}
 	if !taken {
-		return "success doesn't hold", nil
+		return &classError{nil, "success doesn't hold"}
 	}
-	return "", nil
+	return nil
 }
 
 // proxyOf returns the proxy for a request, nil for none, whose credentials redact then knows. Its errors block.
