@@ -94,7 +94,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	all := b.verdicts(rules, e, op, now)
 	b.reviews.setPossible(id, all.possible())
-	if d.unsent() && d.waits(now) && !all.final() {
+	if d.unsent() && d.waits(now) && all.best() > never {
 		why := b.reviews.get(id).why
 		if why != "" && b.outbox.Durable() == nil { // else the next attempt finds out why
 			b.keepPromise(op, all, why)
@@ -107,10 +107,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		if rule == 0 {
 			why = all.why(op.Promised, now, b.zone())
 		}
-		b.noteRuling(id, why, why != "" && !all.hopeless())
+		b.noteRuling(id, why, why != "" && all.best() >= undecided)
 	}
 	switch {
-	case rule == 0 && d.unsent() && all.final():
+	case rule == 0 && d.unsent() && all.best() == never:
 		b.endApproval(e, op, *d, d.givenUp("the rules no longer approve it"))
 	case rule == 0:
 		b.keepPromise(op, all, "")

@@ -125,16 +125,13 @@ func (all verdicts) approving() int {
 	return 1 + slices.IndexFunc(all, func(v verdict) bool { return v.outlook == approves })
 }
 
-// final reports whether no rule will approve the event unless that changes.
-func (all verdicts) final() bool {
-	return !slices.ContainsFunc(all, func(v verdict) bool { return v.outlook > never })
+// best returns the best outlook of them.
+func (all verdicts) best() (o outlook) {
+	for _, v := range all {
+		o = max(o, v.outlook)
+	}
+	return o
 }
-
-// hopeless reports whether no rule will approve the event before it may begin, unless that or the rules change.
-func (all verdicts) hopeless() bool { return !slices.ContainsFunc(all, verdict.mayPass) }
-
-// mayPass reports whether what keeps the rule from approving the event may pass before that may begin.
-func (v verdict) mayPass() bool { return v.outlook >= undecided }
 
 // named returns why the rule doesn't approve, with its name.
 func (v verdict) named(now time.Time, zone *time.Location) string {
@@ -243,7 +240,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 		return
 	}
 	lasting := b.outbox.Durable() != nil || since >= failingFor
-	notYet := len(standing) == 0 && !all.hopeless()
+	notYet := len(standing) == 0 && all.best() >= undecided
 	if notYet && (op.NotYet || !lasting) {
 		return
 	}
@@ -254,8 +251,8 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	if len(untrue) == 0 {
 		return
 	}
-	if notYet && untrue.hopeless() { // then what may pass keeps another rule, of which people know nothing
-		untrue = slices.Concat(untrue, all.that(verdict.mayPass))
+	if notYet && untrue.best() < undecided { // then what may pass keeps another rule, of which people know nothing
+		untrue = slices.Concat(untrue, all.that(func(v verdict) bool { return v.outlook >= undecided }))
 	}
 	a := untrue.withheld(now, b.zone())
 	a.NotYet = notYet
