@@ -286,7 +286,7 @@ func (b *Bridge) lastLook(ctx context.Context, e imds.Event, d decision) (doc im
 // takeBack puts on record that an attempt to send a decision was not made after all. approved is whether an approval was or
 // may have been sent before.
 func (b *Bridge) takeBack(id string, d decision, approved bool) {
-	b.update(time.Now(), func() (c commit) {
+	b.update(func() (c commit) {
 		op := b.events.get(id)
 		if op == nil || !op.Approval.unsent() || op.Approval.Seq != d.Seq {
 			return c
@@ -331,7 +331,7 @@ func (b *Bridge) stands(op *openEvent, e imds.Event, d decision) bool {
 // over, or the disk can't be written.
 func (b *Bridge) keep(id string, change func(*openEvent) bool) bool {
 	changed := false
-	wait := b.update(time.Now(), func() (c commit) {
+	wait := b.update(func() (c commit) {
 		op := b.events.get(id)
 		if op == nil {
 			return c
@@ -357,7 +357,7 @@ func (b *Bridge) keep(id string, change func(*openEvent) bool) bool {
 // the state of the event, or what is known of one that isn't open. After an approval by hand that failed, the decision of a
 // rule still stands.
 func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudevent.Approval) cloudevent.Approval {
-	wait := b.update(time.Now(), func() (c commit) {
+	wait := b.update(func() (c commit) {
 		now := time.Now()
 		a = d.record(a, op, now)
 		current := b.events.get(e.ID)

@@ -183,11 +183,11 @@ func (b *Bridge) takeOver(ctx context.Context) {
 	routes := b.routes
 	b.mu.Unlock()
 	var show func()
-	b.update(time.Now(), func() (c commit) {
+	b.update(func() (c commit) {
 		c, show = b.join()
 		return c
 	})
-	b.update(time.Now(), func() commit { return b.offerTo(routes, true) })
+	b.update(func() commit { return b.offerTo(routes, true) })
 	b.reloading.Unlock()
 	b.awaitPoll(ctx)
 	show()
@@ -264,7 +264,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.began, b.pauses.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
-	b.update(now, func() commit { return b.offerTo(routes, false) })
+	b.update(func() commit { return b.offerTo(routes, false) })
 	b.endMutes()
 	close(b.routed)
 
@@ -332,7 +332,7 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
 	now := time.Now()
-	wait := b.update(now, func() commit { // a change goes to the old routes or to the new ones
+	wait := b.update(func() commit { // a change goes to the old routes or to the new ones
 		b.mu.Lock()
 		b.routes, b.rules, b.settings = routes, timed(rules, b.rules, now), s
 		b.generation++

@@ -90,12 +90,12 @@ func (c *commit) isEmpty() bool {
 
 // update derives a commit from the open events, and makes it before anybody else derives one. wait returns when it is on
 // disk; its error means that it is only in memory.
-func (b *Bridge) update(now time.Time, derive func() commit) (wait func() error) {
+func (b *Bridge) update(derive func() commit) (wait func() error) {
 	b.deciding.Lock()
 	c := derive()
 	wait = b.outbox.Durable
 	if !c.isEmpty() { // most polls change nothing, so that costs nothing
-		wait = b.outbox.Update(now, func(tx *outbox.Tx) { b.apply(tx, c) })
+		wait = b.outbox.Update(time.Now(), func(tx *outbox.Tx) { b.apply(tx, c) })
 	}
 	b.deciding.Unlock()
 	b.committed(c)
@@ -149,9 +149,7 @@ func (b *Bridge) committed(c commit) {
 
 // keepValue stores a small value in the outbox.
 func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
-	return b.outbox.Update(time.Now(), func(tx *outbox.Tx) {
-		tx.Apply(outbox.Batch{Values: map[string][]byte{name: v}})
-	})
+	return b.update(func() commit { return commit{Batch: outbox.Batch{Values: map[string][]byte{name: v}}} })
 }
 
 // about returns a message about an event, without recipients.

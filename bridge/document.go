@@ -76,7 +76,7 @@ func (s situation) self() string { return s.common.Observer.Name }
 // returns false unless all changes are on disk.
 func (b *Bridge) take(doc *imds.Document, a lastAnswer, o observation) bool {
 	whole, changed := true, false
-	wait := b.update(time.Now(), func() (c commit) {
+	wait := b.update(func() (c commit) {
 		known := b.events.all()
 		var changes []imds.Change
 		if doc != nil {

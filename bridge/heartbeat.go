@@ -33,7 +33,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 	if len(due) == 0 || b.outbox.Durable() != nil {
 		return
 	}
-	b.update(now, func() commit { return b.heartbeats(due, now, false) })
+	b.update(func() commit { return b.heartbeats(due, now, false) })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range due {
@@ -48,7 +48,7 @@ func (b *Bridge) sendLastHeartbeats(now time.Time) {
 	due := routesThat(func(r Route) bool { return b.lastHeartbeat[r.Name].every != 0 }, b.routes)
 	b.mu.Unlock()
 	if len(due) > 0 {
-		wait := b.update(now, func() commit { return b.heartbeats(due, now, true) })
+		wait := b.update(func() commit { return b.heartbeats(due, now, true) })
 		_ = wait() // the outbox logs its errors
 	}
 }

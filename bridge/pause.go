@@ -39,7 +39,7 @@ func (b *Bridge) notePause() {
 
 // notePaused records a pause with the open events.
 func (b *Bridge) notePaused(d time.Duration) {
-	b.update(time.Now(), func() (c commit) {
+	b.update(func() (c commit) {
 		for _, op := range b.events.all() {
 			if d > op.LongestPause {
 				c.change(op).LongestPause = d

@@ -126,7 +126,7 @@ func BenchmarkMessageAboutTheBridge(b *testing.B) {
 			}
 			b.ResetTimer()
 			for range b.N {
-				br.update(time.Now(), func() (c commit) {
+				br.update(func() (c commit) {
 					br.reporter().add(&c, cloudevent.SinkRecovered, nil, "")
 					return c
 				})

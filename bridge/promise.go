@@ -252,7 +252,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 		return
 	}
 	if notYet && untrue.best() < undecided { // then what may pass keeps another rule, of which people know nothing
-		untrue = slices.Concat(untrue, all.that(func(v verdict) bool { return v.outlook >= undecided }))
+		untrue = append(untrue, all.that(func(v verdict) bool { return v.outlook >= undecided })...)
 	}
 	a := untrue.withheld(now, b.zone())
 	a.NotYet = notYet
@@ -265,7 +265,7 @@ func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 // retell puts on record what else than was told the rules do about an event, and which ones stand. It does nothing if the
 // event has changed since it was seen as op, or if that is on record.
 func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudevent.Rule) {
-	wait := b.update(time.Now(), func() (c commit) {
+	wait := b.update(func() (c commit) {
 		now, current := time.Now(), b.events.get(op.event.ID)
 		if current == nil || len(current.Promised) != len(op.Promised) || current.latest.Seq != op.latest.Seq {
 			return c

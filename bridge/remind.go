@@ -21,7 +21,7 @@ func (b *Bridge) tellDue(now time.Time) {
 	default:
 		return
 	}
-	b.update(now, func() (c commit) {
+	b.update(func() (c commit) {
 		s := b.situation(observation{now: now})
 		for _, op := range b.events.all() {
 			due := s.due(op, s.routes)

@@ -47,7 +47,7 @@ func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
 
 // reportWith commits such a CloudEvent together with what else changes.
 func (b *Bridge) reportWith(c commit, typ string, data map[string]any, about string) {
-	wait := b.update(time.Now(), func() commit {
+	wait := b.update(func() commit {
 		b.reporter().add(&c, typ, data, about)
 		return c
 	})
@@ -113,7 +113,7 @@ func (b *Bridge) trouble(route string, why error) {
 
 // reportTrouble decides on such a report once more, because another goroutine may have been faster.
 func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
-	return b.update(time.Now(), func() (c commit) {
+	return b.update(func() (c commit) {
 		b.mu.Lock()
 		w := b.workers[route]
 		b.mu.Unlock()
