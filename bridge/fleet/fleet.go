@@ -50,8 +50,8 @@ type Source struct {
 
 func (s Source) name() string { return s.Stream.CachedInfo().Config.Name }
 
-// A Fleet is what the stream shows of VMs and their events. It is for people: no delivery depends on it. It is safe for
-// concurrent use.
+// A Fleet is what the stream shows of VMs and their events. It is for people: no delivery depends on it, but for
+// what a relay that is full gives up (LastSoon). It is safe for concurrent use.
 type Fleet struct {
 	Options
 

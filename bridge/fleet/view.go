@@ -47,6 +47,20 @@ func (f *Fleet) OpenGroups() (groups []string) {
 	return groups
 }
 
+// LastSoon returns the last message that announces an event which may begin by a time, and that is wanted; 0 for none.
+// wanted is asked with the set of an event, as cloudevent.Place.String has it, and may not use the fleet.
+func (f *Fleet) LastSoon(by time.Time, wanted func(set string, e imds.Event) bool) (seq uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range f.events {
+		soon := !l.ended && l.stage.Kind.Announces() && l.stage.NotBefore.Before(by)
+		if soon && l.stage.Seq > seq && wanted(l.from.String(), l.latest) {
+			seq = l.stage.Seq
+		}
+	}
+	return seq
+}
+
 // IsOver reports whether a group's event is over. So is one that the stream no longer holds.
 func (f *Fleet) IsOver(group string) bool {
 	f.mu.Lock()

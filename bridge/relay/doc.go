@@ -19,9 +19,12 @@
 //   - Decided once: what a sink's filter accepted stays accepted, whatever a reload or a takeover brings.
 //   - Over before told: a relay that takes a sink over reads to the stream's end before it sends what isn't urgent. An
 //     event is urgent by the newest of its changes that any relay had taken in.
-//   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound, while the sink accepts
-//     nothing, the oldest that isn't urgent becomes a dead letter for each that comes, and the relay isn't ready. So
-//     nothing urgent waits behind the bound. A set that has more than a quarter of them loses its own first.
+//   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound the relay isn't ready. While the
+//     sink accepts nothing, the oldest that isn't urgent becomes a dead letter for each that comes. A set that has more
+//     than a quarter of them loses its own first.
+//   - Nothing urgent waits behind the bound while the sink accepts nothing. While it accepts, a set that has more than a
+//     quarter loses its oldest for an event of another set that begins within 15 minutes. What is left is a sink that
+//     works, but slowly: behind the bound an urgent event waits for deliveries of its own set, or of many sets.
 //   - Never stuck: a message that isn't a CloudEvent becomes a dead letter, and the relay reads on.
 //   - Nothing on disk: everything that must survive is in JetStream.
 //

@@ -15,6 +15,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
 )
 
@@ -46,8 +47,9 @@ type queue struct {
 	endLease context.CancelCauseFunc
 	notify   func(ctx context.Context, js jetstream.JetStream, ce event.Event, except string) error // Relay.notifySinks
 
-	openEvents func() []string   // Fleet.OpenGroups
-	shown      func(error) error // Options.Shown
+	openEvents func() []string                                                             // Fleet.OpenGroups
+	lastSoon   func(by time.Time, wanted func(set string, e imds.Event) bool) (seq uint64) // Fleet.LastSoon
+	shown      func(error) error                                                           // Options.Shown
 
 	from          time.Time // where a sink that is new to the stream begins; zero for now
 	streamCreated time.Time
@@ -57,6 +59,8 @@ type queue struct {
 	puller      *streams.Puller
 	checked     time.Time // when the consumer was looked at
 	saidUnacked bool      // that acknowledgements are lost
+	urgentAsked time.Time // see urgentBehind
+	urgentTo    uint64    // the last message that was urgent then; 0 for none
 
 	saving     chan struct{} // holds one value while records or the state are saved; guards the next
 	stateEntry streams.Entry

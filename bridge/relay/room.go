@@ -115,8 +115,8 @@ func (q *queue) readable() int {
 }
 
 // makeRoom waits until there is room for one more delivery. As long as the sink accepts nothing, it gives up another for
-// it instead, so that nothing urgent waits behind a bound. So it does at once in a group that has as many as its record may
-// hold.
+// it instead, so that nothing urgent waits behind a bound. So it does at once for what urgentBehind says, and in a group
+// that has as many as its record may hold.
 func (q *queue) makeRoom(g *group) error {
 	for {
 		now := time.Now()
@@ -129,9 +129,11 @@ func (q *queue) makeRoom(g *group) error {
 		if since.IsZero() {
 			return nil
 		}
-		if now.Sub(since) >= roomPatience {
+		q.mu.Lock()
+		crowded := q.room.crowded()
+		q.mu.Unlock()
+		if now.Sub(since) >= roomPatience || q.urgentBehind(crowded, now) {
 			q.mu.Lock()
-			crowded := q.room.crowded()
 			e := q.takeExpendable(q.pendingOf(crowded), now)
 			q.mu.Unlock()
 			if e != nil {
@@ -155,6 +157,24 @@ func (q *queue) makeRoom(g *group) error {
 	}
 }
 
+// urgentBehind reports whether an announced event of another set than the crowded one begins soon, and the stream isn't read
+// that far: by what the fleet knows, which it is asked once a second. The set "" is none.
+func (q *queue) urgentBehind(crowded string, now time.Time) bool {
+	if crowded == "" {
+		return false
+	}
+	if now.Sub(q.urgentAsked) >= readRetry {
+		filter := q.route.Filter
+		filter.When = nil // which needs the CloudEvent
+		q.urgentAsked = now
+		q.urgentTo = q.lastSoon(now.Add(delivery.UrgentNotice), func(set string, e imds.Event) bool {
+			wanted, _, _ := filter.MatchEvent(imds.Change{Kind: imds.Scheduled, Event: e}, nil, "")
+			return wanted && set != crowded
+		})
+	}
+	return q.pos.last < q.urgentTo
+}
+
 // fullFor returns since when the bound is reached and the sink has accepted nothing; zero if there is room. What is pending
 // is delivered then, although the stream isn't read to its end.
 func (q *queue) fullFor(now time.Time) (since time.Time) {
@@ -171,10 +191,11 @@ func (q *queue) fullFor(now time.Time) (since time.Time) {
 }
 
 // noteRoom notes that fewer deliveries are unsettled. The bound counts as reached until the sink has accepted something, or
-// a tenth of it is free: what was given up makes room only for what comes. mu is held.
+// a tenth of it is free; the latter once something was given up, as that makes room only for what comes. mu is held.
 func (q *queue) noteRoom() {
 	free := q.room.most - q.unsettled()
-	if !q.room.fullSince.IsZero() && free > 0 && (q.tally.lastAccepted.After(q.room.fullSince) || free > q.room.most/10) {
+	accepted := q.room.overflowed == 0 && q.tally.lastAccepted.After(q.room.fullSince)
+	if !q.room.fullSince.IsZero() && free > 0 && (accepted || free > q.room.most/10) {
 		if q.room.overflowed > 0 {
 			q.log.Info("there is room again", "deadLetters", q.room.overflowed)
 		}

@@ -287,6 +287,58 @@ func TestABacklogBeyondTheBoundIsTold(t *testing.T) {
 	})
 }
 
+// An event of another set that begins soon doesn't wait behind the backlog of a set that has most of the room, also where
+// the sink works, but slowly. Nor does one that comes later. Nothing is given up for what the sink isn't told of, and all
+// that is given up is a dead letter.
+func TestNothingUrgentWaitsBehindTheBacklogOfAnotherSet(t *testing.T) {
+	for name, only := range map[string][]string{"it gets it": nil, "it gets none": {"Reboot"}} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				var log syncedBuffer
+				sink := newRecorder()
+				sink.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+					time.Sleep(2 * time.Second)
+					return delivery.Answer{}, nil
+				}
+				slow := route("hook", sink)
+				slow.Filter.Only.Types = only
+				r, stop := s.start(relay.Options{Routes: []bridge.Route{slow}, MaxUnsettled: 10,
+					Log: slog.New(slog.NewTextHandler(&log, nil))})
+				pause(2 * time.Second)
+				const flood = 200
+				for n := range flood {
+					a := eventNo(n).in(24 * time.Hour)
+					a.vm = "vm-1"
+					s.publish(a.say(t, imds.Scheduled, "vm-1"))
+				}
+				for n := range 2 {
+					soon := eventNo(900 + n).in(30 * time.Second)
+					soon.typ, soon.vm = "Preempt", "vm-2"
+					urgent := soon.say(t, imds.Scheduled, "vm-2")
+					s.publish(urgent)
+					pause(10 * time.Second)
+					if told := slices.Contains(sink.all(), urgent.ID()); told != (only == nil) {
+						t.Errorf("after 10 s it is told of Preempt %d: %v", n, told)
+					}
+				}
+				pause(10 * time.Minute)
+				letters, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 1000)
+				want := flood
+				if only == nil {
+					want += 2
+				}
+				if err != nil || len(letters)+len(sink.all()) != want || (len(letters) > 0) != (only == nil) {
+					t.Errorf("%d are told, %d dead letters, %v; want %d in all", len(sink.all()), len(letters), err, want)
+				}
+				if n := log.count("too much is unsettled"); n > 1 {
+					t.Errorf("it is logged %d times, want once", n)
+				}
+				stop()
+			})
+		})
+	}
+}
+
 // Bodies beyond what may be in memory are read again.
 func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
 	systemtest.Alone(t)

@@ -95,7 +95,7 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), v serving, l *leas
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
 		ctx: held, lease: l, endLease: endLease, notify: r.notifySinks, from: s.from,
-		openEvents: r.fleet.OpenGroups, shown: r.Shown,
+		openEvents: r.fleet.OpenGroups, lastSoon: r.fleet.LastSoon, shown: r.Shown,
 	}
 	q.init()
 	q.room.most = cmp.Or(r.MaxUnsettled, defaultUnsettled)
