@@ -32,7 +32,8 @@ func (q *queue) noteInvalid(r streams.Raw, why error) {
 	q.ack(r.Reply)
 }
 
-// concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink.
+// concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink. What
+// the sink isn't told of a bridge may still be pending, if it was in the stream before the settings changed.
 func (q *queue) concerns(m streams.Message) bool {
 	switch {
 	case !q.origin.gets(m.Seq):
@@ -42,7 +43,10 @@ func (q *queue) concerns(m streams.Message) bool {
 	case m.EventID != "":
 		return true
 	}
-	return m.CE.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.CE.Type())
+	if m.CE.Type() == cloudevent.BridgeHeartbeat {
+		return false
+	}
+	return m.Seq <= q.streamEnd || q.route.Terms.Bridge.Hears(m.CE.Type())
 }
 
 // A verdict is what becomes of a message for a sink.
@@ -70,6 +74,10 @@ func judge(route bridge.Route, rec *record, m streams.Message) (v verdict, faile
 		return verdict{known: true}, nil
 	}
 	v = verdict{matches: true, selected: true}
+	if m.OnlySink == "" && m.EventID == "" && !accepted {
+		v.matches = route.Terms.Bridge.Hears(m.CE.Type())
+		v.selected = v.matches
+	}
 	if m.OnlySink == "" && m.EventID != "" {
 		if !rec.Matched {
 			v.matches, _, failed = route.Filter.MatchEvent(m.Change, cloudevent.Fields(m.CE), "")

@@ -67,7 +67,8 @@ func (q *queue) open() error {
 		return err
 	}
 	q.notices.blocked, q.notices.published = s.Blocked, s.Blocked
-	q.origin, q.records.state, q.streamCreated, q.pos.catchUpTo = s, s, info.Created, info.State.LastSeq
+	q.origin, q.records.state, q.streamCreated = s, s, info.Created
+	q.streamEnd, q.pos.catchUpTo = info.State.LastSeq, info.State.LastSeq
 	q.pos.last = s.After
 	q.skipDeleted(info, s.After)
 	if err := q.saveState(q.ctx); err != nil {

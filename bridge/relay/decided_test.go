@@ -61,6 +61,40 @@ func TestWhatWasAcceptedIsDelivered(t *testing.T) {
 	}
 }
 
+// So it is with CloudEvents about bridges: a reload that narrows what a sink is told of them takes away nothing that is
+// pending, and what it wasn't told before it isn't told then.
+func TestWhatIsPendingAboutABridgeIsDelivered(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		hears := func(level bridge.Level) bridge.Route {
+			return with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = level })
+		}
+		r, stop := s.run(hears(bridge.LevelTrouble))
+		say := func(kind string) event.Event {
+			ce, err := bridgeSaid(kind, "vm-1")(time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publish(ce)
+			pause(2 * time.Second)
+			return ce
+		}
+		trouble := say("imds.unavailable")
+		say("started")
+		r.Reload([]bridge.Route{hears(bridge.LevelNone)}, bridge.SettingsInfo{})
+		pause(2 * time.Second)
+		say("imds.recovered")
+		sink.say(nil)
+		pause(10 * time.Minute)
+		wantIDs(t, "told", sink.all(), trouble)
+		if floor, err := ackFloorOf(t.Context(), s.js, "hook"); err != nil || floor != 3 {
+			t.Errorf("all up to %d is settled, %v; want 3", floor, err)
+		}
+		stop()
+	})
+}
+
 // What waits for a fallback is settled when the fallback gets the same by itself meanwhile: its filter takes it now, and
 // another VM says it too. It is told that once, and nothing counts as pending for good.
 func TestWhatAFallbackGetsByItselfDoesNotWaitForGood(t *testing.T) {

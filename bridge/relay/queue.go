@@ -53,6 +53,7 @@ type queue struct {
 
 	from          time.Time // where a sink that is new to the stream begins; zero for now
 	streamCreated time.Time
+	streamEnd     uint64    // the stream's last message when the lease was taken
 	origin        sinkState // with which it began
 
 	// Only readStream uses these.
