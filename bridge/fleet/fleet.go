@@ -66,6 +66,7 @@ type Fleet struct {
 	forgotten     bool                   // older events were dropped
 	vms           map[string]*vm         // by vmKey
 	sets          map[string]*set        // the same events and VMs, by cloudevent.Place.String
+	surplus       map[string]*set        // those of them that have more VMs than Azure allows
 	bytes         int                    // of all events
 	full          bool                   // a VM isn't watched, because there are too many
 	silent        map[string]time.Time   // see silenceRecord.Silent
@@ -134,7 +135,8 @@ func vmKey(at cloudevent.Place, name string) string { return at.String() + "." +
 
 // New returns a Fleet of which nothing is known yet.
 func New(o Options) *Fleet {
-	return &Fleet{Options: o, events: map[string]*azureEvent{}, vms: map[string]*vm{}, sets: map[string]*set{}}
+	return &Fleet{Options: o, events: map[string]*azureEvent{}, vms: map[string]*vm{}, sets: map[string]*set{},
+		surplus: map[string]*set{}}
 }
 
 // Follow reads the stream until ctx is done.

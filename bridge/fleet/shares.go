@@ -9,8 +9,9 @@ import (
 )
 
 // The shares of a set in what a relay keeps of its fleet, so that whoever lies about one set takes no room from the
-// others. An Azure scale set has at most 1,000 VMs.
+// others.
 const (
+	azureVMsOfSet  = 1_000 // at most; more, and VMs that were deleted lately are among them, or somebody lies
 	maxVMsOfSet    = 2_000
 	maxEventsOfSet = 2_000
 	maxBytesOfSet  = 16 << 20 // of memory for its events
@@ -102,29 +103,54 @@ func (f *Fleet) dropIfEmpty(s *set) {
 	}
 }
 
-// addVM adds a VM of a set, or returns false if the set, or all sets together, have too many. It makes room in a set by
-// forgetting the VM that was last heard longest ago, if nobody was told that it is silent. mu is held.
+// addVM adds a VM of a set, or returns false if the set, or all sets together, have too many. It makes room in that set, or
+// in one that has more VMs than Azure allows. mu is held.
 func (f *Fleet) addVM(set, key string, v *vm) bool {
-	if len(f.vms) >= MaxVMs {
-		f.full = true
-		return false
-	}
 	s := f.setNamed(set)
 	if len(s.vms) >= maxVMsOfSet {
-		var oldest string
-		for key, v := range s.vms {
-			_, silent := findSilent(f.silent, key)
-			if !silent && (oldest == "" || v.lastHeard.Before(s.vms[oldest].lastHeard)) {
-				oldest = key
-			}
-		}
 		s.refused = true
-		if oldest == "" {
+		if !f.forgetOldestVM(s) {
 			return false
 		}
-		f.forgetVM(set, oldest)
+	}
+	if len(f.vms) >= MaxVMs {
+		f.full = true
+		if len(s.vms) >= azureVMsOfSet || !f.forgetSurplusVM() {
+			f.dropIfEmpty(s)
+			return false
+		}
 	}
 	s.vms[key], f.vms[key] = v, v
+	if len(s.vms) > azureVMsOfSet {
+		f.surplus[s.name] = s
+	}
+	return true
+}
+
+// forgetSurplusVM forgets a VM of the set that has most, if those are more than Azure allows. mu is held.
+func (f *Fleet) forgetSurplusVM() bool {
+	var most *set
+	for _, s := range f.surplus {
+		if most == nil || len(s.vms) > len(most.vms) {
+			most = s
+		}
+	}
+	return most != nil && f.forgetOldestVM(most)
+}
+
+// forgetOldestVM forgets the VM of a set that was last heard longest ago, but none that was announced as silent. mu is held.
+func (f *Fleet) forgetOldestVM(s *set) bool {
+	var oldest string
+	for key, v := range s.vms {
+		_, silent := findSilent(f.silent, key)
+		if !silent && (oldest == "" || v.lastHeard.Before(s.vms[oldest].lastHeard)) {
+			oldest = key
+		}
+	}
+	if oldest == "" {
+		return false
+	}
+	f.forgetVM(s.name, oldest)
 	return true
 }
 
@@ -133,6 +159,9 @@ func (f *Fleet) forgetVM(set, key string) {
 	s := f.setNamed(set)
 	delete(s.vms, key)
 	delete(f.vms, key)
+	if len(s.vms) <= azureVMsOfSet {
+		delete(f.surplus, set)
+	}
 	f.dropIfEmpty(s)
 }
 

@@ -38,6 +38,36 @@ func TestTheBytesOfEventsAreThoseInMemory(t *testing.T) {
 	}
 }
 
+// When a relay watches as many VMs as it may, one of another set takes the place of one of a set that has more than Azure
+// allows, so that whoever speaks for some sets keeps no others out. Sets as large as may be keep their VMs.
+func TestASetWithTooManyVMsKeepsNoOtherOut(t *testing.T) {
+	t.Parallel()
+	for of, kept := range map[int]bool{maxVMsOfSet: false, azureVMsOfSet: true} {
+		f := New(Options{})
+		for n := range MaxVMs {
+			set := fmt.Sprint("set-", n/of)
+			if !f.addVM(set, fmt.Sprint(set, ".", n), &vm{lastHeard: time.Unix(int64(n), 0)}) {
+				t.Fatalf("VM %d isn't watched", n)
+			}
+		}
+		const others = 3
+		for n := range others {
+			if f.addVM("db", fmt.Sprint("db.", n), &vm{}) == kept {
+				t.Errorf("beside sets of %d another VM is watched: %v", of, !kept)
+			}
+		}
+		if n := len(f.vms); n != MaxVMs {
+			t.Errorf("%d VMs are watched", n)
+		}
+		if n := len(f.Warnings()); n != 1 {
+			t.Errorf("beside sets of %d it warns %q", of, f.Warnings())
+		}
+		if _, empty := f.sets["db"]; empty == kept {
+			t.Errorf("beside sets of %d there is a set db: %v", of, empty)
+		}
+	}
+}
+
 // announcement is a message about an event that names so many VMs.
 func announcement(t *testing.T, n, names int) streams.Raw {
 	t.Helper()
