@@ -3,27 +3,35 @@ package relay_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/goccy/go-yaml"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
+	"forewarn/sinks"
 )
 
-// newCluster starts three NATS servers that know of each other.
-func newCluster(t *testing.T) *fleet {
+// newCluster starts some NATS servers that know of each other.
+func newCluster(t *testing.T, size int) (*fleet, []*server.Server) {
 	t.Helper()
 	var routes []*url.URL
 	var ports []int
-	for range 3 {
+	for range size {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -33,6 +41,7 @@ func newCluster(t *testing.T) *fleet {
 		l.Close()
 	}
 	var urls []string
+	var servers []*server.Server
 	for i, port := range ports {
 		s, err := server.NewServer(&server.Options{
 			ServerName: fmt.Sprint("nats-", i+1), Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true,
@@ -46,12 +55,13 @@ func newCluster(t *testing.T) *fleet {
 		if !s.ReadyForConnections(patience) {
 			t.Fatal("the server takes no connections")
 		}
-		urls = append(urls, s.ClientURL())
+		urls, servers = append(urls, s.ClientURL()), append(servers, s)
 	}
 	f := &fleet{T: t}
 	f.connect = func(context.Context) (*nats.Conn, error) {
 		return nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1))
 	}
+	f.urls = urls
 	var err error
 	if f.conn, err = f.connect(t.Context()); err != nil {
 		t.Fatal(err)
@@ -66,7 +76,7 @@ func newCluster(t *testing.T) *fleet {
 		_, err := f.js.AccountInfo(ctx)
 		return err == nil
 	}, nil)
-	return f
+	return f, servers
 }
 
 // replicas returns how many each stream has.
@@ -89,7 +99,7 @@ func (f *fleet) replicas() map[string]int {
 func TestInAClusterOneServerMayDie(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()
-	f := newCluster(t)
+	f, _ := newCluster(t, 3)
 	want := func(what string, want map[string]int) {
 		t.Helper()
 		for name, n := range f.replicas() {
@@ -138,4 +148,84 @@ func TestInAClusterOneServerMayDie(t *testing.T) {
 	if notes := r.Status().Warnings; len(notes) > 0 {
 		t.Errorf("the warnings are %q, want none", notes)
 	}
+}
+
+// In a cluster that is provisioned without a word on replicas one server dies, the one that a relay needs most, and nothing
+// is lost: three bridges publish changes before and after, two relays are there.
+func TestInAClusterThatLosesAServerEachChangeIsTold(t *testing.T) {
+	systemtest.LeftToGate(t)
+	t.Parallel()
+	f, servers := newCluster(t, 3)
+	f.provision(relay.Retention{})
+	sink := newRecorder()
+	for n := range 2 {
+		f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Name: fmt.Sprint("relay-", n+1)})
+	}
+	f.begin("hook")
+	var all []string
+	say := func(kind imds.ChangeKind) {
+		var bridges sync.WaitGroup
+		for n := range 3 {
+			sayings := eventNo(n).in(24*time.Hour).say(t, kind, fmt.Sprint("vm-", n))
+			all = append(all, sayings.ID())
+			bridges.Go(func() { f.deliver(sayings) })
+		}
+		bridges.Wait()
+	}
+	say(imds.Scheduled)
+	f.hears(sink, len(all))
+	records, err := f.js.Stream(t.Context(), "KV_FOREWARN_records")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range servers {
+		if s.Name() == records.CachedInfo().Cluster.Leader {
+			s.Shutdown()
+		}
+	}
+	say(imds.Started)
+	say(imds.Vanished)
+	f.until("each change is told", func() bool { return len(count(sink.all())) == len(all) }, sink.news)
+}
+
+// deliver publishes a CloudEvent as a bridge does, whose sink asks for three replicas of the stream. It tries until that is
+// stored.
+func (f *fleet) deliver(ce event.Event) {
+	opened, err := sinks.Kinds()["nats"].Open(func(to any) error {
+		text := fmt.Sprintf("{url: ['%s'], provision: {stream: FOREWARN, replicas: 3}}", strings.Join(f.urls, "', '"))
+		return yaml.Unmarshal([]byte(text), to)
+	}, sinks.Host{Name: "stream", Log: slog.New(slog.DiscardHandler), Getenv: func(string) string { return "" }})
+	if err != nil {
+		f.Error(err)
+		return
+	}
+	defer opened.Sink.(io.Closer).Close()
+	for attempt, over := 1, time.Now().Add(patience); ; attempt++ {
+		ctx, cancel := context.WithTimeout(f.Context(), 2*time.Second)
+		_, err = opened.Sink.Deliver(ctx, []delivery.Delivery{{Event: ce, Attempt: attempt}})
+		cancel()
+		if err == nil || time.Now().After(over) {
+			break
+		}
+		time.Sleep(300 * time.Millisecond)
+	}
+	if err != nil {
+		f.Error(err)
+	}
+}
+
+// In a cluster of two servers nothing can have three replicas, and the error says what to set.
+func TestAClusterOfTwoServersNeedsAWordOnReplicas(t *testing.T) {
+	systemtest.LeftToGate(t)
+	t.Parallel()
+	f, _ := newCluster(t, 2)
+	plan, err := relay.NewPlan(t.Context(), f.conn, "", "FOREWARN", relay.Retention{})
+	if err == nil {
+		err = plan.Do(t.Context())
+	}
+	const want = "create FOREWARN with 3 replicas, which takes as many servers; with fewer set nats.provision.replicas: 1: "
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("it says %v, want %q", err, want)
+	}
+	f.provision(relay.Retention{Replicas: 1})
 }

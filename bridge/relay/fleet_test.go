@@ -30,6 +30,7 @@ const patience = 30 * time.Second
 type fleet struct {
 	*testing.T
 	connect func(context.Context) (*nats.Conn, error)
+	urls    []string // of the servers of a cluster
 	conn    *nats.Conn
 	js      jetstream.JetStream
 	look    time.Duration // between two looks at what is waited for; 0 for 20 ms

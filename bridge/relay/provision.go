@@ -141,7 +141,7 @@ func replicasAdvice(err error, replicas int) string {
 	if replicas == 1 || !ok || !slices.Contains(tooFewServers, refused.ErrorCode) {
 		return ""
 	}
-	return fmt.Sprintf(" with %d replicas, which nats.provision.replicas changes", replicas)
+	return fmt.Sprintf(" with %d replicas, which takes as many servers; with fewer set nats.provision.replicas: 1", replicas)
 }
 
 // tooFewServers are the codes with which servers refuse replicas.

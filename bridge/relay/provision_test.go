@@ -116,7 +116,7 @@ func TestWhatTheServerRefusesToProvisionIsSaid(t *testing.T) {
 		if want := "update: replicas 1 → 3"; does["FOREWARN"] != want {
 			t.Errorf("FOREWARN: %s, want %s", does["FOREWARN"], want)
 		}
-		if err := p.Do(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "update FOREWARN with 3 replicas, which nats.provision.replicas changes: ") {
+		if err := p.Do(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "update FOREWARN with 3 replicas, which takes as many servers; with fewer set nats.provision.replicas: 1: ") {
 			t.Errorf("replicas that one server can't have: %v", err)
 		}
 		s.conn.Close()
