@@ -51,12 +51,15 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 func TestAFailingDiskIsTriedEveryFewSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
-		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{History: 16}})
 		defer o.Close()
-		mustAdd(t, o, "A", "scheduled", "a")
+		for i := range 3 { // so that the history has grown enough to be shortened
+			mustAdd(t, o, fmt.Sprint("A", i), "scheduled", "a")
+		}
 		d.set(func() { d.fail, d.writes = errFull, 0 })
 		for i := range 60 { // whatever happens meanwhile
 			_, _ = add(o, fmt.Sprint("E", i), "scheduled", "a")
+			o.Maintain(time.Now())
 			time.Sleep(time.Second)
 		}
 		d.set(func() {

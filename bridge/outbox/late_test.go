@@ -231,10 +231,14 @@ func TestCloneStartsEmpty(t *testing.T) {
 				t.Errorf("Own(%q) = %v, %v", same, fresh, err)
 			}
 		}
+		newRoutes(o, []outbox.Route{{Name: "a"}})
 		q := o.Queue("a")
 		items := q.Changes().Pending
 		if fresh, err := own(o, "vmid-1"); !fresh || err != nil {
 			t.Errorf("another VM: %v, %v; want fresh", fresh, err)
+		}
+		if o.Over(outbox.Delivery{Item: *items[0], Route: "a"}, "a") {
+			t.Error("a route that gets what is over counts as one that acts")
 		}
 		want(t, "pending", pending(o, "a"))
 		if _, gone := changes(q); len(gone) != len(items) {

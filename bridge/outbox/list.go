@@ -61,7 +61,7 @@ func (o *Outbox) Over(d Delivery, route string) bool {
 	defer o.mu.Unlock()
 	r, g := o.routes[route], o.groups[d.Group]
 	open := g != nil && g.latest != nil
-	acts := o.settings == nil || r != nil && r.late == delivery.LateDrop
+	acts := !o.isSetUp || r != nil && r.late == delivery.LateDrop
 	return d.Group != "" && !open && !d.Ends() && acts
 }
 

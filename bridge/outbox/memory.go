@@ -24,7 +24,7 @@ type memory struct {
 	latest   map[uint64]*group // open ones, by the sequence number of their latest change
 	marks    map[string]Mark   // by id
 	routes   map[string]*route
-	settings []Route // the last Batch.Routes; nil: none yet
+	isSetUp  bool // a bridge has told which routes are in its settings: see Batch.Routes
 
 	hidden  map[string][]*entry // by group: what is pending that Join has added and readers are not shown yet
 	recent  []*entry            // includes all deliveries that are not on disk
@@ -97,7 +97,7 @@ func newMemory() memory {
 func (m *memory) reset() {
 	was := *m
 	*m = newMemory()
-	m.last, m.foreign, m.stored, m.given = was.last, was.last, was.stored, was.given
+	m.last, m.foreign, m.stored, m.given, m.isSetUp = was.last, was.last, was.stored, was.given, was.isSetUp
 	for _, mute := range was.mutes {
 		if was.newMutes[mute.ID] {
 			m.newMutes[mute.ID] = true

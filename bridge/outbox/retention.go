@@ -28,7 +28,7 @@ type upkeep struct {
 func (o *Outbox) Maintain(now time.Time) <-chan error {
 	o.mu.Lock()
 	grown := o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
-	due := grown || now.Sub(o.maintained) >= maintainEvery
+	due := grown && o.state != failing || now.Sub(o.maintained) >= maintainEvery
 	if due {
 		o.maintained = now
 	}

@@ -48,7 +48,7 @@ func (o *Outbox) Orphans() (names []string) {
 }
 
 func (tx *Tx) setRoutes(routes []Route) {
-	tx.settings = routes
+	tx.isSetUp = true
 	configured := map[string]bool{}
 	for _, s := range routes {
 		r := tx.route(s.Name)
