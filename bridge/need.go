@@ -83,27 +83,35 @@ type need struct {
 
 // Note takes in how the sinks are now, after Keep.
 func (n *NeedLog) Note(log *slog.Logger, sinks []SinkStatus, now time.Time) {
+	begun, ended := n.take(sinks, now)
+	for _, k := range begun {
+		log.Error("sink needs somebody; its deliveries are kept", "sink", k.Name, "kind", k.Kind, "pending", k.Pending,
+			"err", k.LastError)
+	}
+	for name, was := range ended {
+		log.Info("sink no longer needs somebody", "sink", name, "after", now.Sub(was.since).Round(time.Second))
+	}
+}
+
+// take takes in how the sinks are now, and returns those that begin to need somebody and the needs that have ended.
+func (n *NeedLog) take(sinks []SinkStatus, now time.Time) (begun []SinkStatus, ended map[string]need) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	before := n.needs
+	ended = n.needs
 	n.needs = map[string]need{}
 	for _, k := range sinks {
 		if !k.NeedsSomebody(now) {
 			continue
 		}
-		was, known := before[k.Name]
+		was, known := ended[k.Name]
 		if !known {
 			was.since = now
-			log.Error("sink needs somebody; its deliveries are kept", "sink", k.Name, "kind", k.Kind, "pending", k.Pending,
-				"err", k.LastError)
+			begun = append(begun, k)
 		}
+		delete(ended, k.Name)
 		n.needs[k.Name] = need{was.since, k.State, k.LastError}
 	}
-	for name, was := range before {
-		if _, still := n.needs[name]; !still {
-			log.Info("sink no longer needs somebody", "sink", name, "after", now.Sub(was.since).Round(time.Second))
-		}
-	}
+	return begun, ended
 }
 
 // Keep keeps in the status that the sink needs somebody, and why, until it accepts something or nothing waits for it.

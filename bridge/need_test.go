@@ -2,11 +2,14 @@ package bridge_test
 
 import (
 	"fmt"
+	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/systemtest"
@@ -188,4 +191,24 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What the log does with the line that a sink needs somebody keeps nobody from the status.
+func TestALogThatHangsKeepsNobodyFromTheStatus(t *testing.T) {
+	var needs bridge.NeedLog
+	blocked := bridge.SinkStatus{Name: "a", State: bridge.SinkIsBlocked}
+	asked := make(chan bool)
+	log := slog.New(listener{slog.NewTextHandler(io.Discard, nil), func(string) {
+		go func() {
+			needs.Keep(&bridge.SinkStatus{Name: "a", State: bridge.SinkOK})
+			close(asked)
+		}()
+		select {
+		case <-asked:
+		case <-time.After(20 * time.Second):
+			t.Error("who asks for the status waits for the log")
+		}
+	}})
+	needs.Note(log, []bridge.SinkStatus{blocked}, time.Now())
+	<-asked
 }
