@@ -211,6 +211,14 @@ var knownStories = []struct {
 		{at(5 * time.Minute), reload{}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"what began is listed as scheduled again, and ends before a file comes that knows that it began", []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), list{event: begun}},
+		{at(3 * time.Minute), list{event: moved}},
+		{at(4 * time.Minute), restart{off: time.Second, late: 6 * time.Minute}},
+		{at(7 * time.Minute), unlist{reboot.id}},
+		{at(20 * time.Minute), restyle{}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},

@@ -527,7 +527,9 @@ func (o *oracle) inOrder(b belief, route string, told []taken) {
 			continue // see nothingMore
 		}
 		forgot := last >= 0 && b.changes[last].gone() && t.in > lastOne.in // that the last one was ever told
-		if place[t.id] < last && !forgot {
+		// The program doesn't know that it was told what somebody dropped.
+		dropped := last >= 0 && !lastOne.settled && o.hand("drop", route, lastOne.id)
+		if place[t.id] < last && !forgot && !dropped {
 			o.add("in order", "%s was told %s after %s", route, t.id, lastOne.id)
 			continue
 		}

@@ -267,6 +267,10 @@ func (o *oracle) outcome(id string, b belief) {
 		// What another machine saw of it need not count for one that was given a copy of its disk.
 		mine := slices.IndexFunc(o.boots, func(x *boot) bool { return x.vm == o.boots[c.boot].vm })
 		from = max(from, o.boots[mine].began.at)
+		// Nor need what is in a file that hasn't come yet.
+		if boot := o.boots[c.boot]; boot.late > 0 && (boot.loaded.seq == 0 || c.seq < o.takenUp(boot).seq) {
+			from = max(from, boot.began.at)
+		}
 		if n := len(ends); n > 1 {
 			from = max(from, ends[n-2]) // nobody may have seen the end of the life before it
 		}
