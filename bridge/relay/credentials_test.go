@@ -179,6 +179,32 @@ func TestWhatARelayMayNotDoIsSaid(t *testing.T) {
 	})
 }
 
+// So does one that may not ask for messages, for as long as it may not.
+func TestThatARelayMayNotAskForMessagesIsSaid(t *testing.T) {
+	admin := nats.UserInfo("admin", "admin")
+	inBubble(t, func(t *testing.T) {
+		srv := startServerWith(t, func(o *server.Options) {
+			o.Users = []*server.User{{Username: "admin", Password: "admin"}, {Username: "relay", Password: "pw",
+				Permissions: &server.Permissions{Publish: &server.SubjectPermission{
+					Allow: []string{">"}, Deny: []string{"$JS.API.CONSUMER.MSG.NEXT.FOREWARN.>"},
+				}}}}
+		}, admin)
+		wire := &cable{server: srv, options: func() []nats.Option { return []nats.Option{nats.UserInfo("relay", "pw")} }}
+		f := &fleet{T: t}
+		r, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())}, Connect: wire.dial})
+		defer stop()
+		for range 5 {
+			pause(7 * time.Second)
+			reasons := strings.Join(r.Status().Reasons, "\n")
+			for _, want := range []string{"hook", "this user may not ask for that", "CONSUMER.MSG.NEXT.FOREWARN."} {
+				if !strings.Contains(reasons, want) {
+					t.Errorf("the reasons are %q, want %q among them", reasons, want)
+				}
+			}
+		}
+	})
+}
+
 // A dead letter whose number is taken needs no right that a relay doesn't have, also where its stream allows direct
 // reads: without one, the sink would hear nothing more.
 func TestADeadLetterNeedsNoFurtherRight(t *testing.T) {

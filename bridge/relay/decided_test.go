@@ -132,39 +132,44 @@ func TestWhatAFallbackGetsByItselfDoesNotWaitForGood(t *testing.T) {
 	})
 }
 
-// While records can't be read nothing is told, and the relay is never ready; it says so once. When they can, all is told.
-func TestARelayThatCannotReadRecordsIsNotReady(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
-		sink, wire := newRecorder(), &cable{}
-		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: s.over(wire),
-			Log: slog.New(slog.NewTextHandler(&log, nil))})
-		pause(2 * time.Second)
-		wire.fail("$KV.FOREWARN_records.record.hook")
-		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
-		s.publish(ce)
-		pause(10 * time.Second)
-		ready := 0
-		for range 290 {
-			pause(time.Second)
-			if r.Status().Ready {
-				ready++
-			}
-		}
-		if ready > 0 || len(sink.all()) > 0 {
-			t.Errorf("in %d of 290 samples it is ready; told %q", ready, sink.all())
-		}
-		if n := log.count("the stream can't be read, trying again"); n != 1 {
-			t.Errorf("it is logged %d times, want once", n)
-		}
-		wire.fail("")
-		pause(20 * time.Second)
-		wantIDs(t, "told", sink.all(), ce)
-		if st := r.Status(); !st.Ready {
-			t.Errorf("then it isn't ready, because of %q", st.Reasons)
-		}
-		stop()
-	})
+// While records can't be read, or requests for messages aren't answered, nothing is told, and the relay is never ready; it
+// says so once. When they can, all is told.
+func TestARelayThatCannotReadIsNotReady(t *testing.T) {
+	for what, lost := range map[string]string{"records": "$KV.FOREWARN_records.record.hook", "messages": requestsLost} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				var log syncedBuffer
+				sink, wire := newRecorder(), &cable{}
+				r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: s.over(wire),
+					Log: slog.New(slog.NewTextHandler(&log, nil))})
+				pause(2 * time.Second)
+				wire.fail(lost)
+				ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+				s.publish(ce)
+				pause(10 * time.Second)
+				ready := 0
+				for range 290 {
+					pause(time.Second)
+					if r.Status().Ready {
+						ready++
+					}
+				}
+				if ready > 0 || len(sink.all()) > 0 {
+					t.Errorf("in %d of 290 samples it is ready; told %q", ready, sink.all())
+				}
+				if n := log.count("the stream can't be read, trying again"); n != 1 {
+					t.Errorf("it is logged %d times, want once", n)
+				}
+				wire.fail("")
+				pause(20 * time.Second)
+				wantIDs(t, "told", sink.all(), ce)
+				if st := r.Status(); !st.Ready {
+					t.Errorf("then it isn't ready, because of %q", st.Reasons)
+				}
+				stop()
+			})
+		})
+	}
 }
 
 // A takeover announces nothing that is over, however many records it has to read and however slowly: it speaks when it has

@@ -19,11 +19,10 @@ func (q *queue) readStream() {
 	for q.ctx.Err() == nil {
 		err := q.readOn()
 		for q.ctx.Err() == nil && err != nil {
+			q.setReadErr(explainSilence(q.js.Conn(), err))
 			wait := readRetry
 			if errors.Is(err, streams.ErrLost) {
 				wait = resumeAfter
-			} else {
-				q.setReadErr(err)
 			}
 			_ = streams.Sleep(q.ctx, wait)
 			err = q.resume()

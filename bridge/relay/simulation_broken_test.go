@@ -70,6 +70,7 @@ func TestTheOracleCatches(t *testing.T) {
 		{"what a filter accepted is not on record", "nothing is lost", takenOver,
 			variant{hears: hearsInstead(`"waiting":{`, `"waitinX":{`)}},
 		{"it says that it is ready, whatever happens", "ready", recordsUnanswered, variant{ready: true}},
+		{"likewise when it gets no messages", "ready", requestsUnanswered, variant{ready: true}},
 		{"it takes each message for the stream's last one", "nothing is begun when it is over", overMeanwhile,
 			variant{says: nothingPending}},
 		{"what the forger says is on the right subject", "filters", forgedAbout,
@@ -221,6 +222,13 @@ func recordsUnanswered(p *plan) {
 	for n := range 5 {
 		p.said(n, time.Minute+time.Duration(n)*2*time.Second, time.Hour)
 	}
+}
+
+func requestsUnanswered(p *plan) {
+	p.routes = storyRoutes(routePlan{late: delivery.LateSend})
+	p.add(0, "a relay starts", (*world).startRelay)
+	p.add(time.Minute, "requests for messages are not answered", func(w *world) { w.failCable(0, requestsLost, 5*time.Minute) })
+	p.said(1, 2*time.Minute, time.Hour)
 }
 
 func overMeanwhile(p *plan) {

@@ -103,7 +103,7 @@ func (o *oracle) ready() {
 			}
 			for _, at := range m.ready {
 				if at > b.from+unnoticed && at < b.to && at > m.began+unnoticed && o.needed(m, b) {
-					o.add("ready", "%s said that it is ready at %v, and could not reach the records from %v to %v", m.name, short(at),
+					o.add("ready", "%s said that it is ready at %v, and could not reach what it needs from %v to %v", m.name, short(at),
 						short(b.from), short(b.to))
 					break
 				}
@@ -115,13 +115,13 @@ func (o *oracle) ready() {
 // unnoticed is how long a relay may not notice that nobody answers.
 const unnoticed = 30 * time.Second
 
-// needed reports whether a relay needed what it could not reach: records only if something came about an event that is not
-// in its memory, and no other relay had the sinks.
+// needed reports whether a relay needed what it could not reach: records and messages only if no other relay had the sinks,
+// and records only if something came about an event that is not in its memory.
 func (o *oracle) needed(m *machine, b breakage) bool {
-	if b.how != recordsLost {
+	if b.how != recordsLost && b.how != requestsLost {
 		return true
 	}
-	known, came := map[string]bool{}, false
+	known, came := map[string]bool{}, b.how == requestsLost
 	for _, s := range o.stream {
 		if azures(s.change) && !known[s.event] && s.stored > b.from && s.stored < b.from+unnoticed/2 {
 			came = true

@@ -295,7 +295,7 @@ func (p *plan) networkSteps(r *rand.Rand) {
 	}
 }
 
-// otherSteps make up records that are not answered, and destinations that one relay can't reach.
+// otherSteps make up records and requests for messages that are not answered, and destinations that one relay can't reach.
 func (p *plan) otherSteps(r *rand.Rand) {
 	if r.IntN(4) == 0 {
 		at, n := during(r, p.length), r.IntN(100)
@@ -307,6 +307,13 @@ func (p *plan) otherSteps(r *rand.Rand) {
 		sink, end := p.routes[1+r.IntN(len(p.routes)-1)].name, at+pick(r, 30*time.Second, 4*time.Minute, 15*time.Minute)
 		p.add(at, fmt.Sprintf("sink %s is cut off from a relay until %s", sink, short(end)), func(w *world) {
 			w.cutOff(n, sink, end)
+		})
+	}
+	if r.IntN(4) == 0 {
+		at, n := during(r, p.length), r.IntN(100)
+		end := at + pick(r, 4*time.Second, time.Minute, 3*time.Minute)
+		p.add(at, "requests for messages are not answered to a relay until "+short(end), func(w *world) {
+			w.failCable(n, requestsLost, end)
 		})
 	}
 }

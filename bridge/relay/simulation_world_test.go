@@ -319,6 +319,9 @@ func (w *world) failCable(n int, how string, end time.Duration) {
 // recordsLost is the fault of a cable on which no message that names the records gets through.
 const recordsLost = "KV_FOREWARN_records"
 
+// requestsLost is that on which no request for messages of the stream does.
+const requestsLost = "CONSUMER.MSG.NEXT.FOREWARN."
+
 // cutOff has one relay not reach a destination.
 func (w *world) cutOff(n int, sink string, end time.Duration) {
 	m := w.one(n)
@@ -346,7 +349,8 @@ func (w *world) watchReady(ctx context.Context) {
 	}
 }
 
-const readyEvery = 5 * time.Second
+// readyEvery is in no step with what relays do every few seconds.
+const readyEvery = 3700 * time.Millisecond
 
 func (w *world) serverOff(end time.Duration) {
 	w.mu.Lock()

@@ -42,6 +42,8 @@ type Puller struct {
 // ErrLost means that a message of the consumer didn't arrive, or may not have.
 var ErrLost = errors.New("messages were lost on the way")
 
+var errUnanswered = fmt.Errorf("no server answers requests for messages: %w", context.DeadlineExceeded)
+
 func NewPuller(js jetstream.JetStream, stream, consumer string) (*Puller, error) {
 	p := &Puller{
 		js: js, next: api(js) + "CONSUMER.MSG.NEXT." + stream + "." + consumer, inbox: js.Conn().NewInbox(),
@@ -75,7 +77,7 @@ func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 			r, err = p.take(msg)
 			batch = append(batch, r)
 		case <-silent.C:
-			err = ErrLost
+			err = errUnanswered
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
