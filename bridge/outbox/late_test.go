@@ -231,7 +231,9 @@ func TestCloneStartsEmpty(t *testing.T) {
 				t.Errorf("Own(%q) = %v, %v", same, fresh, err)
 			}
 		}
-		newRoutes(o, []outbox.Route{{Name: "a"}})
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+			t.Fatal(err)
+		}
 		q := o.Queue("a")
 		items := q.Changes().Pending
 		if fresh, err := own(o, "vmid-1"); !fresh || err != nil {
