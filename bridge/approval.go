@@ -92,7 +92,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.reviews.setPossible(id, nil)
 		return
 	}
-	all := b.verdicts(rules, e, op, now)
+	all := b.verdicts(rules, op, now)
 	b.reviews.setPossible(id, all.possible())
 	if d.unsent() && d.waits(now) && all.best() > never {
 		why := b.reviews.get(id).why
@@ -116,15 +116,15 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.keepPromise(op, all, "")
 	case !d.unsent():
 		decided := decision{Seq: op.latest.Seq, Rule: rule, Decided: now.UTC(), By: RuleName(rule, rules[rule-1])}
-		if !b.keepDecision(e, decided) {
+		if !b.keepDecision(id, decided) {
 			return
 		}
 		b.log.Info("approving event", "event", id, "by", decided.By)
-		b.sendApproval(ctx, e, op, decided)
+		b.sendApproval(ctx, op, decided)
 	default:
 		again := *d
 		again.Rule, again.By = rule, RuleName(rule, rules[rule-1]) // a reload may have renumbered or renamed it
-		b.sendApproval(ctx, e, op, again)
+		b.sendApproval(ctx, op, again)
 	}
 }
 
@@ -136,7 +136,7 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 }
 
 // verdicts applies the rules to the present state of an event.
-func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Time) (all verdicts) {
+func (b *Bridge) verdicts(rules []Rule, op *openEvent, now time.Time) (all verdicts) {
 	err := b.outbox.Durable()
 	if err != nil { // then no wait is counted either
 		for i, r := range rules {
@@ -148,14 +148,15 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 	if slices.ContainsFunc(rules, func(r Rule) bool { return r.When != nil }) {
 		fields = cloudevent.Fields(op.latest.decode())
 	}
-	delivered := func(route string) acceptance { return b.acceptance(e.ID, op, route, now) }
+	delivered := func(route string) acceptance { return b.acceptance(op, route, now) }
 	for _, r := range rules {
 		for _, route := range r.After { // its wait begins now, whatever else the rule still waits for
 			delivered(route)
 		}
 	}
-	approver, doubt := b.approverName(), b.reviews.get(e.ID).doubt
-	all = judge(rules, e, fields, approver, delivered, b.reviews.firstSeen(e.ID, op.latest.Seq, "", now), now)
+	id, approver := op.event.ID, b.approverName()
+	doubt := b.reviews.get(id).doubt
+	all = judge(rules, op.event, fields, approver, delivered, b.reviews.firstSeen(id, op.latest.Seq, "", now), now)
 	observer, _ := fields["observer"].(string)
 	for i, v := range all {
 		switch {
@@ -170,7 +171,7 @@ func (b *Bridge) verdicts(rules []Rule, e imds.Event, op *openEvent, now time.Ti
 }
 
 // acceptance returns the state of a route's delivery of the latest change of an event.
-func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Time) acceptance {
+func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptance {
 	d := b.outbox.Delivery(route, op.latest.Seq)
 	a := acceptance{state: d.State}
 	switch {
@@ -182,7 +183,7 @@ func (b *Bridge) acceptance(id string, op *openEvent, route string, now time.Tim
 	case d.State == outbox.StateDead:
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
-		a.at = b.reviews.firstSeen(id, op.latest.Seq, route, now)
+		a.at = b.reviews.firstSeen(op.event.ID, op.latest.Seq, route, now)
 	case slices.Contains(op.Waiting, route):
 		latest, _ := again(op.event, op.latest)
 		b.mu.Lock()
@@ -201,7 +202,7 @@ func (b *Bridge) Forecasts(rules []Rule, id string) []Forecast {
 		return nil
 	}
 	gets := func(sink string) (time.Time, bool) {
-		a := b.acceptance(id, op, sink, time.Now())
+		a := b.acceptance(op, sink, time.Now())
 		return a.at, a.state == outbox.StatePending || a.accepted()
 	}
 	return Forecasts(rules, op.event, cloudevent.Fields(op.latest.decode()), b.approverName(), gets, time.Now())
@@ -224,7 +225,8 @@ const lookHolds = time.Second
 // sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
 // reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it, and taken back
 // if it isn't made: because the event or the rules have changed while it was written, or it can't be.
-func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, d decision) {
+func (b *Bridge) sendApproval(ctx context.Context, op *openEvent, d decision) {
+	e := op.event
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
 	problem := "approval not sent; trying again"
@@ -233,11 +235,11 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 	if ok {
 		tried := d
 		tried.Attempts++
-		ok = b.keepDecision(e, tried)
+		ok = b.keepDecision(e.ID, tried)
 		if ok && time.Since(looked) > lookHolds {
 			doc, ok, err = b.lastLook(ctx, e, d)
 		}
-		if !ok || !b.stands(b.events.get(e.ID), e, tried) {
+		if !ok || !b.stands(b.events.get(e.ID), tried) {
 			b.takeBack(e.ID, d, op.Approved)
 			ok = false
 		} else {
@@ -265,7 +267,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op *openEvent, 
 	}
 	b.reviews.setRuling(e.ID, fmt.Sprintf("%s (attempts: %d): %v; it is tried again", said, d.Failures, err), true)
 	b.log.Warn(problem, "event", e.ID, "err", err, "next", d.Next)
-	b.keepDecision(e, d)
+	b.keepDecision(e.ID, d)
 }
 
 // lastLook reads the document right before an approval. ok is false if the document can't be read, or leaves a doubt, which
@@ -307,9 +309,9 @@ func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) 
 }
 
 // keepDecision writes a decision to disk, if it still stands. It returns false if not, or if the disk can't be written.
-func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
-	return b.keep(e.ID, func(op *openEvent) bool {
-		if !b.stands(op, e, d) {
+func (b *Bridge) keepDecision(id string, d decision) bool {
+	return b.keep(id, func(op *openEvent) bool {
+		if !b.stands(op, d) {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
@@ -319,12 +321,12 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 
 // stands reports whether a decision still holds: the event is open and has not changed, the rules decide so, and nobody
 // approves or has approved it by hand.
-func (b *Bridge) stands(op *openEvent, e imds.Event, d decision) bool {
-	rules, byHand := b.approvers(e.ID)
-	if op == nil || op.latest.Seq != d.Seq || byHand || op.Approval.done() && op.Approval.Seq == d.Seq {
+func (b *Bridge) stands(op *openEvent, d decision) bool {
+	if op == nil || op.latest.Seq != d.Seq || op.Approval.done() && op.Approval.Seq == d.Seq {
 		return false
 	}
-	return b.verdicts(rules, e, op, time.Now()).approving() == d.Rule
+	rules, byHand := b.approvers(op.event.ID)
+	return !byHand && b.verdicts(rules, op, time.Now()).approving() == d.Rule
 }
 
 // keep changes the state of an open event and writes it to disk. It returns false if change returns false, the event is
