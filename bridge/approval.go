@@ -222,41 +222,29 @@ func (b *Bridge) noteRuling(id, why string, notYet bool) {
 // lookHolds is how long a look at the document counts as one right before an approval: the write between them may be slow.
 const lookHolds = time.Second
 
-// sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
-// reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it, and taken back
-// if it isn't made: because the event or the rules have changed while it was written, or it can't be.
+// errDecideAnew says that an approval isn't sent now, because the event or the rules are no longer what they were when it was
+// decided, or that can't be recorded: the next turn decides again.
+var errDecideAnew = errors.New("the approval is to be decided anew")
+
+// sendApproval makes an attempt to send an approval, and records what came of it.
 func (b *Bridge) sendApproval(ctx context.Context, op *openEvent, d decision) {
 	e := op.event
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
 	problem := "approval not sent; trying again"
-	doc, ok, err := b.lastLook(ctx, e, d)
-	looked := time.Now()
-	if ok {
-		tried := d
-		tried.Attempts++
-		ok = b.keepDecision(e.ID, tried)
-		if ok && time.Since(looked) > lookHolds {
-			doc, ok, err = b.lastLook(ctx, e, d)
-		}
-		if !ok || !b.stands(b.events.get(e.ID), tried) {
-			b.takeBack(e.ID, d, op.Approved)
-			ok = false
-		} else {
-			d = tried
-		}
-	}
-	if ok {
+	doc, err := b.prepareAttempt(ctx, op, d)
+	if err == nil {
+		problem = "approval sent, but not answered; trying again"
+		d.Attempts++
 		var answer cloudevent.Approval
 		answer, err = b.askAzure(ctx, doc, e)
 		if err == nil {
 			b.endApproval(e, op, d, answer)
 			return
 		}
-		problem = "approval sent, but not answered; trying again"
 	}
-	if err == nil {
-		return // the next turn decides again
+	if errors.Is(err, errDecideAnew) {
+		return
 	}
 	d.Failures++
 	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
@@ -270,19 +258,45 @@ func (b *Bridge) sendApproval(ctx context.Context, op *openEvent, d decision) {
 	b.keepDecision(e.ID, d)
 }
 
-// lastLook reads the document right before an approval. ok is false if the document can't be read, or leaves a doubt, which
-// the poll loop will see too: then the approval waits or becomes moot.
-func (b *Bridge) lastLook(ctx context.Context, e imds.Event, d decision) (doc imds.Document, ok bool, err error) {
-	doc, err = b.client.Document(ctx)
+// prepareAttempt returns the document by which an approval may be sent now. It reads it right before, and evaluates the rules
+// again, because reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it,
+// and taken back if it isn't made after all: because the event or the rules have changed while it was written, or it can't be.
+func (b *Bridge) prepareAttempt(ctx context.Context, op *openEvent, d decision) (imds.Document, error) {
+	doc, err := b.lastLook(ctx, op.event, d)
 	if err != nil {
-		return doc, false, err
+		return doc, err
+	}
+	looked, tried := time.Now(), d
+	tried.Attempts++
+	switch {
+	case !b.keepDecision(op.event.ID, tried):
+		err = errDecideAnew
+	case time.Since(looked) > lookHolds:
+		doc, err = b.lastLook(ctx, op.event, d)
+	}
+	if err == nil && !b.stands(b.events.get(op.event.ID), tried) {
+		err = errDecideAnew
+	}
+	if err != nil {
+		b.takeBack(op.event.ID, d, op.Approved)
+	}
+	return doc, err
+}
+
+// lastLook reads the document right before an approval. If that leaves a doubt, which the poll loop will see too, the
+// approval waits or becomes moot.
+func (b *Bridge) lastLook(ctx context.Context, e imds.Event, d decision) (imds.Document, error) {
+	doc, err := b.client.Document(ctx)
+	if err != nil {
+		return doc, err
 	}
 	doubt := doubtOf(e, doc)
 	if doubt != "" {
 		b.noteDoubt(e.ID, doubt)
 		b.noteRuling(e.ID, d.By+": "+doubt, true)
+		err = errDecideAnew
 	}
-	return doc, doubt == "", nil
+	return doc, err
 }
 
 // takeBack puts on record that an attempt to send a decision was not made after all. approved is whether an approval was or
