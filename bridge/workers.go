@@ -157,15 +157,15 @@ func (b *Bridge) told(route string) (told []delivery.Told) {
 	}
 	for _, op := range b.events.all() {
 		id := op.event.ID
-		told = append(told, delivery.Told{Group: id, Read: func() (delivery.Delivery, bool) { return b.latest(route, id) }})
+		told = append(told, delivery.Told{Group: id, Read: func() (delivery.Delivery, bool) { return b.saidLast(route, id) }})
 	}
 	return told
 }
 
-// latest returns what was said last of an event, if the event is open: what came of its approval since the latest change, if
-// the route gets the event and has accepted that, or else that change, if it has accepted it. The change may say that a rule
-// will approve the event, which is no longer so.
-func (b *Bridge) latest(route, id string) (d delivery.Delivery, ok bool) {
+// saidLast returns what was said last of an event, if the event is open: what came of its approval since the latest change,
+// if the route gets the event and has accepted that, or else that change, if it has accepted it. The change may say that a
+// rule will approve the event, which is no longer so.
+func (b *Bridge) saidLast(route, id string) (d delivery.Delivery, ok bool) {
 	op := b.events.get(id)
 	if op == nil {
 		return d, false
