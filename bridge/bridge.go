@@ -87,7 +87,7 @@ type Bridge struct {
 	lastApproving    time.Time               // the last turn of the approval loop
 
 	reloading  sync.Mutex    // one reload at a time
-	deciding   sync.Mutex    // held by update; taken before mu
+	deciding   sync.Mutex    // held while open events are decided about; taken before mu
 	routed     chan struct{} // closed when Run has set the routes
 	watchEnded chan struct{} // closed when the poll loop has ended
 	identified chan struct{} // closed when instance metadata has said which VM this is, or won't soon

@@ -11,7 +11,7 @@
 //  6. A delivery.Sink makes one attempt.
 //
 // A later step tells an earlier one something, such as that a sink is blocked, only through a function that it was given.
-// README.md has a picture of it, with all functions on the way.
+// README.md has a picture of it, with the functions on the way.
 //
 // # Use
 //
@@ -74,8 +74,9 @@
 // for each read.
 //
 // All changes of the open events are made by Bridge.update. It holds Bridge.deciding while they are decided and handed to
-// the outbox, and releases it before it waits for the disk or writes to the log. (Dead letters alone are logged before.)
+// the outbox, and releases it before it waits for the disk or writes to the log. (What is given up alone is logged before:
+// dead letters, and what the outbox has no room for.)
 //
-// No lock is held during I/O with a disk, a sink or the endpoint. The order of locks is Bridge.deciding, Bridge.mu,
-// openEvents.mu, and the outbox's own.
+// No lock is held during I/O with a disk, a sink or the endpoint. The order of locks is that of pauses, Bridge.deciding,
+// Bridge.mu, the outbox's own, and last those under which a value is only read or written, such as openEvents.mu.
 package bridge

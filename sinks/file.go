@@ -263,7 +263,8 @@ func (f *file) undoWrite(dir folder, file *os.File, old, n int64) error {
 	defer writable.Close()
 	written, err := file.Stat()
 	current, statErr := writable.Stat()
-	if err = cmp.Or(err, statErr); err != nil || !os.SameFile(written, current) || current.Size() != old+n {
+	err = cmp.Or(err, statErr)
+	if err != nil || !os.SameFile(written, current) || current.Size() != old+n {
 		return err
 	}
 	return writable.Truncate(old)

@@ -145,11 +145,6 @@ var sampleGap = map[string]any{"from": sampleTime.Add(-time.Hour), "to": sampleT
 // each source, otherwise each change of one type and each type once or twice; also CloudEvents about the bridge, and
 // some without any optional field.
 func Samples(all bool) ([]event.Event, error) {
-	observer := imds.Observer{
-		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
-		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/" +
-			"Microsoft.Compute/virtualMachines/vm-0",
-	}
 	var events []event.Event
 	var failed error
 	add := func(ce event.Event, err error) {
@@ -158,89 +153,111 @@ func Samples(all bool) ([]event.Event, error) {
 			failed = fmt.Errorf("sample: %w", err)
 		}
 	}
-	wrap := func(c imds.Change, in Circumstances) {
-		in.Time, in.Incarnation = sampleTime, "1"
-		add(Wrap(c, in))
-	}
-	life := func(typ, source string, from, to int) {
-		azure := newSampleEvent("vm-0", "vm-1")
-		azure.EventType, azure.EventSource, azure.Description = typ, source, sampleText
-		was := azure.at(sampleTime.Add(15 * time.Minute))
-		azure.Resources, azure.Duration = []string{"vm-0"}, 9
-		moved := azure.at(sampleTime.Add(30 * time.Minute))
-		azure.Resources, azure.EventStatus = []string{"vm-0", "vm-1", "vm-2", "vm-3"}, imds.StatusStarted
-		begun := azure.at(time.Time{})
-		seen := Circumstances{Observer: observer}
-		other := Circumstances{Observer: imds.Observer{Name: "vm-9"}, WhileAway: true}
-		over, cancelled := seen, seen
-		over.End = End{Outcome: OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond}
-		cancelled.End.Outcome = OutcomeCanceled
-		gone := Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
-		gone.End.Outcome = OutcomeUnknown
-		changed := []string{"DurationInSeconds", "NotBefore", "Resources"}
-		for _, c := range []struct {
-			change imds.Change
-			in     Circumstances
-		}{
-			{imds.Change{Kind: imds.Scheduled, Event: was}, seen},
-			{imds.Change{Kind: imds.Started, Event: begun}, other},
-			{imds.Change{Kind: imds.Updated, Event: moved, Previous: &was, Fields: changed}, seen},
-			{imds.Change{Kind: imds.Started, Event: begun, Previous: &moved}, seen},
-			{imds.Change{Kind: imds.Vanished, Event: begun}, over},
-			{imds.Change{Kind: imds.Vanished, Event: was}, cancelled},
-			{imds.Change{Kind: imds.Vanished, Event: was}, gone},
-		}[from:to] {
-			wrap(c.change, c.in)
+	wrap := func(told []sampleChange) {
+		for _, s := range told {
+			s.in.Time, s.in.Incarnation = sampleTime, "1"
+			add(Wrap(s.change, s.in))
 		}
 	}
-	life("Reboot", "Platform", 0, 7)
+	wrap(sampleLife("Reboot", "Platform"))
 	for i, typ := range sampleTypes[1:] {
 		for _, source := range []string{"Platform", "User", ""} {
 			if all {
-				life(typ, source, 0, 7)
+				wrap(sampleLife(typ, source))
 			}
 		}
-		life(typ, []string{"Platform", "User", ""}[i%3], 0, 2)
+		wrap(sampleLife(typ, []string{"Platform", "User", ""}[i%3])[:2])
 	}
 	bare, err := imds.UnmarshalEvent([]byte(`{"EventId":"00000000-0000-0000-0000-000000000001"}`))
 	if err != nil {
 		return nil, err
 	}
 	for _, kind := range []imds.ChangeKind{imds.Scheduled, imds.Updated, imds.Started, imds.Vanished} {
-		wrap(imds.Change{Kind: kind, Event: bare}, Circumstances{Host: "vm-0"})
+		wrap([]sampleChange{{imds.Change{Kind: kind, Event: bare}, Circumstances{Host: "vm-0"}}})
 	}
 	for _, name := range SampleNames {
 		if !all && name != "user-reboot" {
 			continue
 		}
 		s, _ := NewSample(name, "vm-0", sampleTime)
-		add(s.Test(observer, sampleTime))
+		add(s.Test(sampleObserver, sampleTime))
 	}
-	azure := newSampleEvent("vm-0")
-	azure.EventSource = "User"
-	held := imds.Change{Kind: imds.Scheduled, Event: azure.at(sampleTime.Add(15 * time.Minute))}
-	wrap(held, Circumstances{Observer: observer, Rules: sampleRules})
-	withheld := &Approval{Result: ResultWithheld, By: sampleRules[0].Name, Sink: "drain", Error: "exit 75: 3 sessions left"}
-	held.Kind = imds.Approved
-	wrap(held, Circumstances{Observer: observer, Approval: withheld})
-	if all {
-		notYet := *withheld
-		notYet.NotYet = true
-		wrap(held, Circumstances{Observer: observer, Approval: &notYet})
-		changed := &Approval{Result: ResultWithheld, By: "rule 2", Error: "rule 2 was removed from the settings"}
-		wrap(held, Circumstances{Observer: observer, Approval: changed, Rules: sampleRules[:1]})
-		late := &Approval{Result: ResultPromised, By: sampleRules[0].Name}
-		wrap(held, Circumstances{Observer: observer, Approval: late, Rules: sampleRules})
-		held.Kind, held.Lead = imds.Reminder, time.Hour
-		wrap(held, Circumstances{Observer: observer, Asked: &Asked{By: "jane", Time: sampleTime, Answered: true}})
-	}
+	wrap(sampleApprovals(all))
 	for _, about := range sampleTroubles {
-		add(WrapBridge(about.typ, about.data, observer, sampleTime))
+		add(WrapBridge(about.typ, about.data, sampleObserver, sampleTime))
 		if all || about.typ == SinkBlocked {
 			add(WrapBridge(about.typ, nil, imds.Observer{}, sampleTime))
 		}
 	}
 	return events, failed
+}
+
+var sampleObserver = imds.Observer{
+	Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
+	ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/" +
+		"Microsoft.Compute/virtualMachines/vm-0",
+}
+
+// A sampleChange is a change, and the circumstances that its CloudEvent says beside it.
+type sampleChange struct {
+	change imds.Change
+	in     Circumstances
+}
+
+// sampleLife returns all changes that an event of this type and source may go through.
+func sampleLife(typ, source string) []sampleChange {
+	azure := newSampleEvent("vm-0", "vm-1")
+	azure.EventType, azure.EventSource, azure.Description = typ, source, sampleText
+	was := azure.at(sampleTime.Add(15 * time.Minute))
+	azure.Resources, azure.Duration = []string{"vm-0"}, 9
+	moved := azure.at(sampleTime.Add(30 * time.Minute))
+	azure.Resources, azure.EventStatus = []string{"vm-0", "vm-1", "vm-2", "vm-3"}, imds.StatusStarted
+	begun := azure.at(time.Time{})
+	seen := Circumstances{Observer: sampleObserver}
+	other := Circumstances{Observer: imds.Observer{Name: "vm-9"}, WhileAway: true}
+	over, cancelled := seen, seen
+	over.End = End{Outcome: OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond}
+	cancelled.End.Outcome = OutcomeCanceled
+	gone := Circumstances{Observer: sampleObserver, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
+	gone.End.Outcome = OutcomeUnknown
+	changed := []string{"DurationInSeconds", "NotBefore", "Resources"}
+	return []sampleChange{
+		{imds.Change{Kind: imds.Scheduled, Event: was}, seen},
+		{imds.Change{Kind: imds.Started, Event: begun}, other},
+		{imds.Change{Kind: imds.Updated, Event: moved, Previous: &was, Fields: changed}, seen},
+		{imds.Change{Kind: imds.Started, Event: begun, Previous: &moved}, seen},
+		{imds.Change{Kind: imds.Vanished, Event: begun}, over},
+		{imds.Change{Kind: imds.Vanished, Event: was}, cancelled},
+		{imds.Change{Kind: imds.Vanished, Event: was}, gone},
+	}
+}
+
+// sampleApprovals returns what is told of an event that rules are to start; all includes what is rare.
+func sampleApprovals(all bool) []sampleChange {
+	azure := newSampleEvent("vm-0")
+	azure.EventSource = "User"
+	e := azure.at(sampleTime.Add(15 * time.Minute))
+	approved := imds.Change{Kind: imds.Approved, Event: e}
+	withheld := Approval{Result: ResultWithheld, By: sampleRules[0].Name, Sink: "drain", Error: "exit 75: 3 sessions left"}
+	told := []sampleChange{
+		{imds.Change{Kind: imds.Scheduled, Event: e}, Circumstances{Observer: sampleObserver, Rules: sampleRules}},
+		{approved, Circumstances{Observer: sampleObserver, Approval: &withheld}},
+	}
+	if !all {
+		return told
+	}
+	notYet := withheld
+	notYet.NotYet = true
+	changed := &Approval{Result: ResultWithheld, By: "rule 2", Error: "rule 2 was removed from the settings"}
+	late := &Approval{Result: ResultPromised, By: sampleRules[0].Name}
+	reminder := imds.Change{Kind: imds.Reminder, Event: e, Lead: time.Hour}
+	asked := &Asked{By: "jane", Time: sampleTime, Answered: true}
+	return append(told,
+		sampleChange{approved, Circumstances{Observer: sampleObserver, Approval: &notYet}},
+		sampleChange{approved, Circumstances{Observer: sampleObserver, Approval: changed, Rules: sampleRules[:1]}},
+		sampleChange{approved, Circumstances{Observer: sampleObserver, Approval: late, Rules: sampleRules}},
+		sampleChange{reminder, Circumstances{Observer: sampleObserver, Asked: asked}},
+	)
 }
 
 // sampleRules wait for sinks, for a time, and for both.
@@ -249,7 +266,7 @@ var sampleRules = []Rule{
 	{Name: "rule 3", After: []string{"audit"}, Wait: 30},
 }
 
-// sampleTroubles returns the samples about the bridge.
+// sampleTroubles are the samples about the bridge.
 var sampleTroubles = []struct {
 	typ  string
 	data map[string]any

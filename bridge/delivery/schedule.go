@@ -22,7 +22,7 @@ func backoff(failures int, random float64) time.Duration {
 }
 
 // A schedule decides which pending deliveries of a route are attempted, and when: see when. Callers pass it the time, and
-// it calls neither a sink nor a queue. place puts each lane into the heaps, so that no method needs to look at every item.
+// it calls neither a sink nor a queue. reschedule puts each lane into the heaps, so that no method needs to look at every item.
 type schedule struct {
 	destination
 	terms          Terms
@@ -152,7 +152,7 @@ func (s *schedule) remove(seq uint64, now time.Time) {
 	}
 }
 
-// removeItem removes an item from its lane. The caller then calls place.
+// removeItem removes an item from its lane. The caller then calls reschedule.
 func (s *schedule) removeItem(l *lane, seq uint64) {
 	if i := l.remove(seq); i != nil {
 		s.leaveBatch(i, l)
@@ -218,7 +218,7 @@ func (s *schedule) mutedFrom(l *lane) int {
 	return len(l.items)
 }
 
-// place puts the lane into the heaps by its items and times. Call it whenever either changes.
+// reschedule puts the lane into the heaps by its items and times. Call it whenever either changes.
 func (s *schedule) reschedule(l *lane, now time.Time) {
 	open := s.mutedFrom(l)
 	s.muted -= l.muted

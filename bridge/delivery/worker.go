@@ -35,7 +35,7 @@ type Config struct {
 	Told func() []Told
 }
 
-// A Worker delivers what is pending for one route. All methods but State and deliver belong to the goroutine of
+// A Worker delivers what is pending for one route. All methods but State, deliver and call belong to the goroutine of
 // Run.
 type Worker struct {
 	Config
