@@ -82,7 +82,7 @@ func (b *Bridge) take(doc *imds.Document, a lastAnswer, o observation) bool {
 		if doc != nil {
 			changes, whole = b.differences(&c, known, *doc)
 		}
-		watch(&c, known, doc, changes, o)
+		noteWatched(&c, known, doc, changes, o)
 		if len(changes) > 0 {
 			changed = true
 			s := b.situationOf(o, changes)
@@ -143,9 +143,9 @@ func (b *Bridge) noteAnswer(c *commit, a lastAnswer, o observation) {
 	}
 }
 
-// watch records with the known events the time since the last answer, and with those that a document doesn't change what
+// noteWatched records with the known events the time since the last answer, and with those that a document doesn't change what
 // it says of them.
-func watch(c *commit, known []*openEvent, doc *imds.Document, changes []imds.Change, o observation) {
+func noteWatched(c *commit, known []*openEvent, doc *imds.Document, changes []imds.Change, o observation) {
 	changed := map[string]bool{}
 	for _, change := range changes {
 		changed[change.Event.ID] = true

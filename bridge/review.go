@@ -18,7 +18,7 @@ type reviews struct {
 type review struct {
 	why      string            // it is not approved, for the status
 	notYet   bool              // why may pass
-	asked    bool              // the rules were asked; possible is what they said
+	ruled    bool              // the rules have said which of them can approve it; possible is what they said
 	possible []cloudevent.Rule // see verdicts.possible
 	doubt    string            // what in the newest document speaks against it
 
@@ -66,7 +66,7 @@ func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
 			delete(r.byID, id)
 		}
 		if !rules {
-			v.why, v.notYet, v.asked, v.possible = "", false, false, nil
+			v.why, v.notYet, v.ruled, v.possible = "", false, false, nil
 		}
 	}
 }
@@ -82,13 +82,13 @@ func (r *reviews) setRuling(id, why string, notYet bool) (news bool) {
 
 // setPossible records which rules still can approve an event in time, for what is told of it next.
 func (r *reviews) setPossible(id string, rules []cloudevent.Rule) {
-	r.with(id, func(v *review) { v.asked, v.possible = true, rules })
+	r.with(id, func(v *review) { v.ruled, v.possible = true, rules })
 }
 
 // rules returns the rules that will approve the event, by what they say now or, until they are asked, by what was told.
 func (v review) rules(op *openEvent) []cloudevent.Rule {
 	switch {
-	case v.asked:
+	case v.ruled:
 		return v.possible
 	case op.NotYet:
 		return nil

@@ -326,9 +326,9 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 	s.LastError, s.Muted = w.Error, min(w.Muted, st.Pending)
 	s.pendingSince(w.Oldest, now)
 	switch {
-	case w.Blocked, w.Refused && w.Failing && soon:
+	case w.Blocked, w.Refused && w.Retrying && soon:
 		s.State = SinkIsBlocked
-	case w.Failing:
+	case w.Retrying:
 		s.State = SinkRetrying
 	}
 	if st.Pending > 0 {

@@ -32,8 +32,8 @@ func TestMutedItemsWait(t *testing.T) {
 	p.owe("B", scheduled, far)
 	p.want(t, "another event", p.try(), "B-scheduled")
 	p.later(time.Hour)
-	if got, wake := p.next(); len(got.batch) != 0 || !wake.IsZero() || p.failing != 0 {
-		t.Errorf("%v is attempted while it is muted, and it wakes at %v with %d failing", idsIn(got), wake, p.failing)
+	if got, wake := p.next(); len(got.batch) != 0 || !wake.IsZero() || p.retrying != 0 {
+		t.Errorf("%v is attempted while it is muted, and it wakes at %v with %d failing", idsIn(got), wake, p.retrying)
 	}
 	end()
 	p.want(t, "at the end", p.try(), first.ID)

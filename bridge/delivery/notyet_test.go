@@ -30,7 +30,7 @@ func TestWhatASinkPutsOffDelaysNothingElse(t *testing.T) {
 			})
 			r.add(change(21, "E1", "scheduled", 10*time.Minute), change(22, "E2", "scheduled", 10*time.Minute))
 			pause(100 * time.Millisecond)
-			if s := r.worker.State(); !down && (s.Failing || s.Error != "") {
+			if s := r.worker.State(); !down && (s.Retrying || s.Error != "") {
 				t.Errorf("the state is %+v, want no failure", s)
 			}
 			r.add(change(23, "E1", "started", 0))

@@ -55,7 +55,7 @@ func (r *repeats) fill(now time.Time, works bool) {
 // repeat begins the next repeat, if the destination works and nothing waits for it.
 func (w *Worker) repeat(ctx context.Context, now time.Time, done chan<- result) {
 	r := &w.repeats
-	r.fill(now, w.health == up && w.failing == 0 && !w.stopping && !w.leaving && !w.retryAfterEnd.After(now))
+	r.fill(now, w.health == up && w.retrying == 0 && !w.stopping && !w.leaving && !w.retryAfterEnd.After(now))
 	if len(r.left) == 0 || w.working() || w.ready.top() != nil {
 		return
 	}

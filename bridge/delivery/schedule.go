@@ -38,7 +38,7 @@ type schedule struct {
 	deadlines laneHeap // lanes in which an item will be late, or fall back, the nearest first
 
 	underWay map[*lane]time.Time // when each attempt under way began, by the first of its lanes
-	failing  int                 // number of lanes whose last attempt failed
+	retrying int                 // number of lanes whose last attempt failed
 	muted    int                 // number of items that a mute holds back
 	leaving  bool                // no attempt is begun any more
 	stopping bool                // only first attempts are made from now on
@@ -110,7 +110,7 @@ func (s *schedule) open(key, group string, now time.Time) *lane {
 		l = &lane{key: key, group: group, next: now}
 	}
 	if l.failures > 0 {
-		s.failing++
+		s.retrying++
 	}
 	s.lanes[key] = l
 	return l
@@ -122,7 +122,7 @@ func (s *schedule) close(l *lane) {
 		return
 	}
 	if l.failures > 0 {
-		s.failing--
+		s.retrying--
 	}
 	l.urgent = false
 	delete(s.lanes, l.key)
@@ -135,7 +135,7 @@ func (s *schedule) close(l *lane) {
 func (s *schedule) move(seq uint64, from, to *lane, now time.Time) {
 	s.removeItem(from, seq)
 	if to.failures == 0 && from.failures > 0 {
-		s.failing++
+		s.retrying++
 	}
 	to.failures, to.next = max(to.failures, from.failures), later(to.next, from.next)
 	to.tried, to.isolated = later(to.tried, from.tried), true
@@ -253,8 +253,8 @@ func (s *schedule) reschedule(l *lane, now time.Time) {
 // noteArrival notes that another of the lane's items may be attempted, the last of due.
 func (s *schedule) noteArrival(l *lane, now time.Time) {
 	l.urgent = l.urgent || l.items[l.arrived-1].urgent(now)
-	l.next = earlier(l.next, l.latest(now))
-	s.hurry = earlier(s.hurry, l.latest(now))
+	l.next = earlier(l.next, l.tryBy(now))
+	s.hurry = earlier(s.hurry, l.tryBy(now))
 }
 
 // advance places the lanes whose time has come.
@@ -367,7 +367,7 @@ type verdict struct {
 func (s *schedule) planRetry(a attempt, gone []*Item, v verdict, now time.Time) (shared bool) {
 	for _, l := range a.lanes {
 		shared = s.countFailure(l, v.ofLane) || shared
-		l.next = earlier(now.Add(backoff(int(l.failures), s.random())), l.latest(now))
+		l.next = earlier(now.Add(backoff(int(l.failures), s.random())), l.tryBy(now))
 	}
 	if v.wish != nil {
 		s.retryAfterEnd = later(s.retryAfterEnd, now.Add(min(v.wish.After, maxRetryAfter)))
@@ -381,7 +381,7 @@ func (s *schedule) planRetry(a attempt, gone []*Item, v verdict, now time.Time) 
 	}
 	s.end(a, gone, now)
 	if s.health != up {
-		s.hurry = s.latest(now)
+		s.hurry = s.tryBy(now)
 	}
 	return shared
 }
@@ -392,7 +392,7 @@ func (s *schedule) countFailure(l *lane, ofLane bool) (shared bool) {
 	again := l.failures > 0
 	l.failures++
 	if !again {
-		s.failing++
+		s.retrying++
 	}
 	if ofLane || l.isolated && again {
 		return false
@@ -405,7 +405,7 @@ func (s *schedule) countFailure(l *lane, ofLane bool) (shared bool) {
 // resetFailures resets the lane's failures.
 func (s *schedule) resetFailures(l *lane) {
 	if l.failures > 0 {
-		s.failing--
+		s.retrying--
 	}
 	l.failures = 0
 }

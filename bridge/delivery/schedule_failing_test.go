@@ -452,16 +452,16 @@ func TestAMessageThatGoesOnAloneTakesItsFailuresAlong(t *testing.T) {
 	p.owe("", "next", 0)
 	partly.Batch = 7
 	p.put(&partly, p.now)
-	if p.failing != 1 {
-		t.Errorf("%d lanes fail, want 1", p.failing)
+	if p.retrying != 1 {
+		t.Errorf("%d lanes fail, want 1", p.retrying)
 	}
 	p.want(t, "the next one", p.try(), "-next")
-	if p.failing != 1 {
-		t.Errorf("%d lanes fail after the next one was delivered, want 1", p.failing)
+	if p.retrying != 1 {
+		t.Errorf("%d lanes fail after the next one was delivered, want 1", p.retrying)
 	}
 	p.later(backoff(1, 1))
 	p.want(t, "the one that failed", p.try(), "-")
-	if p.failing != 0 {
-		t.Errorf("%d lanes fail after all was delivered, want none", p.failing)
+	if p.retrying != 0 {
+		t.Errorf("%d lanes fail after all was delivered, want none", p.retrying)
 	}
 }

@@ -366,7 +366,7 @@ func TestFinishedItemsLeaveNothingInMemory(t *testing.T) {
 				p.try()
 			}
 		}
-		n := len(p.index) + len(p.lanes) + len(p.partialBatches) + len(p.underWay) + p.failing
+		n := len(p.index) + len(p.lanes) + len(p.partialBatches) + len(p.underWay) + p.retrying
 		if n != 0 {
 			t.Errorf("%d are left: %+v", n, p.schedule)
 		}

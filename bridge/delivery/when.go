@@ -122,15 +122,15 @@ func inTurn(a, b *lane, ahead bool, now time.Time) int {
 	case a.urgent && b.urgent:
 		order = before(a, b)
 	case ahead && order == 0:
-		order = compareSet(a.latest(now), b.latest(now))
+		order = compareSet(a.tryBy(now), b.tryBy(now))
 	}
 	return cmp.Or(order, a.tried.Compare(b.tried), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 
-// latest returns when the lane is to be tried at the latest, whatever it waits for; zero for no such time. What is new and
+// tryBy returns when the lane is to be tried at the latest, whatever it waits for; zero for no such time. What is new and
 // urgent goes at once. No wait is longer than a quarter of the time until the event may begin, and in the last two minutes
 // none is longer than five seconds.
-func (l *lane) latest(now time.Time) time.Time {
+func (l *lane) tryBy(now time.Time) time.Time {
 	n := l.newestAt()
 	if l.urgent {
 		return later(now, l.tried.Add(urgentEvery))
@@ -146,12 +146,12 @@ func (l *lane) latest(now time.Time) time.Time {
 	return now.Add(max(urgentEvery, min(left/4, left-lastAttempts)))
 }
 
-// latest returns when one of the lanes is to be tried at the latest. It looks at every lane, but runs only once for each
+// tryBy returns when one of the lanes is to be tried at the latest. It looks at every lane, but runs only once for each
 // attempt that fails while the destination isn't up.
-func (s *schedule) latest(now time.Time) (at time.Time) {
+func (s *schedule) tryBy(now time.Time) (at time.Time) {
 	for _, lanes := range [][]*lane{s.ready.lanes, s.waiting.lanes} {
 		for _, l := range lanes {
-			at = earlier(at, l.latest(now))
+			at = earlier(at, l.tryBy(now))
 		}
 	}
 	return at

@@ -53,13 +53,13 @@ type Worker struct {
 
 // A State is the state of a route.
 type State struct {
-	Blocked bool
-	Refused bool      // there was an ErrBlocked answer since the last acceptance
-	Failing bool      // deliveries wait because an attempt failed
-	Error   string    // of that attempt, or of the last dead letter since an acceptance
-	Next    time.Time // of the next attempt; zero while one is under way or nothing is pending
-	Waits   Reason    // why that isn't now
-	Since   time.Time // when the oldest attempt under way began; zero for none
+	Blocked  bool
+	Refused  bool      // there was an ErrBlocked answer since the last acceptance
+	Retrying bool      // deliveries wait because an attempt failed
+	Error    string    // of that attempt, or of the last dead letter since an acceptance
+	Next     time.Time // of the next attempt; zero while one is under way or nothing is pending
+	Waits    Reason    // why that isn't now
+	Since    time.Time // when the oldest attempt under way began; zero for none
 
 	Muted   int       // number of deliveries that a mute holds back
 	Oldest  time.Time // since when the oldest other delivery waits: of those about a group, or else of all; zero for none
@@ -193,11 +193,11 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 			if len(w.underWay) > 0 {
 				next = time.Time{}
 			}
-			if w.failing == 0 {
+			if w.retrying == 0 {
 				w.lastErr = ""
 			}
 			state := State{
-				Blocked: w.health == blocked, Refused: w.refusals > 0, Failing: w.failing > 0,
+				Blocked: w.health == blocked, Refused: w.refusals > 0, Retrying: w.retrying > 0,
 				Error: cmp.Or(w.lastErr, w.deadErr), Next: next, Waits: why, Since: w.oldestBegan(), Muted: w.muted,
 			}
 			if l := w.ages.top(); l != nil {

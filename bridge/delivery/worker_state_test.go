@@ -153,7 +153,7 @@ func TestStateTellsWhyTheLastDeadLetterDied(t *testing.T) {
 		r.say(fails(errDown))
 		r.add(change(1, "E1", "scheduled", 24*time.Hour))
 		pause(10 * time.Minute)
-		if st := r.worker.State(); st.Error != errDown.Error() || st.Failing {
+		if st := r.worker.State(); st.Error != errDown.Error() || st.Retrying {
 			t.Errorf("after a delivery became too old the state is %s", text(st))
 		}
 		r.say(nil)
@@ -179,7 +179,7 @@ func TestStateForgetsTheErrorOfWhatWasRemoved(t *testing.T) {
 		pause(time.Minute)
 		r.remove(1)
 		pause(time.Second)
-		if st := r.worker.State(); st.Error != "" || st.Failing {
+		if st := r.worker.State(); st.Error != "" || st.Retrying {
 			t.Errorf("with nothing pending the state is %s", text(st))
 		}
 	})
@@ -200,7 +200,7 @@ func TestStateSaysWhatIsWrong(t *testing.T) {
 		r.say(rejects("E1-scheduled"))
 		r.add(change(1, "E1", "scheduled", 24*time.Hour))
 		pause(time.Second)
-		if st := r.worker.State(); st.Error != "rejected: 422" || st.Failing || st.Refused {
+		if st := r.worker.State(); st.Error != "rejected: 422" || st.Retrying || st.Refused {
 			t.Errorf("after a dead letter the state is %s", text(st))
 		}
 		r.say(nil)
@@ -214,7 +214,7 @@ func TestStateSaysWhatIsWrong(t *testing.T) {
 		pause(time.Second)
 		r.add(change(3, "E3", "scheduled", time.Minute))
 		pause(time.Millisecond)
-		if st := r.worker.State(); st.Error != errDown.Error() || !st.Failing || st.Refused {
+		if st := r.worker.State(); st.Error != errDown.Error() || !st.Retrying || st.Refused {
 			t.Errorf("while another waits the state is %s", text(st))
 		}
 		want(t, "dead", r.ids(&r.dead), "E1-scheduled", "E3-scheduled")

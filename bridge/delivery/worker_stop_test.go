@@ -151,7 +151,7 @@ func TestSinkCannotEndTheWorker(t *testing.T) {
 		r.say(func([]delivery.Delivery) (delivery.Answer, error) { panic("oh") })
 		r.add(change(1, "E1", "scheduled", time.Hour))
 		pause(time.Minute)
-		if st := r.worker.State(); !st.Failing || st.Error != "the sink panicked: oh" {
+		if st := r.worker.State(); !st.Retrying || st.Error != "the sink panicked: oh" {
 			t.Errorf("the state is %s", text(st))
 		}
 		r.say(nil)

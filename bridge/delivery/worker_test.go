@@ -342,7 +342,7 @@ func TestOneRefusedEventDoesNotBlockTheRoute(t *testing.T) {
 		if calls := len(r.made()); calls < 6 {
 			t.Errorf("there were %d attempts, want several of E1", calls)
 		}
-		if st := r.worker.State(); st.Blocked || st.Refused || !st.Failing || blocked > 0 {
+		if st := r.worker.State(); st.Blocked || st.Refused || !st.Retrying || blocked > 0 {
 			t.Errorf("the state is %s, and the route was blocked %d times, want a failing route", text(st), blocked)
 		}
 	})

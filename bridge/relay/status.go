@@ -166,9 +166,9 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	w := s.worker.State()
 	k.LastError = w.Error
 	switch {
-	case w.Blocked, w.Refused && w.Failing && q.urgent:
+	case w.Blocked, w.Refused && w.Retrying && q.urgent:
 		k.State = bridge.SinkIsBlocked
-	case w.Failing:
+	case w.Retrying:
 		k.State = bridge.SinkRetrying
 	}
 	switch {

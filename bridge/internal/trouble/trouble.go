@@ -33,7 +33,7 @@ func Overdue(i *delivery.Item, mute *delivery.Mute, now time.Time) (since time.T
 // is that of the people who read it.
 func WhySilent(st delivery.State, timeout time.Duration, now time.Time, zone *time.Location) error {
 	switch {
-	case st.Failing:
+	case st.Retrying:
 		return errors.New(st.Error)
 	case timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(timeout+time.Second)):
 		return fmt.Errorf("the attempt of %s does not end", clock.Time(st.Since, now, zone))

@@ -20,7 +20,7 @@ func TestAnAttemptThatOutlastsItsTimeoutHangs(t *testing.T) {
 		{delivery.State{Since: began}, 10 * time.Second, 11 * time.Second, ""},
 		{delivery.State{Since: began}, 10 * time.Second, 11*time.Second + 1, "the attempt of 15:09:26 UTC does not end"},
 		{delivery.State{Since: began}, 0, time.Hour, ""},
-		{delivery.State{Failing: true, Error: "refused"}, 0, 0, "refused"},
+		{delivery.State{Retrying: true, Error: "refused"}, 0, 0, "refused"},
 	} {
 		said := ""
 		if why := trouble.WhySilent(tt.state, tt.timeout, began.Add(tt.after), time.UTC); why != nil {
