@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -255,4 +256,53 @@ func TestAStreamThatARelayCannotReadIsRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// So is one that is changed to such a stream under a running relay: nothing more is acknowledged, so that the server keeps
+// all that is not told yet.
+func TestAStreamThatBecomesOneThatARelayCannotReadIsRefused(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		r, stop := s.run(route("hook", hook))
+		retention := func(policy jetstream.RetentionPolicy) {
+			s.change("FOREWARN", func(c *jetstream.StreamConfig) { c.Retention = policy })
+			pause(10 * time.Second)
+		}
+		say := func(n int) event.Event {
+			ce := eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			s.publish(ce)
+			pause(10 * time.Second)
+			return ce
+		}
+		first := say(1)
+		retention(jetstream.InterestPolicy)
+		second := say(2)
+		if st := r.Status(); st.Ready || !strings.Contains(strings.Join(st.Reasons, "\n"), "FOREWARN has the retention interest") {
+			t.Errorf("ready %v because of %q, want that it says that the stream has the retention interest", st.Ready, st.Reasons)
+		}
+		wantIDs(t, "told meanwhile", hook.all(), first)
+		retention(jetstream.LimitsPolicy)
+		wantIDs(t, "told", hook.all(), first, second)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("then it isn't ready, because of %q", st.Reasons)
+		}
+		stop()
+	})
+}
+
+// A relay whose server is too old says so, and reads nothing.
+func TestARelayOfAServerThatIsTooOldIsNotReady(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		is := strings.Split(server.VERSION, ".")[1]
+		old := strings.Repeat("0", len(is)-1) + "8"
+		hook, wire := newRecorder(), &cable{says: saysInstead(`"version":"2.`+is+".", `"version":"2.`+old+".")}
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Connect: s.over(wire)})
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Second)
+		if st := r.Status(); st.Ready || !strings.Contains(strings.Join(st.Reasons, "\n"), "a relay needs 2.9 or later") {
+			t.Errorf("ready %v because of %q, want that the server is too old", st.Ready, st.Reasons)
+		}
+		wantIDs(t, "told", hook.all())
+		stop()
+	})
 }

@@ -35,7 +35,7 @@ const peerPrefix = "relay."
 func (r *Relay) peerKey() string { return peerPrefix + streams.Token(r.self.ID) }
 
 // housekeeping publishes that this relay is alive, reads which others are, gives up for them the sinks that fail here, and
-// checks that the streams still exist, until ctx is done. If one was deleted it ends the session.
+// checks that the streams are still what relays need, until ctx is done. If one is not, it ends the session.
 func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.CancelCauseFunc) {
 	defer func() { // so that no relay gives up a sink for this one
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewEvery)
@@ -43,10 +43,7 @@ func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.Cance
 		_ = st.leases.Delete(ctx, r.peerKey()) // if that fails, it expires
 	}()
 	for {
-		if err := r.keepHouse(ctx, st); errors.Is(err, errDeleted) {
-			end(err)
-			return
-		} else if err != nil && ctx.Err() == nil {
+		if err := r.keepHouse(ctx, st, end); err != nil && ctx.Err() == nil {
 			r.Log.Debug("could not look around", "err", err)
 		}
 		r.mu.Lock()
@@ -58,12 +55,10 @@ func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.Cance
 	}
 }
 
-var errDeleted = errors.New("gone")
-
-func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
+func (r *Relay) keepHouse(ctx context.Context, st *storage, end context.CancelCauseFunc) error {
 	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
-	leasesStream, err := r.checkStreams(ctx, st)
+	leasesStream, err := r.checkStreams(ctx, st, end)
 	if err != nil {
 		return err
 	}
@@ -108,21 +103,29 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	return nil
 }
 
-// checkStreams returns an error that wraps errDeleted if a stream or a bucket no longer exists. It returns the stream
-// under the bucket of the leases.
-func (r *Relay) checkStreams(ctx context.Context, st *storage) (jetstream.Stream, error) {
+// checkStreams ends the session if a stream or a bucket no longer exists, or the stream was changed to one that relays can't
+// read. It returns the stream under the bucket of the leases.
+func (r *Relay) checkStreams(ctx context.Context, st *storage, end context.CancelCauseFunc) (last jetstream.Stream, err error) {
 	names := []string{
 		r.Stream, "KV_" + recordsBucket(r.Stream), deadStream(r.Stream), "KV_" + leasesBucket(r.Stream),
 	}
-	var last jetstream.Stream
-	var err error
 	for _, name := range names {
 		last, err = st.js.Stream(ctx, name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return nil, fmt.Errorf("%w: stream %s was deleted", errDeleted, name)
+		var unusable error
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound):
+			unusable = fmt.Errorf("stream %s was deleted", name)
+		case err != nil:
+			return nil, err
+		case name == r.Stream:
+			unusable = unfit(last.CachedInfo().Config)
+		}
+		if unusable != nil {
+			end(unusable)
+			return nil, unusable
 		}
 	}
-	return last, err
+	return last, nil
 }
 
 // readPeers returns the relays that are alive. It asks for the subjects of the bucket's stream, because listing the
