@@ -17,27 +17,33 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// What a sink's filter accepted stays accepted while it is pending: a reload that narrows the filter, or a takeover at a
-// time at which it would refuse, takes nothing away.
+// What a sink's filter accepted stays accepted while it is pending: a reload that narrows the filter or its changes, or a
+// takeover at a time at which it would refuse, takes nothing away.
 func TestWhatWasAcceptedIsDelivered(t *testing.T) {
-	early := `now() < date("2000-01-01T00:01:00Z")`
+	when := func(text string) bridge.Filter {
+		parsed, err := bridge.ParseWhen(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bridge.Filter{Only: bridge.Only{VMs: "all"}, When: parsed}
+	}
+	changes := func(all ...string) bridge.Filter { return bridge.Filter{Only: bridge.Only{VMs: "all", Changes: all}} }
+	early := when(`now() < date("2000-01-01T00:01:00Z")`)
 	for what, filter := range map[string]struct {
-		before, after string
+		before, after bridge.Filter
 		takeover      bool
 	}{
-		"a reload narrows the filter": {`true`, `azeventtype == "Preempt"`, false},
-		"a takeover comes later":      {early, early, true},
+		"a reload narrows the filter":      {when(`true`), when(`azeventtype == "Preempt"`), false},
+		"a reload narrows the changes":     {changes(), changes("started"), false},
+		"another relay has narrower ones":  {changes(), changes("started"), true},
+		"a takeover comes when it refuses": {early, early, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
 				sink := newRecorder()
-				of := func(when string) bridge.Route {
+				of := func(f bridge.Filter) bridge.Route {
 					r := route("hook", sink)
-					parsed, err := bridge.ParseWhen(when)
-					if err != nil {
-						t.Fatal(err)
-					}
-					r.Filter.When = parsed
+					r.Filter = f
 					return r
 				}
 				r, stop := s.run(of(filter.before))
@@ -59,40 +65,6 @@ func TestWhatWasAcceptedIsDelivered(t *testing.T) {
 			})
 		})
 	}
-}
-
-// So it is with CloudEvents about bridges: a reload that narrows what a sink is told of them takes away nothing that is
-// pending, and what it wasn't told before it isn't told then.
-func TestWhatIsPendingAboutABridgeIsDelivered(t *testing.T) {
-	onStage(t, func(t *testing.T, s *stage) {
-		sink := newRecorder()
-		sink.answer = fails(errRefused)
-		hears := func(level bridge.Level) bridge.Route {
-			return with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = level })
-		}
-		r, stop := s.run(hears(bridge.LevelTrouble))
-		say := func(kind string) event.Event {
-			ce, err := bridgeSaid(kind, "vm-1")(time.Now())
-			if err != nil {
-				t.Fatal(err)
-			}
-			s.publish(ce)
-			pause(2 * time.Second)
-			return ce
-		}
-		trouble := say("imds.unavailable")
-		say("started")
-		r.Reload([]bridge.Route{hears(bridge.LevelNone)}, bridge.SettingsInfo{})
-		pause(2 * time.Second)
-		say("imds.recovered")
-		sink.say(nil)
-		pause(10 * time.Minute)
-		wantIDs(t, "told", sink.all(), trouble)
-		if floor, err := ackFloorOf(t.Context(), s.js, "hook"); err != nil || floor != 3 {
-			t.Errorf("all up to %d is settled, %v; want 3", floor, err)
-		}
-		stop()
-	})
 }
 
 // What waits for a fallback is settled when the fallback gets the same by itself meanwhile: its filter takes it now, and
