@@ -28,9 +28,8 @@ const (
 
 // A holder is the value of a lease in the bucket.
 type holder struct {
-	Relay string    `json:"relay"` // name of the holder, for people; "" if the lease is free
-	ID    string    `json:"id"`    // new at each start
-	Since time.Time `json:"since"`
+	Relay string `json:"relay"` // name of the holder, for people; "" if the lease is free
+	ID    string `json:"id"`    // new at each start
 }
 
 // A lease is the right to deliver to one sink. One relay at a time holds it.
@@ -76,7 +75,6 @@ func (l *lease) take(ctx context.Context, rests func() bool, seen func(holder)) 
 		}
 		if free && (!rests() || began.Sub(freeSince) >= othersGoFirst) {
 			l.rev = rev
-			l.me.Since = time.Now().UTC()
 			err := l.renew(ctx)
 			if err == nil && l.valid() {
 				seen(l.me)
