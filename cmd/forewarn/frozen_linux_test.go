@@ -104,6 +104,14 @@ func TestAFrozenRelayTellsNothingWhenItGoesOn(t *testing.T) {
 	frozen, byFirst := start("relay-1")
 	publish(1)
 	await("the first relay", byFirst, 1)
+	settled := func() int { // what is told and not settled yet may be told again
+		consumer, err := js.Consumer(t.Context(), "FOREWARN", "forewarn-audit")
+		if err != nil {
+			return 0
+		}
+		return int(consumer.CachedInfo().AckFloor.Stream)
+	}
+	await("the first relay, and settled", settled, 1)
 	_, bySecond := start("relay-2")
 	if err := frozen.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
