@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sort"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/imds"
@@ -242,6 +244,7 @@ func (q *queue) beginAfter(seq uint64) error {
 	if err != nil {
 		return fmt.Errorf("create consumer %s: %w", name, err)
 	}
+	q.consumer = consumer.CachedInfo().Config
 	if q.puller != nil {
 		q.puller.Close()
 	}
@@ -268,6 +271,10 @@ func (q *queue) resume() error {
 	if err == nil && q.follows(consumer.CachedInfo()) {
 		q.puller.Again()
 		return nil
+	}
+	if err == nil && q.changed(consumer.CachedInfo()) {
+		q.log.Warn("somebody changed the consumer of this sink, so it is made again as it was", "consumer",
+			consumerName(q.route.Name))
 	}
 	info, err := q.streamInfo()
 	if err != nil {
@@ -303,8 +310,36 @@ func (q *queue) follows(info *jetstream.ConsumerInfo) bool {
 		q.log.Warn("what is settled is acknowledged in vain, so it is read again now and then; a relay needs the right to "+
 			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", refused)
 	}
-	return info.Delivered.Consumer == q.puller.Received && info.NumAckPending <= unsettled &&
-		info.Config.MaxAckPending == q.room.most+streams.ReadAhead && info.Config.AckWait == ackWait
+	return info.Delivered.Consumer == q.puller.Received && info.NumAckPending <= unsettled && !q.changed(info)
+}
+
+// changed reports whether somebody has changed or paused the consumer since this queue made it. Its metadata tells the
+// version of the server that is asked.
+func (q *queue) changed(info *jetstream.ConsumerInfo) bool {
+	is := info.Config
+	is.Metadata = q.consumer.Metadata
+	return !reflect.DeepEqual(is, q.consumer)
+}
+
+// checkWhole returns streams.ErrLost if a batch lacks messages or bodies because somebody changed the consumer, as by a
+// filter.
+func (q *queue) checkWhole(batch []streams.Raw) error {
+	q.mu.Lock()
+	last := q.pos.last
+	q.mu.Unlock()
+	for _, r := range batch {
+		if r.Seq > last+1 || len(r.Data) == 0 && r.Header.Get(nats.MsgSize) != "" {
+			ctx, cancel := context.WithTimeout(q.ctx, streams.RequestTimeout)
+			defer cancel()
+			consumer, err := q.js.Consumer(ctx, q.streamName(), consumerName(q.route.Name))
+			if err == nil && q.changed(consumer.CachedInfo()) {
+				err = streams.ErrLost
+			}
+			return err
+		}
+		last = max(last, r.Seq)
+	}
+	return nil
 }
 
 // floor returns the number up to which everything is settled for good. mu is held.

@@ -58,10 +58,11 @@ type queue struct {
 
 	// Only readStream uses these.
 	puller      *streams.Puller
-	checked     time.Time // when the consumer was looked at
-	saidUnacked bool      // that acknowledgements are lost
-	urgentAsked time.Time // see urgentBehind
-	urgentTo    uint64    // the last message that was urgent then; 0 for none
+	consumer    jetstream.ConsumerConfig // as the server made it
+	checked     time.Time                // when the consumer was looked at
+	saidUnacked bool                     // that acknowledgements are lost
+	urgentAsked time.Time                // see urgentBehind
+	urgentTo    uint64                   // the last message that was urgent then; 0 for none
 
 	saving     chan struct{} // holds one value while records or the state are saved; guards the next
 	stateEntry streams.Entry

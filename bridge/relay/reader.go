@@ -30,10 +30,13 @@ func (q *queue) readStream() {
 	}
 }
 
-// readOn reads until that fails. What was read is never let go: it is taken in, however often that is tried.
+// readOn reads until that fails. What was read whole is never let go: it is taken in, however often that is tried.
 func (q *queue) readOn() error {
 	for {
 		batch, err := q.puller.Batch(q.ctx, q.readable())
+		if err == nil {
+			err = q.checkWhole(batch)
+		}
 		if err != nil {
 			return err
 		}
