@@ -36,7 +36,7 @@ func (q *queue) noteInvalid(r streams.Raw, why error) {
 // the sink isn't told of a bridge may still be pending, if it was in the stream before the settings changed.
 func (q *queue) concerns(m streams.Message) bool {
 	switch {
-	case !q.origin.gets(m.Seq):
+	case !q.gets(m.Seq):
 		return false
 	case m.OnlySink != "":
 		return m.OnlySink == q.route.Name

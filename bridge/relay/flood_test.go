@@ -1,18 +1,22 @@
 package relay_test
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // These tests are about a set that publishes without end: whoever has its credentials takes nothing from the others.
@@ -67,5 +71,46 @@ func TestAFloodOfInvalidMessagesDelaysNoEvent(t *testing.T) {
 		s.publish(ce)
 		pause(3 * time.Second)
 		wantIDs(t, "told after three seconds", hook.all(), ce)
+	})
+}
+
+// A sink that is new to the stream is told of at most 2,000 open events of a set, the newest, and of all of another set. It
+// is logged once.
+func TestANewSinkIsToldOfABoundedNumberOfOpenEvents(t *testing.T) {
+	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		honest := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("db", "db_0"), time.Now())
+		s.publishAs(ownSubject(honest), honest)
+		const most, events = 2_000, 4_500
+		template := eventNo(2).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("web", "web_0"), time.Now())
+		body, err := template.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{honest.ID()}
+		for n := range events {
+			id := []byte(eventNo(10 + n).id)
+			if n >= events-most {
+				want = append(want, strings.Replace(template.ID(), eventNo(2).id, string(id), 1))
+			}
+			msg := &nats.Msg{Subject: fmt.Sprint("forewarn.events.sub.rg.web.", n),
+				Header: nats.Header{"Content-Type": {"application/cloudevents+json"}},
+				Data:   bytes.ReplaceAll(body, []byte(eventNo(2).id), id)}
+			if _, err := s.js.PublishMsgAsync(msg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-s.js.PublishAsyncComplete()
+		hook, log := newRecorder(), &syncedBuffer{}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Log: slog.New(slog.NewTextHandler(log, nil))})
+		defer stop()
+		pause(time.Minute)
+		if got := sorted(hook.all()); !slices.Equal(got, sorted(want)) {
+			t.Errorf("it is told of %d, want of the newest %d, and of that of db", len(got), most)
+		}
+		if n := log.count("more open events than a new sink is told of"); n != 1 {
+			t.Errorf("it is logged %d times, want once", n)
+		}
 	})
 }

@@ -53,8 +53,9 @@ type queue struct {
 
 	from          time.Time // where a sink that is new to the stream begins; zero for now
 	streamCreated time.Time
-	streamEnd     uint64    // the stream's last message when the lease was taken
-	origin        sinkState // with which it began
+	streamEnd     uint64          // the stream's last message when the lease was taken
+	firstSeq      uint64          // sinkState.From, and
+	openSeqs      map[uint64]bool // sinkState.Open, as they were when it began
 
 	// Only readStream uses these.
 	puller      *streams.Puller
