@@ -114,3 +114,39 @@ func TestANewSinkIsToldOfABoundedNumberOfOpenEvents(t *testing.T) {
 		}
 	})
 }
+
+// What a delivery keeps in memory besides its CloudEvent is bounded too: one that names thousands of VMs takes as much room
+// as many others, and its set loses its own first.
+func TestADeliveryThatNamesManyVMsTakesMoreRoom(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(errRefused)
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, MaxUnsettled: 40})
+		defer stop()
+		pause(2 * time.Second)
+		honest := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("db", "db_0"), time.Now())
+		s.publishAs(ownSubject(honest), honest)
+		names := strings.Repeat(`"web_0",`, 999) + `"web_0"`
+		var said []string
+		for n := range 6 {
+			a := eventNo(10 + n).in(24 * time.Hour)
+			a.vm = "many"
+			ce := a.sayAs(t, imds.Scheduled, ofSet("web", "web_0"), time.Now())
+			body, err := ce.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publishRaw(ownSubject(ce), nats.Header{"Content-Type": {"application/cloudevents+json"}},
+				bytes.ReplaceAll(body, []byte(`["many"]`), []byte("["+names+"]")))
+			said = append(said, keyOf("hook", ce))
+		}
+		pause(time.Minute)
+		dead := keys(t, r, "")
+		if len(dead) == 0 || len(dead) > 4 || !slices.Equal(dead, said[:len(dead)]) {
+			t.Errorf("the dead letters are %q, want the oldest of %q", dead, said)
+		}
+		if n := r.Status().Sinks[0].Pending; n != 7-len(dead) {
+			t.Errorf("%d are pending, want the other %d", n, 7-len(dead))
+		}
+	})
+}

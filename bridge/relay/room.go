@@ -17,7 +17,8 @@ import (
 // A room is how much of a sink may be unsettled in memory. Each set has its share of it, so that whoever publishes much
 // for one set takes no room from the others.
 type room struct {
-	most       int              // deliveries that may be unsettled
+	most       int              // deliveries that may be unsettled, as unitsOf counts them
+	pending    int              // those that are pending
 	maxBodies  int              // bytes of CloudEvents in memory
 	bodies     int              // those that are
 	sets       map[string]share // of what is pending, by cloudevent.Place.String
@@ -29,7 +30,7 @@ type room struct {
 
 // A share is what of one set is pending.
 type share struct {
-	pending int // deliveries
+	pending int // deliveries, as unitsOf counts them
 	bodies  int // bytes of their CloudEvents in memory
 }
 
@@ -47,8 +48,24 @@ func (r *room) crowded() (set string) {
 	return set
 }
 
-// count counts what becomes pending, or ceases to be. mu is held.
+// unitsOf returns for how many deliveries one counts: one more for each 2 KiB that it keeps in memory besides its
+// CloudEvent. Those are mostly the names of VMs, which a mute needs.
+func unitsOf(m *delivery.Message) int {
+	const unit, perName = 2 << 10, 32
+	bytes := len(m.ID) + len(m.Type) + len(m.Group) + len(m.AzureType)
+	for _, vm := range m.VMs {
+		bytes += len(vm) + perName
+	}
+	return 1 + bytes/unit
+}
+
+// unitsUsed returns how many deliveries aren't settled for good, as unitsOf counts them. mu is held.
+func (q *queue) unitsUsed() int { return q.room.pending + len(q.records.unsaved) }
+
+// count counts what becomes pending, or ceases to be: n is 1 or -1. mu is held.
 func (q *queue) count(e *pendingItem, n int) {
+	n *= unitsOf(e.item.Message)
+	q.room.pending += n
 	s := q.room.sets[e.set]
 	s.pending += n
 	q.room.sets[e.set] = s
@@ -111,7 +128,7 @@ func slashed(set string) string { return strings.ReplaceAll(set, ".", "/") }
 func (q *queue) readable() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return max(1, min(streams.ReadAhead, q.room.most-q.unsettled()))
+	return max(1, min(streams.ReadAhead, q.room.most-q.unitsUsed()))
 }
 
 // makeRoom waits until there is room for one more delivery. As long as the sink accepts nothing, it gives up another for
@@ -180,7 +197,7 @@ func (q *queue) urgentBehind(crowded string, now time.Time) bool {
 func (q *queue) fullFor(now time.Time) (since time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.unsettled() < q.room.most {
+	if q.unitsUsed() < q.room.most {
 		return time.Time{}
 	}
 	if q.room.fullSince.IsZero() {
@@ -193,7 +210,7 @@ func (q *queue) fullFor(now time.Time) (since time.Time) {
 // noteRoom notes that fewer deliveries are unsettled. The bound counts as reached until the sink has accepted something, or
 // a tenth of it is free; the latter once something was given up, as that makes room only for what comes. mu is held.
 func (q *queue) noteRoom() {
-	free := q.room.most - q.unsettled()
+	free := q.room.most - q.unitsUsed()
 	accepted := q.room.overflowed == 0 && q.tally.lastAccepted.After(q.room.fullSince)
 	if !q.room.fullSince.IsZero() && free > 0 && (accepted || free > q.room.most/10) {
 		if q.room.overflowed > 0 {
