@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
@@ -147,6 +148,37 @@ func TestADeliveryThatNamesManyVMsTakesMoreRoom(t *testing.T) {
 		}
 		if n := r.Status().Sinks[0].Pending; n != 7-len(dead) {
 			t.Errorf("%d are pending, want the other %d", n, 7-len(dead))
+		}
+	})
+}
+
+// A flood of heartbeats of one set pushes out none of another's: a relay that starts then still notices that a VM of that
+// is silent. Where an earlier version limited their number, provision lifts that.
+func TestAFloodOfHeartbeatsHidesNoSilentVM(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		s.change("FOREWARN_heartbeats", func(c *jetstream.StreamConfig) { c.MaxMsgs = 20 })
+		s.provision(relay.Retention{})
+		beat := func(set, vm string) {
+			ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"interval": 60}, ofSet(set, vm), time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publishAs("forewarn.heartbeat.sub.rg."+set+"."+vm, ce)
+		}
+		beat("db", "db_0")
+		for n := range 50 {
+			beat("web", fmt.Sprint("web_", n))
+		}
+		ops := newEar()
+		_, stop := s.run(with(route("ops", ops), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble }))
+		defer stop()
+		pause(10 * time.Minute)
+		if news := strings.Join(ops.news(), " "); !strings.Contains(news, "db_0") {
+			t.Errorf("told %.200q, want that db_0 is silent", news)
+		}
+		stream, err := s.js.Stream(t.Context(), "FOREWARN_heartbeats")
+		if err != nil || stream.CachedInfo().State.Msgs != 51 {
+			t.Errorf("%+v, %v; want 51 messages", stream.CachedInfo().State, err)
 		}
 	})
 }

@@ -173,7 +173,8 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 		},
 		{
 			Name: heartbeatsStream(stream), Subjects: []string{streams.HeartbeatsSubject}, Storage: jetstream.FileStorage,
-			MaxAge: fleet.ForgetVM, MaxMsgs: fleet.MaxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
+			// No limit of messages: one set would push out the heartbeats of the others.
+			MaxAge: fleet.ForgetVM, MaxMsgs: -1, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 	}
 	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, streams.HeartbeatsSubject) }) {
@@ -218,6 +219,10 @@ func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstrea
 		if is.MaxAge != c.MaxAge {
 			change("max_age", is.MaxAge, c.MaxAge)
 			is.MaxAge = c.MaxAge
+		}
+		if c.MaxMsgs == -1 && is.MaxMsgs > 0 {
+			change("most messages", is.MaxMsgs, "any number")
+			is.MaxMsgs = -1
 		}
 		return is, changes
 	}
