@@ -408,16 +408,26 @@ func (f *Fleet) setSilent(silent map[string]time.Time) {
 	f.silent = silent
 }
 
-// forgetEnded drops the older half of the events that have ended, with their records. mu is held.
+// forgetEnded drops the oldest events that have ended of the sets that have most of them, until maxEndedEvents are left.
+// mu is held.
 func (f *Fleet) forgetEnded() {
-	var ended []string
-	for group, l := range f.events {
+	ofSets := map[string][]*azureEvent{}
+	for _, l := range f.events {
 		if l.ended {
-			ended = append(ended, group)
+			ofSets[l.from.String()] = append(ofSets[l.from.String()], l)
 		}
 	}
-	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.events[a].seq, f.events[b].seq) })
-	for _, group := range ended[:len(ended)-maxEndedEvents] {
-		f.forgetEvent(f.events[group])
+	for _, list := range ofSets {
+		slices.SortFunc(list, func(a, b *azureEvent) int { return cmp.Compare(a.seq, b.seq) })
+	}
+	for f.ended > maxEndedEvents {
+		most := ""
+		for set, list := range ofSets {
+			if len(list) > len(ofSets[most]) {
+				most = set
+			}
+		}
+		f.forgetEvent(ofSets[most][0])
+		ofSets[most] = ofSets[most][1:]
 	}
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
+	"forewarn/bridge/systemtest"
 )
 
 // The bytes that count for the bounds are about those that events take in memory, however many VMs they name.
@@ -22,7 +24,7 @@ func TestTheBytesOfEventsAreThoseInMemory(t *testing.T) {
 		const events = 100
 		var all []streams.Raw
 		for n := range events {
-			all = append(all, announcement(t, n, names))
+			all = append(all, announcement(t, "web", n, names))
 		}
 		f := New(Options{Log: slog.New(slog.DiscardHandler)})
 		before := heapInUse()
@@ -68,8 +70,68 @@ func TestASetWithTooManyVMsKeepsNoOtherOut(t *testing.T) {
 	}
 }
 
-// announcement is a message about an event that names so many VMs.
-func announcement(t *testing.T, n, names int) streams.Raw {
+// A set that tells of large events fills its share of bytes only, and all sets together have theirs, of bytes and of events:
+// those that have most lose their oldest, and one that tells little loses nothing.
+func TestTheEventsInMemoryAreBounded(t *testing.T) {
+	systemtest.LeftToGate(t)
+	for what, c := range map[string]struct {
+		sets, events, names int // of each set, and of each event
+		most, mostBytes     int
+	}{
+		"bytes of a set":  {sets: 1, events: 200, names: 1000, most: 200, mostBytes: 16 << 20},
+		"bytes of all":    {sets: 8, events: 150, names: 1000, most: 8 * 150, mostBytes: 96 << 20},
+		"events of all":   {sets: 7, events: 1999, names: 1, most: 12_000, mostBytes: 96 << 20},
+		"events of a set": {sets: 1, events: 2500, names: 1, most: 2000, mostBytes: 16 << 20},
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := New(Options{Log: slog.New(slog.DiscardHandler)})
+			f.add(announcement(t, "db", 1, 1))
+			for set := range c.sets {
+				raw := announcement(t, fmt.Sprint("web-", set), 0, c.names)
+				body := raw.Data
+				for n := range c.events {
+					raw.Seq = uint64(2 + set*c.events + n)
+					raw.Data = bytes.ReplaceAll(body, []byte("-8000-000000000000"), fmt.Appendf(nil, "-8000-%012d", raw.Seq))
+					f.add(raw)
+				}
+			}
+			added := c.sets*c.events + 1
+			if n := len(f.events); n > c.most+1 || f.bytes > c.mostBytes {
+				t.Errorf("of %d events it has %d with %d bytes, want at most %d with %d", added, n, f.bytes, c.most, c.mostBytes)
+			}
+			if n := len(f.events); n < c.most/2 || n == added {
+				t.Errorf("of %d events it has %d; want most of what it may have, and to reach the bound", added, n)
+			}
+			if f.sets["_.rg-prod.db"] == nil || len(f.sets["_.rg-prod.db"].events) != 1 {
+				t.Error("the event of db is forgotten")
+			}
+			if len(f.Warnings()) == 0 {
+				t.Error("nothing warns of it")
+			}
+		})
+	}
+}
+
+// Of the events that are over, sets that tell of many lose their oldest, and one that tells of few loses none.
+func TestASetPushesOutNoEndedEventOfAnother(t *testing.T) {
+	systemtest.LeftToGate(t)
+	f := New(Options{Log: slog.New(slog.DiscardHandler)})
+	ended := func(set string, n int) {
+		raw := announcement(t, set, n, 1)
+		raw.Data = bytes.ReplaceAll(raw.Data, []byte("scheduledevent.scheduled"), []byte("scheduledevent.vanished"))
+		f.add(raw)
+	}
+	ended("db", 0)
+	for n := range 2*maxEndedEvents + 10 {
+		ended(fmt.Sprint("web-", n%3), 1+n)
+	}
+	if n := len(f.setNamed("_.rg-prod.db").events); n != 1 || f.ended > maxEndedEvents+10 || f.ended < maxEndedEvents {
+		t.Errorf("of db it has %d events, and of all %d that are over; want 1, and about %d", n, f.ended, maxEndedEvents)
+	}
+}
+
+// announcement is a message of a set about an event that names so many VMs.
+func announcement(t *testing.T, set string, n, names int) streams.Raw {
 	t.Helper()
 	var resources []string
 	for i := range names {
@@ -82,7 +144,7 @@ func announcement(t *testing.T, n, names int) streams.Raw {
 		t.Fatal(err)
 	}
 	ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: document.Events[0]}, cloudevent.Circumstances{
-		Observer: imds.Observer{Name: "web_0", ScaleSet: "web", ResourceGroup: "rg-prod"}, Time: time.Now(),
+		Observer: imds.Observer{Name: "web_0", ScaleSet: set, ResourceGroup: "rg-prod"}, Time: time.Now(),
 	})
 	if err != nil {
 		t.Fatal(err)
