@@ -43,7 +43,7 @@ var arrows = map[string]arrow{
 	"bridge/imdstest": {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
 		"bridge/outbox", "bridge/systemtest"}},
 	"bridge/internal/streams": {may: []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds"}},
-	"bridge/fleet":            {may: []string{"bridge", "bridge/cloudevent", "bridge/imds", "bridge/internal/streams"},
+	"bridge/fleet": {may: []string{"bridge", "bridge/cloudevent", "bridge/imds", "bridge/internal/streams"},
 		inTests: []string{"bridge/systemtest"}},
 	"bridge/relay": {may: []string{"bridge", "bridge/clock", "bridge/cloudevent", "bridge/delivery", "bridge/fleet",
 		"bridge/imds", "bridge/internal/streams", "bridge/internal/trouble", "bridge/mutes", "templates"},

@@ -1,21 +1,30 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
 )
@@ -228,5 +237,119 @@ func TestTheCredentialsOfASetHarmNoOther(t *testing.T) {
 	}
 	if after := f.holds(); !maps.Equal(after, before) {
 		t.Errorf("the streams hold %v, want %v", after, before)
+	}
+}
+
+// toldIDs is a sink that counts the CloudEvents that it gets, by their ids.
+type toldIDs struct {
+	mu  sync.Mutex
+	ids map[string]int
+}
+
+func (s *toldIDs) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range batch {
+		s.ids[d.Event.ID()]++
+	}
+	return delivery.Answer{}, nil
+}
+
+func (s *toldIDs) count(id string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ids[id]
+}
+
+// Nor does whoever publishes without end with them: an event of another set is told, once, and its heartbeat and its dead
+// letter stay.
+func TestAFloodWithTheCredentialsOfASetHarmsNoOther(t *testing.T) {
+	f := startFleetServer(t)
+	const ofDB = "11111111-2222-3333-4444-555555555555.rg-prod.db."
+	publish := func(js jetstream.JetStream, subject string, body []byte) {
+		t.Helper()
+		msg := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{"Content-Type": {"application/cloudevents+json"}}}
+		if _, err := js.PublishMsg(t.Context(), msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	event := func(set string, n int) (id string, body []byte) {
+		t.Helper()
+		e, err := imds.UnmarshalEvent(fmt.Appendf(nil, `{"EventId":"00000000-0000-4000-8000-%012d","EventType":"Reboot",`+
+			`"ResourceType":"VirtualMachine","Resources":[%q],"EventStatus":"Scheduled","NotBefore":%q,"EventSource":"Platform"}`, n,
+			set+"_0", time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{Time: time.Now(),
+			Observer: imds.Observer{Name: set + "_0", VMID: set, SubscriptionID: strings.Split(ofDB, ".")[0], ResourceGroup: "rg-prod",
+				ScaleSet: set}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err = ce.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ce.ID(), body
+	}
+	publish(f.admin, "forewarn.heartbeat."+ofDB+"db_0", nil)
+
+	sink := &toldIDs{ids: map[string]int{}}
+	r := relay.New(relay.Options{Stream: "FOREWARN", Name: "relay-1", MaxUnsettled: 100,
+		Routes: []bridge.Route{{Name: "ops", Sink: sink, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}},
+			Terms: bridge.Terms{Terms: delivery.Terms{Timeout: patience, Late: delivery.LateSend, Batch: 1}}}},
+		Connect: func(context.Context) (*nats.Conn, error) {
+			return nats.Connect(f.ClientURL(), nats.UserInfo("relay", "relay_password"), nats.CustomInboxPrefix("_INBOX_relay"))
+		}})
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	letters := func() (all []string) {
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 1000)
+		if err != nil {
+			return nil // it isn't connected yet
+		}
+		for _, e := range list {
+			all = append(all, e.Key)
+		}
+		return all
+	}
+	wait := func(what string, so func() bool) {
+		t.Helper()
+		for until := time.Now().Add(patience); !so(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(until) {
+				t.Fatalf("it takes too long: %s", what)
+			}
+		}
+	}
+	wait("the sink is served", func() bool { s := r.Status(); return s.Ready })
+	publish(f.admin, "forewarn.events."+ofDB+"junk", []byte("junk"))
+	wait("the dead letter of db", func() bool { return len(letters()) == 1 })
+	ofOther := letters()[0]
+
+	web, err := jetstream.NewWithDomain(f.connect("web"), "fleet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 300 {
+		publish(web, fmt.Sprint("forewarn.events.", ofWeb, "junk.", n), []byte("junk"))
+		publish(web, fmt.Sprint("forewarn.heartbeat.", ofWeb, n), []byte("junk"))
+		_, body := event("web", 1000+n)
+		publish(web, fmt.Sprint("forewarn.events.", ofWeb, "Reboot.scheduled.", n), body)
+	}
+	id, body := event("db", 1)
+	publish(f.admin, "forewarn.events."+ofDB+"Reboot.scheduled."+id, body)
+	wait("the event of db", func() bool { return sink.count(id) > 0 })
+	if n := sink.count(id); n != 1 {
+		t.Errorf("the event of db is told %d times", n)
+	}
+	if all := letters(); len(all) > 251 || !slices.Contains(all, ofOther) {
+		t.Errorf("%d dead letters, want at most 250 of web, and %s", len(all), ofOther)
+	}
+	if f.holds()["forewarn.heartbeat."+ofDB+"db_0"] != 1 {
+		t.Error("the heartbeat of db is gone")
 	}
 }
