@@ -141,13 +141,16 @@ func (f *Fleet) forgetSurplusVM() bool {
 // forgetOldestVM forgets the VM of a set that was last heard longest ago, but none that was announced as silent. mu is held.
 func (f *Fleet) forgetOldestVM(s *set) bool {
 	var oldest string
+	var of *vm
 	for key, v := range s.vms {
-		_, silent := findSilent(f.silent, key)
-		if !silent && (oldest == "" || v.lastHeard.Before(s.vms[oldest].lastHeard)) {
-			oldest = key
+		if of != nil && !v.lastHeard.Before(of.lastHeard) {
+			continue
+		}
+		if _, silent := findSilent(f.silent, key); !silent { // asked last, because that takes longest
+			oldest, of = key, v
 		}
 	}
-	if oldest == "" {
+	if of == nil {
 		return false
 	}
 	f.forgetVM(s.name, oldest)
