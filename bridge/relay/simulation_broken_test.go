@@ -75,9 +75,21 @@ func TestTheOracleCatches(t *testing.T) {
 			variant{says: nothingPending}},
 		{"what the forger says is on the right subject", "filters", forgedAbout,
 			variant{says: saysInstead("forewarn.events._.web.vm-9.forged-", "forewarn.events._.web.vm-1.forged-")}},
+		{"a flood of the forger's counts as another VM's", "shares", flooded,
+			variant{says: saysInstead(forger, "vm-1")}},
+		{"the forger's heartbeats are on the right subject", "silence", keptAlive,
+			variant{says: saysInstead("forewarn.heartbeat._.web.vm-9.vm-9", "forewarn.heartbeat._.web.vm-1.vm-1")}},
 		{"what is settled is neither on record nor acknowledged", "told once", killedSoon,
 			variant{hears: hearsInstead(`"settled":`, `"settleX":`, `"decided":`, `"decideX":`, `"after":`, `"afteX":`,
 				"PUB $JS.ACK.", "PUB $JX.ACK.")}},
+		{"it takes what is not on record for recorded", "told once", recordsUnwritten,
+			variant{hears: func(machine int, text []byte) {
+				if machine == 1 {
+					replaced(text, "PUB $KV.FOREWARN_records.record.", "PUB $KV.FOREWARN_records.recorX.")
+					replaced(text, "PUB $JS.ACK.", "PUB $JX.ACK.")
+				}
+			}}},
+		{"what is settled is not on record", "told once", madeAgain, variant{hears: hearsInstead(`"settled":`, `"settleX":`)}},
 		{"what came of an approval is not on record", "repeats what is open", answeredAndTakenOver,
 			variant{hears: hearsInstead(`"answer":`, `"answeX":`)}},
 		{"relays take every duplicate for their own message", "fallback", someNoisy,
@@ -231,6 +243,33 @@ func requestsUnanswered(p *plan) {
 	p.said(1, 2*time.Minute, time.Hour)
 }
 
+// recordsUnwritten has a relay killed that can't write what it has delivered, before it notices that nothing is acknowledged.
+func recordsUnwritten(p *plan) {
+	p.routes = storyRoutes(routePlan{late: delivery.LateSend})
+	p.add(0, "a relay starts", (*world).startRelay)
+	p.add(50*time.Second, "records are not written", func(w *world) {
+		w.failCable(0, "$KV.FOREWARN_records.record.hook.", 7*time.Minute)
+	})
+	for n := range 2 * maxRepeated {
+		p.said(n, 62*time.Second, time.Hour)
+	}
+	p.add(75*time.Second, "a relay is killed", func(w *world) { w.killRelay(0) })
+	p.add(76*time.Second, "a relay starts", (*world).startRelay)
+}
+
+// madeAgain has the stream made again while no relay runs, and a VM say once more what was told.
+func madeAgain(p *plan) {
+	p.routes = storyRoutes(routePlan{late: delivery.LateSend})
+	p.add(0, "a relay starts", (*world).startRelay)
+	p.said(1, time.Minute, time.Hour)
+	p.add(2*time.Minute, "a relay stops", func(w *world) { w.stopRelay(0) })
+	p.add(150*time.Second, "the stream is made again", (*world).remakeStream)
+	again := p.sayings[0][0]
+	again.at = 3 * time.Minute
+	p.sayings[0] = append(p.sayings[0], again)
+	p.add(4*time.Minute, "a relay starts", (*world).startRelay)
+}
+
 func overMeanwhile(p *plan) {
 	p.routes = storyRoutes(routePlan{late: delivery.LateDrop, changes: []string{"scheduled"}})
 	p.add(0, "a relay starts", (*world).startRelay)
@@ -249,6 +288,32 @@ func forgedAbout(p *plan) {
 		notBefore: bubbleEpoch.Add(time.Hour)}
 	p.forged = []saying{{at: 2 * time.Minute, make: changeSaidAt(bubbleEpoch.Add(2*time.Minute),
 		imds.Change{Kind: imds.Scheduled, Event: e.event(imds.StatusScheduled)}, "vm-0")}}
+}
+
+// flooded has the forger publish more than a sink that is down has room for, beside a few changes of another VM.
+func flooded(p *plan) {
+	p.routes, p.bound, p.length = storyRoutes(routePlan{late: delivery.LateSend}), 20, 15*time.Minute
+	p.add(0, "a relay starts", (*world).startRelay)
+	p.hookFails(30*time.Second, "is down", 14*time.Minute)
+	for n := range 3 {
+		p.said(n, time.Minute, time.Hour)
+	}
+	p.forged = someFlood(2*time.Minute, 40)
+}
+
+// keptAlive has a VM fall silent, and the forger send heartbeats in its name.
+func keptAlive(p *plan) {
+	p.routes, p.silent = storyRoutes(routePlan{late: delivery.LateSend}), true
+	p.add(0, "a relay starts", (*world).startRelay)
+	p.sayings = make([][]saying, 2)
+	for n := range 27 {
+		beat := saying{at: time.Minute + time.Duration(n)*15*time.Second, make: beatSaid("vm-1")}
+		if n < 3 {
+			p.sayings[1] = append(p.sayings[1], beat)
+		} else {
+			p.forged = append(p.forged, beat)
+		}
+	}
 }
 
 // someNoisy is noisyPlan.

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -46,6 +49,25 @@ func someForgeries(r *rand.Rand, sayings [][]saying) (all []saying) {
 	return all
 }
 
+// someFlood is so many events of the forger's own, at once.
+func someFlood(at time.Duration, events int) (all []saying) {
+	for n := range events {
+		e := azure{id: fmt.Sprintf("00000000-0000-4000-9000-%012d", n), typ: "Reboot", vm: forger, source: "Platform",
+			notBefore: bubbleEpoch.Add(at + 30*time.Minute)}
+		c := imds.Change{Kind: imds.Scheduled, Event: e.event(imds.StatusScheduled)}
+		all = append(all, saying{at: at, make: changeSaidAt(bubbleEpoch.Add(at), c, forger)})
+	}
+	return all
+}
+
+// beatSaid is a heartbeat of a VM, which promises the next one in 20 s.
+func beatSaid(vm string) func(time.Time) (event.Event, error) {
+	return func(now time.Time) (event.Event, error) {
+		return cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"interval": 20},
+			imds.Observer{Name: vm, ResourceGroup: "web"}, now)
+	}
+}
+
 // forgery is what the forger says of an event of its own at a time, as if it saw it then.
 func forgery(at time.Duration, n int, seen time.Duration, c imds.Change) saying {
 	return saying{at: at, make: func(time.Time) (event.Event, error) {
@@ -76,6 +98,9 @@ func (w *world) forge() {
 			return
 		}
 		msg := nats.NewMsg(fmt.Sprintf("forewarn.events._.web.%s.forged-%d", forger, n))
+		if ce.Type() == cloudevent.BridgeHeartbeat {
+			msg.Subject = fmt.Sprintf("forewarn.heartbeat._.web.%s.%s", forger, forger)
+		}
 		msg.Header.Set("Content-Type", "application/cloudevents+json")
 		if msg.Data, err = ce.MarshalJSON(); err != nil {
 			w.t.Error(err)
@@ -84,5 +109,27 @@ func (w *world) forge() {
 		ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
 		_, _ = js.PublishMsg(ctx, msg)
 		cancel()
+	}
+}
+
+// unharmed: the forger's credentials take no room from others, and keep no silent VM alive.
+func (o *oracle) unharmed(r routePlan, owed []said) {
+	isForgers := func(event string) bool { return strings.HasSuffix(event, " of "+forger) }
+	others := 0
+	for _, c := range owed {
+		if !isForgers(c.event) {
+			others++
+		}
+	}
+	for _, c := range owed {
+		i := o.letter(r.name, c)
+		overflowed := i >= 0 && o.letters[i].Reason == delivery.ReasonOverflow
+		if overflowed && !isForgers(c.event) && others <= o.bound/4 { // so another set has more than its share
+			o.add("shares", "%s gave up %s, though the forger has most", r.name, c.id)
+		}
+	}
+	told := slices.ContainsFunc(o.stream, func(s said) bool { return s.typ == cloudevent.ObserverSilent && s.stored < o.length })
+	if o.silent && !told {
+		o.add("silence", "nobody says that a VM is silent")
 	}
 }

@@ -54,6 +54,7 @@ type plan struct {
 	sayings [][]saying
 	noise   []noise
 	forged  []saying // what the forger publishes
+	silent  bool     // a VM falls silent, which a relay must say
 	steps   []step
 	length  time.Duration
 	variant variant

@@ -49,6 +49,7 @@ type world struct {
 	most     int             // deliveries of a sink that were ever pending at once
 	accepted []publication   // by the stream, as its publishers were told
 	stream   []said
+	earlier  []said // of a stream that was deleted
 	letters  []relay.Entry
 	left     []string // what is wrong in the end
 }
@@ -405,9 +406,30 @@ func (w *world) settle() {
 		}
 	}
 	w.left = w.wrong(js)
-	w.stream = readStream(w.t, js)
+	w.stream = append(w.earlier, readStream(w.t, js)...)
 	if w.letters, _, err = w.alive()[0].relay.List(w.t.Context(), relay.Selection{State: "dead"}, 1e6); err != nil {
 		w.t.Error(err)
+	}
+}
+
+// remakeStream deletes the stream, and makes it again.
+func (w *world) remakeStream() {
+	conn := w.server.connect(&cable{server: w.server})
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err == nil {
+		w.earlier = readStream(w.t, js)
+		err = js.DeleteStream(w.t.Context(), "FOREWARN")
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	plan, err := relay.NewPlan(w.t.Context(), conn, "", "FOREWARN", relay.Retention{})
+	if err == nil {
+		err = plan.Do(w.t.Context())
+	}
+	if err != nil {
+		w.t.Fatal(err)
 	}
 }
 
