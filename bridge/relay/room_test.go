@@ -367,7 +367,7 @@ func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
 		for range 80 {
 			say("web", pad)
 		}
-		say("db", small)
+		say("db", pad) // larger than what is left
 		say("web", small)
 		pause(time.Minute)
 		sink.say(nil)
