@@ -216,7 +216,7 @@ type parcel struct {
 
 func newCabled(conn net.Conn, c *cable) *cabled {
 	over := make(chan struct{})
-	x := &cabled{Conn: conn, cable: c, sent: make(chan parcel, 1<<16), over: over, close: sync.OnceFunc(func() { close(over) })}
+	x := &cabled{Conn: conn, cable: c, sent: make(chan parcel, 1<<12), over: over, close: sync.OnceFunc(func() { close(over) })}
 	go func() {
 		for {
 			select {
