@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -49,6 +51,7 @@ type deadLetters struct {
 	prefix     string           // of its subjects
 	maxPayload int              // bytes that the server accepts in one message
 	added      func(deadLetter) // called with each that is stored
+	invalid    *invalidLetters
 }
 
 func deadSubject(stream string) string { return "forewarn_dead." + stream }
@@ -80,12 +83,12 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 	defer cancel()
 	first := letter.Key
 	for n := 2; ; n++ {
-		err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
+		_, err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
 		if streams.IsConflict(err) {
 			_, was, unread := d.get(ctx, letter.key())
 			switch {
 			case unread == nil && was.ID == letter.ID && was.Event == letter.Event && was.Set == letter.Set:
-				err = d.put(ctx, letter)
+				_, err = d.put(ctx, letter)
 			case unread == nil, errors.Is(unread, streams.ErrUnreadable):
 				letter.Key = first + "-" + strconv.Itoa(n)
 				continue
@@ -101,17 +104,22 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 	}
 }
 
-// put publishes a dead letter, without its CloudEvent if that is too large.
-func (d *deadLetters) put(ctx context.Context, letter deadLetter, o ...jetstream.PublishOpt) error {
+// put publishes a dead letter, without its CloudEvent if that is too large. It returns its sequence number in the stream of
+// dead letters.
+func (d *deadLetters) put(ctx context.Context, letter deadLetter, o ...jetstream.PublishOpt) (seq uint64, err error) {
 	body, err := json.Marshal(letter)
 	if err == nil && len(body)+4<<10 >= d.maxPayload { // which counts the headers too
 		letter.CloudEvent = nil
 		body, err = json.Marshal(letter)
 	}
-	if err == nil {
-		_, err = d.js.Publish(ctx, d.subject(letter.key()), body, append(o, jetstream.WithExpectStream(d.name))...)
+	if err != nil {
+		return 0, err
 	}
-	return err
+	ack, err := d.js.Publish(ctx, d.subject(letter.key()), body, append(o, jetstream.WithExpectStream(d.name))...)
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
 }
 
 // get returns the dead letter with that key, and its sequence number in the stream of dead letters. The error wraps
@@ -134,28 +142,68 @@ func (d *deadLetters) get(ctx context.Context, key string) (at uint64, l deadLet
 	return msg.Seq, l, nil
 }
 
-// invalidOfSet is how many messages of a set that can't be accepted have a dead letter.
-const invalidOfSet = 250
-
-// addInvalid stores a dead letter for a message that can't be accepted. The message itself stays in the stream. Beyond
-// invalidOfSet of a set, it takes the place of an earlier one of that set, so that a flood of them pushes out no other
-// dead letter.
+// addInvalid stores a dead letter for a message that can't be accepted, unless this relay has done so for another sink. The
+// message itself stays in the stream.
 func (d *deadLetters) addInvalid(ctx context.Context, r streams.Raw, why error) error {
-	set := streams.SetOf(r.Subject)
 	letter := deadLetter{
-		Sink: noSink, Key: fmt.Sprintf("%s-%d", streams.ShortHash(set), r.Seq%invalidOfSet), Seq: r.Seq, Set: set,
-		ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
+		Sink: noSink, Key: streams.ShortHash(fmt.Sprint(r.Seq, r.Stored, r.Subject)), Seq: r.Seq,
+		Set: streams.SetOf(r.Subject), ID: imds.Printable(r.Header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.Data),
 		Reason: streams.Refusal(why), At: time.Now().UTC(), PendingSince: r.Stored,
 		Error: "message " + strconv.FormatUint(r.Seq, 10) + " on " + imds.Printable(r.Subject, 200) +
 			" can't be accepted: " + imds.Printable(why.Error(), 500),
 	}
+	if d.invalid.has(letter) {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
-	if err := d.put(ctx, letter); err != nil {
+	seq, err := d.put(ctx, letter)
+	if err != nil {
 		return fmt.Errorf("stream %s: %w", d.name, err)
 	}
 	d.added(letter)
-	return nil
+	tooMany := d.invalid.add(letter, seq)
+	if tooMany == 0 {
+		return nil
+	}
+	err = d.remove(ctx, tooMany)
+	if errors.Is(err, jetstream.ErrMsgNotFound) { // somebody replayed or dropped it
+		return nil
+	}
+	return err
+}
+
+// invalidOfSet is how many dead letters a relay keeps of messages of one set that can't be accepted.
+const invalidOfSet = 250
+
+// An invalidLetters knows which dead letters this relay has stored, by set, of messages that can't be accepted, so that a
+// flood of them pushes out no other dead letter. It is safe for concurrent use.
+type invalidLetters struct {
+	mu    sync.Mutex
+	bySet map[string][]invalidLetter // the oldest first
+}
+
+type invalidLetter struct {
+	key string
+	seq uint64 // in the stream of dead letters
+}
+
+func (i *invalidLetters) has(l deadLetter) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.ContainsFunc(i.bySet[l.Set], func(x invalidLetter) bool { return x.key == l.Key })
+}
+
+// add notes a dead letter. It returns the sequence number of the oldest one if the set has too many now, else 0.
+func (i *invalidLetters) add(l deadLetter, seq uint64) (tooMany uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	list := append(i.bySet[l.Set], invalidLetter{l.Key, seq})
+	if len(list) > invalidOfSet {
+		tooMany, list = list[0].seq, list[1:]
+	}
+	i.bySet[l.Set] = list
+	return tooMany
 }
 
 // deadFull warns of a full stream of dead letters.

@@ -57,6 +57,26 @@ func TestAFloodOfInvalidMessagesPushesOutNoDeadLetter(t *testing.T) {
 	})
 }
 
+// Few messages that can't be accepted are all kept, however many others lie between them and whoever reads them.
+func TestEachOfFewInvalidMessagesHasADeadLetter(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run(route("hook", newRecorder()), route("page", newRecorder()))
+		defer stop()
+		for n := range 1001 {
+			set := "web"
+			if n%50 > 0 {
+				set = fmt.Sprint("set-", n)
+			}
+			s.publishRaw("forewarn.events.sub.rg."+set+".1", nil, []byte("junk"))
+		}
+		pause(time.Minute)
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 2000)
+		if err != nil || len(list) != 1001 {
+			t.Errorf("%d dead letters, %v; want one of each message", len(list), err)
+		}
+	})
+}
+
 // What can't be accepted holds up nothing: it is kept several at a time.
 func TestAFloodOfInvalidMessagesDelaysNoEvent(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -68,6 +68,7 @@ type Relay struct {
 
 	deadReports []*deadReport  // not in the stream yet; only reportDead uses them
 	needs       bridge.NeedLog // has a lock of its own
+	invalid     invalidLetters // likewise
 
 	mu           sync.Mutex
 	started      time.Time
@@ -110,7 +111,7 @@ func New(o Options) *Relay {
 	}
 	r := &Relay{
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
-		services: map[string]*service{}, down: errNotYet,
+		services: map[string]*service{}, down: errNotYet, invalid: invalidLetters{bySet: map[string][]invalidLetter{}},
 		deadCounts: map[string]int{}, announced: map[string]string{},
 	}
 	r.fleet = fleet.New(fleet.Options{
@@ -198,7 +199,7 @@ func (r *Relay) session(ctx context.Context) error {
 	if err != nil {
 		return explainSilence(conn, err)
 	}
-	st.dead.added = r.deadLettered
+	st.dead.added, st.dead.invalid = r.deadLettered, &r.invalid
 	r.setStorage(st)
 	defer r.setStorage(nil)
 	if err := r.readMutes(ctx, st.records); err != nil {

@@ -462,11 +462,15 @@ func (o *oracle) handedOver(r routePlan, id string) bool {
 		slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead != "" && s.id == id })
 }
 
-// displaced reports whether the dead letter of a message may have given way to that of a later one: a set has 250.
+// displaced reports whether the dead letter of a message may have given way to that of another: a set has 250.
 func (o *oracle) displaced(s said) bool {
-	return slices.ContainsFunc(o.stream, func(later said) bool {
-		return (later.junk || later.forged) && later.seq > s.seq && later.seq%250 == s.seq%250
-	})
+	set, n := strings.Split(s.subject, ".")[2:5], 0
+	for _, other := range o.stream {
+		if (other.junk || other.forged) && slices.Equal(strings.Split(other.subject, ".")[2:5], set) {
+			n++
+		}
+	}
+	return n > 250
 }
 
 // deadLetters: each has its reason, what is no CloudEvent is one, and what is one is told no more.
