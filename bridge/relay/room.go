@@ -210,10 +210,11 @@ func (q *queue) fullFor(now time.Time) (since time.Time) {
 // noteRoom notes that fewer deliveries are unsettled. The bound counts as reached until the sink has accepted something, or
 // a tenth of it is free; the latter once something was given up, as that makes room only for what comes. mu is held.
 func (q *queue) noteRoom() {
-	free := q.room.most - q.unitsUsed()
-	accepted := q.room.overflowed == 0 && q.tally.lastAccepted.After(q.room.fullSince)
-	if !q.room.fullSince.IsZero() && free > 0 && (accepted || free > q.room.most/10) {
-		if q.room.overflowed > 0 {
+	free, gaveUp := q.room.most-q.unitsUsed(), q.room.overflowed > 0
+	full := gaveUp || !q.room.fullSince.IsZero()
+	accepted := !gaveUp && q.tally.lastAccepted.After(q.room.fullSince)
+	if full && free > 0 && (accepted || free > q.room.most/10) {
+		if gaveUp {
 			q.log.Info("there is room again", "deadLetters", q.room.overflowed)
 		}
 		q.room.fullSince, q.room.overflowed, q.room.overflowOf = time.Time{}, 0, ""

@@ -330,8 +330,11 @@ func TestNothingUrgentWaitsBehindTheBacklogOfAnotherSet(t *testing.T) {
 				if err != nil || len(letters)+len(sink.all()) != want || (len(letters) > 0) != (only == nil) {
 					t.Errorf("%d are told, %d dead letters, %v; want %d in all", len(sink.all()), len(letters), err, want)
 				}
-				if n := log.count("too much is unsettled"); n > 1 {
-					t.Errorf("it is logged %d times, want once", n)
+				if n := log.count("too much is unsettled"); n > 1 || n != log.count("there is room again") {
+					t.Errorf("it is logged %d times, want once, and that it is over as often", n)
+				}
+				if st := r.Status(); !st.Ready {
+					t.Errorf("it is not ready at the end: %.300q", st.Reasons)
 				}
 				stop()
 			})
