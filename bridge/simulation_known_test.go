@@ -219,6 +219,13 @@ var knownStories = []struct {
 		{at(7 * time.Minute), unlist{reboot.id}},
 		{at(20 * time.Minute), restyle{}},
 	}},
+	{"somebody replays to a sink what it has taken, while a rule waits after that", []step{
+		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}, after: []string{"webhook"}, wait: 30 * time.Second}}}},
+		{at(50 * time.Second), sinkTrouble{sink: "well", how: "rejects", end: 2 * time.Minute, share: 100}},
+		{at(time.Minute), list{event: reboot}},
+		{at(time.Minute + 15*time.Second), replay{to: "webhook"}},
+		{at(20 * time.Minute), restyle{}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},

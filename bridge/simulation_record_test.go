@@ -109,7 +109,7 @@ func (o *oracle) forgotten(c change, boot int) bool {
 func (o *oracle) refuses(rule rulePlan, s setup, p *post, c change) string {
 	vms, from := c.event.resources(), max(c.at, o.since(rule, s))
 	for _, sink := range rule.after {
-		took := o.took(sink, p, c)
+		took, _ := o.took(sink, p, c)
 		if took < 0 {
 			return sink + " has not taken it"
 		}
@@ -154,16 +154,22 @@ func (o *oracle) wrote(from, to time.Duration) bool {
 	return slices.ContainsFunc(o.writes, func(w written) bool { return w.at >= from && w.at <= to })
 }
 
-// took returns when a destination last took a change, or what stands for it, before a request; below 0 if it did not.
-func (o *oracle) took(sink string, p *post, c change) time.Duration {
-	at := time.Duration(-1)
+// took returns when a destination first took a change, or what stands for it, as far as the run of the program knows which
+// made a request, and when it last did before the request; below 0 if it did not.
+func (o *oracle) took(sink string, p *post, c change) (first, last time.Duration) {
+	first, last = -1, -1
+	in := -1
 	for _, t := range o.taken[c.event.id][sink] {
 		standsFor := t.seq > c.seq && slices.Contains(t.missed, c.kind) // such as a reminder
-		if (t.id == c.id || standsFor) && t.settled && t.seq < p.seq {
-			at = t.at
+		if t.id != c.id && !standsFor || !t.settled || t.seq > p.seq {
+			continue
+		}
+		last = t.at
+		if in != p.boot {
+			first, in = t.at, t.in
 		}
 	}
-	return at
+	return first, last
 }
 
 // setupsAt returns the rules that may have approved an event: a reload may have come between a decision and its request.
@@ -233,7 +239,8 @@ func (o *oracle) surelyApproves(r rulePlan, s setup, p *post, c change) bool {
 		if !c.owed(sink) {
 			return false
 		}
-		from = max(from, o.took(sink, p, c))
+		_, took := o.took(sink, p, c)
+		from = max(from, took)
 	}
 	return p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, s, p, c) == ""
 }
