@@ -123,6 +123,28 @@ var knownStories = []struct {
 		{at(34 * time.Minute), list{event: anytime}}, // so that the announcement is told
 		{at(50 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a sink that waits for its lead no longer hears of updates, of which one waits when that comes", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "drop" }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), list{event: moved}},
+		{at(3 * time.Minute), reload{changes: map[string]routeChange{
+			"webhook": {"changes: first", func(r *routePlan) { r.changes = []string{"first"} }},
+		}}},
+		{at(50 * time.Minute), unlist{reboot.id}},
+	}},
+	{"an event comes back and moves away while a sink with a lead is down, which is to be told that it ended", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "drop" }},
+		}}},
+		{at(time.Minute), list{event: begun}},
+		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 32 * time.Minute, share: 100}},
+		{at(3 * time.Minute), unlist{reboot.id}},
+		{at(4 * time.Minute), list{event: reboot}},
+		{at(5 * time.Minute), list{event: moved}},
+		{at(60 * time.Minute), unlist{reboot.id}},
+	}},
 	{"the clock is set back after a lead has come, and the event ends before it comes once more", []step{
 		{at(time.Second), reload{changes: map[string]routeChange{
 			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},

@@ -310,11 +310,23 @@ func (o *oracle) neverDue(b belief, i int, route string) bool {
 	if !ahead(b.changes[i]) || o.as(route, b.changes[i].at).lead == 0 {
 		return false
 	}
-	end := o.boots[len(o.boots)-1].ended.at
+	_, came := o.leadCame(b, i, route, o.boots[len(o.boots)-1].ended.at)
+	return !came
+}
+
+// waited reports whether a route began to wait for its lead with a change.
+func (o *oracle) waited(c change, route string) bool {
+	lead := o.as(route, c.at).lead
+	return ahead(c) && lead > 0 && c.event.notBeforeTime().Add(-lead).After(c.clock)
+}
+
+// leadCame reports whether the lead of the route for a change that lies ahead came before a time, and how the route was set
+// up then. It moves with the event.
+func (o *oracle) leadCame(b belief, i int, route string, end time.Duration) (ofThen routePlan, came bool) {
 	for n := i; n < len(b.changes) && ahead(b.changes[n]); n++ {
 		c, until := b.changes[n], end
 		if n+1 < len(b.changes) {
-			until = b.changes[n+1].at
+			until = min(end, b.changes[n+1].at)
 		}
 		for m, s := range o.setups {
 			to := until
@@ -323,18 +335,22 @@ func (o *oracle) neverDue(b belief, i int, route string) bool {
 			}
 			at := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
 			if at >= 0 && o.leadComes(s.routes[at], c.event, max(c.at, s.at), to) {
-				return false
+				return s.routes[at], true
 			}
 		}
 	}
-	return true
+	return routePlan{}, false
 }
 
 // leadComes reports whether the lead of a route for an event came, by the clocks, while a program ran, some seconds before
-// the end of a time.
+// the end of a time. It has come where the route has none any more.
 func (o *oracle) leadComes(r routePlan, e azureEvent, from, to time.Duration) bool {
 	for i, b := range o.boots {
-		if max(e.notBefore-r.lead-o.skews[i], from, o.ready(r, i)) < min(to, b.ended.at)-5*time.Second {
+		due := e.notBefore - r.lead - o.skews[i]
+		if r.lead == 0 {
+			due = from
+		}
+		if max(due, from, o.ready(r, i)) < min(to, b.ended.at)-5*time.Second {
 			return true
 		}
 	}

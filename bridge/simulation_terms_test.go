@@ -26,20 +26,29 @@ func (o *oracle) late(id string, b belief, route string) {
 			t.began.clock.After(nb.Add(time.Second)) && !o.mayBeMuted(r.name, id, c.at, t.start) {
 			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
 		}
-		for _, newer := range b.changes[place+1:] {
-			if !newer.owed(r.name) || newer.gone() || t.progress != "" ||
+		for n, newer := range b.changes {
+			if n <= place || !newer.owed(r.name) || newer.gone() || t.progress != "" ||
 				newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
 				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) ||
 				o.mayBeMuted(r.name, id, t.start-time.Second, t.start) {
 				continue
 			}
-			waits := r.lead > 0 && newer.event.notBefore-r.lead-o.skews[t.in] > t.start && newer.kind != "vanished"
+			ofThen, came := o.leadCame(b, n, route, t.start+5*time.Second)
+			if !came {
+				ofThen = r
+			}
+			isDueLater := r.lead > 0 && newer.event.notBefore-r.lead-o.skews[t.in] > t.start && newer.kind != "vanished"
+			gaveWay := !came && o.waited(newer, route) && slices.ContainsFunc(b.changes[n+1:], func(x change) bool {
+				return x.at < t.start && !x.gone()
+			})
+			waits := isDueLater || gaveWay
 			switch {
-			case !waits:
-				o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
-			case !r.hears(newer): // by the filter of now, so that it gets the announcement
-			case c.kind == "scheduled", c.kind == "updated": // that it began, or ended, is as true as before
+			case waits && !ahead(c): // that it began, or ended, is as true as before
+			case o.waited(newer, route) && o.waited(c, route) && !ofThen.hears(newer): // so that it gets the announcement
+			case waits:
 				o.add("late with a lead", "%s was told %s at %v though %s is due later", r.name, t.id, short(t.start), newer.id)
+			default:
+				o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
 			}
 		}
 	}
