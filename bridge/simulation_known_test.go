@@ -254,6 +254,16 @@ var knownStories = []struct {
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a sink took an event of a machine and is down for its copy, which approves by the next rule", []step{
+		{at(time.Second), reload{rules: &[]rulePlan{
+			{types: []string{"Reboot"}, after: []string{"webhook"}, wait: 2 * time.Minute},
+			{types: []string{"Reboot"}, wait: 5 * time.Minute},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(90 * time.Second), sinkTrouble{sink: "webhook", how: "is down", end: 15 * time.Minute, share: 100}},
+		{at(2 * time.Minute), restart{off: time.Second, clone: true}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 }
 
 var (

@@ -155,13 +155,14 @@ func (o *oracle) wrote(from, to time.Duration) bool {
 }
 
 // took returns when a destination first took a change, or what stands for it, as far as the run of the program knows which
-// made a request, and when it last did before the request; below 0 if it did not.
+// made a request, and when it last did before the request; below 0 if it did not since the change was seen. What another
+// machine told of the event, or what a crash made forget, may have the same id.
 func (o *oracle) took(sink string, p *post, c change) (first, last time.Duration) {
 	first, last = -1, -1
 	in := -1
 	for _, t := range o.taken[c.event.id][sink] {
-		standsFor := t.seq > c.seq && slices.Contains(t.missed, c.kind) // such as a reminder
-		if t.id != c.id && !standsFor || !t.settled || t.seq > p.seq {
+		standsFor := slices.Contains(t.missed, c.kind) // such as a reminder
+		if t.id != c.id && !standsFor || !t.settled || t.seq < c.seq || t.seq > p.seq {
 			continue
 		}
 		last = t.at
