@@ -81,12 +81,14 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 }
 
 // remind adds one reminder to the commit, unless it was sent before. A route that was told of a change just now gets none,
-// and what nobody gets is only recorded as sent.
+// which the note of the reminder's mark says. If that was by a clock that was set back since, it gets the reminder now.
 func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duration) {
 	e := op.event
 	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
 	id := cloudevent.ChangeID(change)
-	if b.outbox.Mark(e.ID, id).Times > 0 || c.Marks[id].Times > 0 {
+	was := b.outbox.Mark(e.ID, id)
+	anew := was.Note != "" && op.setBack(was.At, s.now)
+	if was.Times > 0 && !anew || c.Marks[id].Times > 0 {
 		return
 	}
 	in := s.circumstances(op)
@@ -96,17 +98,25 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 		c.log(slog.LevelError, "cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
 		return
 	}
-	c.mark(e, id, 1, s.now)
 	d := s.now.Sub(op.LatestAt)
 	justNow := 0 <= d && d <= remindAgain // one in the future is of before the clock was set back
 	a := about(e, imds.Reminder)
+	var leftOut []string
 	for _, r := range s.routes {
 		told := justNow && (c.offers(r.Name, op.latest.Seq) || b.given(r.Name, op))
-		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) && r.Hears(change, s.self()) &&
-			!told {
+		switch {
+		case dueLead(r, e.NotBefore.Sub(s.now)) != lead, !slices.Contains(op.Routes, r.Name), !r.Hears(change, s.self()),
+			anew && !slices.Contains(strings.Split(was.Note, ","), r.Name):
+		case told:
+			leftOut = append(leftOut, r.Name)
+		default:
 			a.To = append(a.To, r.Name)
 		}
 	}
+	c.mark(e, id, 1, s.now)
+	mark := c.Marks[id]
+	mark.Note = strings.Join(leftOut, ",")
+	c.Marks[id] = mark
 	if len(a.To) == 0 {
 		return
 	}
@@ -117,4 +127,14 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 	if len(stand) > 0 {
 		c.change(op).promise(stand)
 	}
+}
+
+// setBack reports whether the clock was certainly set back after a reminder was left out: that is because of a change at
+// most remindAgain before.
+func (op *openEvent) setBack(leftOut, now time.Time) bool {
+	latest := op.LatestAt.Round(0) // by the clock, which alone can be compared after a restart
+	if latest.After(now) {
+		latest = now.Round(0)
+	}
+	return leftOut.Round(0).Sub(latest) > remindAgain
 }

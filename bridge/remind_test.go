@@ -104,6 +104,54 @@ func TestAReminderComesAfterTheClockWasSetBack(t *testing.T) {
 	})
 }
 
+// A reminder that was left out because somebody was told just now, by a clock that was ahead, comes when the clock was set
+// back to before it is due. Who was reminded is not reminded again.
+func TestAReminderThatAWrongClockLeftOutStillComes(t *testing.T) {
+	const lead, ahead = time.Hour, 2 * time.Hour
+	for _, tt := range []struct {
+		claim   string
+		notice  time.Duration // by the clock that is ahead
+		changes bool          // after the clock was set back
+		want    []string
+	}{
+		{"it was over", 40 * time.Minute, false, []string{"scheduled", "reminder"}},
+		{"it was just over, and the event changes", 55 * time.Minute, true, []string{"scheduled", "updated", "reminder"}},
+		{"it came soon, and the event changes", 65 * time.Minute, true, []string{"scheduled", "updated", "reminder"}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			systemtest.Alone(t)
+			dir, chat, only := t.TempDir(), &ear{}, &ear{}
+			reminders := only.reminds("only", lead)
+			reminders.Filter.Only.Changes = []string{"reminder"}
+			routes := []bridge.Route{chat.reminds("chat", lead), reminders}
+			var at time.Time
+			bubble(t, func(_ *testing.T, s *stage) {
+				s.dir, s.opts.Interval = dir, seldom
+				pause(ahead)
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				at = time.Now().Add(tt.notice)
+				s.redeploy(idA, tt.notice)
+				pause(6 * time.Minute)
+				b.end()
+			})
+			bubble(t, func(t *testing.T, s *stage) { // whose clock begins anew
+				s.dir, s.opts.Interval = dir, seldom
+				s.redeploy(idA, time.Until(at))
+				b := s.start(routes...)
+				pause(20 * time.Minute)
+				if tt.changes {
+					s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "another host" })
+				}
+				pause(time.Until(at.Add(time.Minute - lead)))
+				wantIDs(t, chat.types(), tt.want...)
+				wantIDs(t, only.types(), "reminder")
+				b.end()
+			})
+		})
+	}
+}
+
 // A reminder is left out where it would say nothing new: right after another message, for a lead that was over when the
 // event was first seen, and after a restart for what was told before.
 func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {

@@ -264,6 +264,24 @@ var knownStories = []struct {
 		{at(2 * time.Minute), restart{off: time.Second, clone: true}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"the clock is set back after a reminder, and the event changes before its time comes again", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"remind: 15m", func(r *routePlan) { r.remind = []time.Duration{15 * time.Minute} }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(26 * time.Minute), restart{step: -30 * time.Minute, off: time.Second}},
+		{at(30 * time.Minute), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
+		{at(60 * time.Minute), restyle{}},
+	}},
+	{"a reminder says no more than the announcement, by a clock that is set back then, and the event changes", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"remind: 15m", func(r *routePlan) { r.remind = []time.Duration{15 * time.Minute} }},
+		}}},
+		{at(30 * time.Minute), list{event: reboot}},
+		{at(32 * time.Minute), restart{step: -time.Hour, off: time.Second}},
+		{at(40 * time.Minute), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
+		{at(2 * time.Hour), restyle{}},
+	}},
 }
 
 var (

@@ -206,9 +206,10 @@ func (o *oracle) reminded(id string, b belief, route string) {
 				o.everTroubled(r.name) || o.mayBeMuted(r.name, id, from, limit) {
 				continue
 			}
-			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool {
-				l, _, _ := parseReminder(t.id)
-				return t.change == "reminder" && l == lead && t.start >= due-time.Second && t.start <= limit
+			nb := c.event.notBeforeTime()
+			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool { // once, also if the clock is set back after that
+				l, of, _ := parseReminder(t.id)
+				return t.change == "reminder" && l == lead && of.Equal(nb) && !t.time.Before(nb.Add(-lead)) && t.start <= limit
 			}) {
 				o.add("reminders", "%s was not reminded of %s %v before its time", r.name, name(id), lead)
 			}
