@@ -34,8 +34,9 @@
 //     sink accepts nothing, the oldest that isn't urgent becomes a dead letter for each that comes. A set that has more
 //     than a quarter of them loses its own first.
 //   - Nothing urgent waits behind the bound while the sink accepts nothing. While it accepts, a set that has more than a
-//     quarter loses its oldest for an event of another set that begins within 15 minutes. What is left is a sink that
-//     works, but slowly: behind the bound an urgent event waits for deliveries of its own set, or of many sets.
+//     quarter loses its oldest for an event of another set that begins within 15 minutes and has waited for two seconds.
+//     What is left is a sink that works, but slowly: behind the bound an urgent event waits for deliveries of its own
+//     set, or of many sets.
 //   - Never stuck: a message that isn't a CloudEvent becomes a dead letter, and the relay reads on.
 //   - Nothing on disk: everything that must survive is in JetStream.
 //

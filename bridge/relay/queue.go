@@ -27,6 +27,7 @@ const (
 	maxAtOnce        = 32               // records read or written at the same time
 	maxAhead         = 32               // deliveries that were sent and aren't on record; one for a durable route
 	roomPatience     = 5 * time.Second  // without an acceptance, until something is given up for what comes
+	urgentPatience   = 2 * time.Second  // with something urgent behind the bound, until something of the crowded set is given up
 	readRetry        = 1 * time.Second  // after the stream could not be read
 	resumeAfter      = readRetry / 10   // after a message was lost on the way
 	saveEvery        = 500 * time.Millisecond
@@ -64,6 +65,7 @@ type queue struct {
 	saidUnacked bool                     // that acknowledgements are lost
 	urgentAsked time.Time                // see urgentBehind
 	urgentTo    uint64                   // the last message that was urgent then; 0 for none
+	urgentSince time.Time                // since when that isn't read; zero if it is
 
 	saving     chan struct{} // holds one value while records or the state are saved; guards the next
 	stateEntry streams.Entry

@@ -132,7 +132,7 @@ func (q *queue) readable() int {
 }
 
 // makeRoom waits until there is room for one more delivery. As long as the sink accepts nothing, it gives up another for
-// it instead, so that nothing urgent waits behind a bound. So it does at once for what urgentBehind says, and in a group
+// it instead, so that nothing urgent waits behind a bound. So it does for what urgentBehind says, and at once in a group
 // that has as many as its record may hold.
 func (q *queue) makeRoom(g *group) error {
 	for {
@@ -174,13 +174,18 @@ func (q *queue) makeRoom(g *group) error {
 	}
 }
 
-// urgentBehind reports whether an announced event of another set than the crowded one begins soon, and the stream isn't read
-// that far: by what the fleet knows, which it is asked once a second. The set "" is none.
+// urgentBehind reports whether for a few seconds an announced event of another set than the crowded one, which begins soon,
+// has been in the stream beyond what is read: by what the fleet knows, which it is asked once a second. A sink that works
+// makes room for it by itself in that time, or is too slow. The set "" is none.
 func (q *queue) urgentBehind(crowded string, now time.Time) bool {
 	if crowded == "" {
 		return false
 	}
-	if now.Sub(q.urgentAsked) >= readRetry {
+	asked := now.Sub(q.urgentAsked)
+	if asked > 2*roomPatience { // there was room meanwhile
+		q.urgentSince = time.Time{}
+	}
+	if asked >= readRetry {
 		filter := q.route.Filter
 		filter.When = nil // which needs the CloudEvent
 		q.urgentAsked = now
@@ -189,7 +194,14 @@ func (q *queue) urgentBehind(crowded string, now time.Time) bool {
 			return wanted && set != crowded
 		})
 	}
-	return q.pos.last < q.urgentTo
+	switch {
+	case q.pos.last >= q.urgentTo:
+		q.urgentSince = time.Time{}
+		return false
+	case q.urgentSince.IsZero():
+		q.urgentSince = now
+	}
+	return now.Sub(q.urgentSince) >= urgentPatience
 }
 
 // fullFor returns since when the bound is reached and the sink has accepted nothing; zero if there is room. What is pending
