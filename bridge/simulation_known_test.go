@@ -145,6 +145,15 @@ var knownStories = []struct {
 		{at(5 * time.Minute), list{event: moved}},
 		{at(60 * time.Minute), unlist{reboot.id}},
 	}},
+	{"the machine crashes just when a lead comes, and the clock is set back", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(20 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 31 * time.Minute, share: 100}},
+		{at(29 * time.Minute), restart{crash: true, writes: 2, step: -48 * time.Hour, off: 5 * time.Minute}},
+		{at(50 * time.Minute), unlist{reboot.id}},
+	}},
 	{"the clock is set back after a lead has come, and the event ends before it comes once more", []step{
 		{at(time.Second), reload{changes: map[string]routeChange{
 			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},

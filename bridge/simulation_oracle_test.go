@@ -345,12 +345,17 @@ func (o *oracle) leadCame(b belief, i int, route string, end time.Duration) (ofT
 // leadComes reports whether the lead of a route for an event came, by the clocks, while a program ran, some seconds before
 // the end of a time. It has come where the route has none any more.
 func (o *oracle) leadComes(r routePlan, e azureEvent, from, to time.Duration) bool {
+	return o.leadComesBy(r, e, from, to, 5*time.Second)
+}
+
+// leadComesBy reports whether the lead of a route came so long before the end of a time, and before the program ended.
+func (o *oracle) leadComesBy(r routePlan, e azureEvent, from, to, left time.Duration) bool {
 	for i, b := range o.boots {
 		due := e.notBefore - r.lead - o.skews[i]
 		if r.lead == 0 {
 			due = from
 		}
-		if max(due, from, o.ready(r, i)) < min(to, b.ended.at)-5*time.Second {
+		if max(due, from, o.ready(r, i)) <= min(to, b.ended.at)-left {
 			return true
 		}
 	}

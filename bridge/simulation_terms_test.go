@@ -145,14 +145,14 @@ func (b belief) nearer(i int, lead time.Duration, t taken) bool {
 	})
 }
 
-// cameEarlier reports whether the lead for a change came in an earlier run of the program than that of a delivery: what
-// became pending then stays so, whatever the clock is set back to.
+// cameEarlier reports whether the lead for a change came in an earlier run of the program than that of a delivery, maybe
+// just when that ended: what became pending then stays so, whatever the clock is set back to.
 func (o *oracle) cameEarlier(b belief, i int, r routePlan, t taken) bool {
 	c, until := b.changes[i], o.boots[t.in].began.at
 	if i+1 < len(b.changes) {
 		until = min(until, b.changes[i+1].at)
 	}
-	return o.leadComes(r, c.event, c.at, until)
+	return o.leadComesBy(r, c.event, c.at, until, 0)
 }
 
 // leadIsKept: a route with a lead that is well is told when its time has come.
