@@ -240,15 +240,17 @@ func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	})
 }
 
-// settle records the result of a delivery, which is no longer pending then. mu is held.
+// settle records the result of a delivery, which is no longer pending then: it may have been superseded before. mu is held.
 func (q *queue) settle(e *pendingItem, res result) {
 	e.group.rec.settle(e.id, res)
 	seq := e.item.Seq
-	delete(q.pending, seq)
-	delete(q.transfers.due, seq)
-	delete(e.group.pending, e.id)
-	q.dropBody(e)
-	q.count(e, -1)
+	if q.pending[seq] == e {
+		delete(q.pending, seq)
+		delete(q.transfers.due, seq)
+		delete(e.group.pending, e.id)
+		q.dropBody(e)
+		q.count(e, -1)
+	}
 	q.markDirty(e.group)
 	q.records.unsaved[seq] = true
 	sent := res.State == resultAccepted

@@ -431,3 +431,39 @@ func TestAnEventOfThousandsOfPendingChangesIsBounded(t *testing.T) {
 		stop()
 	})
 }
+
+// What is superseded while it is attempted, and accepted after all, makes room once.
+func TestWhatIsSupersededDuringItsAttemptMakesRoomOnce(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(2 * time.Second)
+			return delivery.Answer{}, nil
+		}
+		drain := route("drain", sink)
+		drain.Terms.Late = delivery.LateDrop
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{drain}, MaxUnsettled: 10})
+		defer stop()
+		pause(2 * time.Second)
+		for n := range 8 {
+			e := eventNo(n).in(time.Hour)
+			s.publish(e.say(t, imds.Scheduled, "vm-1"))
+			pause(time.Second) // it is attempted, and its event ends
+			s.publish(e.say(t, imds.Vanished, "vm-1"))
+			pause(9 * time.Second)
+		}
+		if n := len(sink.all()); n != 16 {
+			t.Fatalf("%d are told, want both changes of each event", n)
+		}
+		sink.answer = fails(errDown)
+		most := 0
+		for n := range 30 {
+			s.publish(eventNo(100+n).in(time.Hour).say(t, imds.Scheduled, "vm-1"))
+			pause(time.Second)
+			most = max(most, r.Status().Sinks[0].Pending)
+		}
+		if most > 10 {
+			t.Errorf("%d are pending, the bound is 10", most)
+		}
+	})
+}
