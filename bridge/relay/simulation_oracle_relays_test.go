@@ -102,7 +102,13 @@ func (o *oracle) ready() {
 				continue
 			}
 			for _, at := range m.ready {
-				if at > b.from+unnoticed && at < b.to && at > m.began+unnoticed && o.needed(m, b) {
+				began := max(b.from, m.began)
+				for _, other := range o.breaks {
+					if other.machine == nil && other.to <= at {
+						began = max(began, other.to) // the server is back, and nothing was asked of it yet
+					}
+				}
+				if at > began+unnoticed && at < b.to && o.needed(m, b) {
 					o.add("ready", "%s said that it is ready at %v, and could not reach what it needs from %v to %v", m.name, short(at),
 						short(b.from), short(b.to))
 					break
