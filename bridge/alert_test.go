@@ -24,7 +24,7 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		other.Name, other.After = "once people know", []string{"on-call"}
 		s.opts.Rules = []bridge.Rule{namedRule(), other}
 		ofTrouble := func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble }
-		drain, onCall, ends, page, job := &ear{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}, &ear{}, &ear{}, &ear{}, &ear{}
+		drain, onCall, ends, page, job := &recorder{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}, &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		last := ends.all("ends").With(ofTrouble)
 		last.Filter.Only.Changes = []string{"first", "vanished"}
 		routes := []bridge.Route{
@@ -69,8 +69,8 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, mail := &ear{answer: always(errSinkDown)}, &ear{}
-		chat := (&ear{answer: always(errRefused)}).all("chat").With(func(r *bridge.Terms) {
+		drain, mail := &recorder{answer: always(errSinkDown)}, &recorder{}
+		chat := (&recorder{answer: always(errRefused)}).all("chat").With(func(r *bridge.Terms) {
 			r.Fallback = delivery.Fallback{Sink: "mail", After: 10 * time.Second}
 		})
 		b := s.start(drain.all("drain"), chat, mail.all("mail").OnlyTypes("Freeze").With(func(r *bridge.Terms) {
@@ -94,7 +94,7 @@ func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
 }
 
 // eventTypes returns the types of what was accepted about events.
-func eventTypes(e *ear) []string {
+func eventTypes(e *recorder) []string {
 	return slices.DeleteFunc(e.types(), func(typ string) bool { return strings.Contains(typ, ".") })
 }
 
@@ -110,7 +110,7 @@ func TestARefusalAfterTheEndAnnouncesNothing(t *testing.T) {
 				return next.RoundTrip(r)
 			})
 		}
-		audit, page := &ear{}, &ear{}
+		audit, page := &recorder{}, &recorder{}
 		b := s.start(audit.all("audit"), page.all("page").OnlyTypes("Freeze").With(func(r *bridge.Terms) {
 			r.Bridge = bridge.LevelTrouble
 		}))

@@ -36,7 +36,7 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 					}
 					return m
 				}
-				drain, audit := &ear{}, &ear{}
+				drain, audit := &recorder{}, &recorder{}
 				routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
@@ -87,7 +87,7 @@ func TestADecisionWaitsForTheNameAfterACrash(t *testing.T) {
 			}
 			return m
 		}
-		drain, audit := &ear{}, &ear{}
+		drain, audit := &recorder{}, &recorder{}
 		routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
@@ -118,7 +118,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 	for _, rule := range []int{-1, 0, 2, 1 << 40} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.beginsLate()
-			audit := &ear{}
+			audit := &recorder{}
 			b := s.start(audit.all("audit"))
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
@@ -150,7 +150,7 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				drain, audit := &ear{}, &ear{}
+				drain, audit := &recorder{}, &recorder{}
 				refuses := s.refusesLooks()
 				s.opts.Rules = []bridge.Rule{drainRule}
 				b := s.start(drain.all("drain"), audit.all("audit"))
@@ -198,7 +198,7 @@ func TestAnApprovalWhoseAnswerIsLostIsUnanswered(t *testing.T) {
 				}
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{drainRule}
-				drain, audit := &ear{}, &ear{}
+				drain, audit := &recorder{}, &recorder{}
 				routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
@@ -227,7 +227,7 @@ func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -253,7 +253,7 @@ func TestTheIDOfAnApprovalIsNeverUsedAgain(t *testing.T) {
 		}
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
+		audit := &recorder{}
 		routes := []bridge.Route{audit.all("audit")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
@@ -281,8 +281,8 @@ func TestADecisionThatWasNeverSentHidesNoCancellation(t *testing.T) {
 		refuses := s.refusesLooks()
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{drainRule}
-		audit := &ear{}
-		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		audit := &recorder{}
+		b := s.start((&recorder{}).all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
@@ -304,7 +304,7 @@ func TestADecisionThatWasNeverSentHidesNoCancellation(t *testing.T) {
 func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
+		audit := &recorder{}
 		var b *running
 		var ended atomic.Bool
 		s.logged = func(words string) {
@@ -332,7 +332,7 @@ func TestAnEventThatEndsAsItsDecisionBecomesMoot(t *testing.T) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-		audit := &ear{}
+		audit := &recorder{}
 		var b *running
 		s.logged = func(words string) {
 			if words == "event not approved" {
@@ -365,7 +365,7 @@ func TestADecisionThatComesToNothingChangesNoOutcome(t *testing.T) {
 			refuses := s.refusesLooks()
 			s.beginsLate()
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-			audit := &ear{}
+			audit := &recorder{}
 			b := s.start(audit.all("audit"))
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)

@@ -16,7 +16,7 @@ import (
 func TestWithoutADiskNothingIsApproved(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		s.disk.fail(errFull)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -44,7 +44,7 @@ func TestADecisionThatCannotBeWrittenIsNotSent(t *testing.T) {
 				s.disk.fail(errFull)
 			}
 		}
-		b := s.start((&ear{}).all("a").OnlyTypes("Freeze"))
+		b := s.start((&recorder{}).all("a").OnlyTypes("Freeze"))
 		pause(1500 * time.Millisecond)
 		last.Store(true)
 		s.userReboot(idA)
@@ -67,7 +67,7 @@ func TestWithoutADiskNoDecisionIsSentAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{rebootRule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		sent := func() int {
 			return len(slices.DeleteFunc(s.azure.Requests(), func(r imdstest.Request) bool { return r.Method != http.MethodPost }))
 		}

@@ -102,7 +102,7 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 					rule := rebootRule
 					rule.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
 					s.opts.Rules = []bridge.Rule{rule}
-					b := s.start((&ear{}).all("audit"))
+					b := s.start((&recorder{}).all("audit"))
 					pause(1500 * time.Millisecond)
 					s.userReboot(idA)
 					pause(5 * time.Second)
@@ -149,7 +149,7 @@ func TestADocumentThatChangesAtEachLook(t *testing.T) {
 		rule := rebootRule
 		rule.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
 		s.opts.Rules = []bridge.Rule{rule}
-		b := s.start((&ear{}).all("audit"))
+		b := s.start((&recorder{}).all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(1500 * time.Millisecond)
@@ -182,7 +182,7 @@ func TestStatusSaysWhatInTheDocumentKeepsFromApproving(t *testing.T) {
 			rule := rebootRule
 			rule.Only.Sources, rule.Wait = []string{"User"}, 3*time.Second
 			s.opts.Rules = []bridge.Rule{rule}
-			b := s.start((&ear{}).all("audit"))
+			b := s.start((&recorder{}).all("audit"))
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
 			pause(1500 * time.Millisecond)
@@ -212,7 +212,7 @@ func TestAnUnreadableEntryKeepsFromApproving(t *testing.T) {
 				rule := rebootRule
 				rule.Only.Sources, rule.Wait = []string{"User"}, 10*time.Second
 				s.opts.Rules = []bridge.Rule{rule}
-				b := s.start((&ear{}).all("audit"))
+				b := s.start((&recorder{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(5 * time.Second)
@@ -262,7 +262,7 @@ func TestWhatAzureWouldNotWriteIsToldAndNotApproved(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.rewritesDocuments(false, rewrite.becomes)
 				s.opts.Rules = []bridge.Rule{rebootRule}
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -291,7 +291,7 @@ func TestWhatIsUnclearIsApprovedOnlyByHand(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.rewritesDocuments(false, insteadOf(regexp.MustCompile(`"NotBefore":"[^"]+"`), `"NotBefore":"tomorrow"`))
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -323,7 +323,7 @@ func TestAWhenOfARuleApprovesNothingByWhatAzureDidNotSend(t *testing.T) {
 			rule := rebootRule
 			rule.Only.Sources, rule.When = nil, mustParseWhen(t, when)
 			s.opts.Rules = []bridge.Rule{rule}
-			audit := &ear{}
+			audit := &recorder{}
 			b := s.start(audit.all("audit"))
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -350,7 +350,7 @@ func TestAWhenOfARuleApprovesNothingByANameThatWasNotKnown(t *testing.T) {
 		rule.When = mustParseWhen(t, `observer != "vm-0"`)
 		s.opts.Rules = []bridge.Rule{rule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2 * time.Minute})
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA) // it begins too soon to be held until the name is known

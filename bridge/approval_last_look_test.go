@@ -22,7 +22,7 @@ func TestWhatOnlyTheLastLookFindsMovedIsNotApproved(t *testing.T) {
 		rule := rebootRule
 		rule.Name, rule.Wait = "restart", time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
-		audit := &ear{}
+		audit := &recorder{}
 		s.userReboot(idA)
 		b := s.start(audit.all("audit"))
 		pause(30 * time.Second)
@@ -61,7 +61,7 @@ func TestAnAttemptThatIsNotMadeAfterItsSlowWriteIsNotSaidToBeMade(t *testing.T) 
 				s.opts.Rules = []bridge.Rule{rule}
 				var slow atomic.Int64
 				s.wrote = func() { time.Sleep(time.Duration(slow.Load())) }
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -92,7 +92,7 @@ func TestAnAttemptThatIsNotMadeAfterItsSlowWriteIsNotSaidToBeMade(t *testing.T) 
 // An approval by hand waits for the same write.
 func TestWhatChangedWhileAnApprovalByHandWasWrittenIsNotApproved(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("audit"))
+		b := s.start((&recorder{}).all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(2 * time.Second)
@@ -138,7 +138,7 @@ func TestManySlowApprovalsAreNoStandstill(t *testing.T) {
 		for n := range 40 {
 			s.userReboot(fmt.Sprintf("%s-%d", idA, n))
 		}
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(5 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Hang: true})
 		for range 50 {
@@ -179,7 +179,7 @@ func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
 				}
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{rebootRule}
-				b := s.start((&ear{}).all("audit"))
+				b := s.start((&recorder{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				s.userReboot(idB)
@@ -207,7 +207,7 @@ func TestWhatComesDuringTheLastLookCounts(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				b := s.start((&ear{}).all("audit"))
+				b := s.start((&recorder{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
@@ -240,7 +240,7 @@ func TestWhatMovesDuringTheLastLookIsDecidedAnew(t *testing.T) {
 		}
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		late.Store(true)
@@ -270,7 +270,7 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{rebootRule}
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -317,7 +317,7 @@ func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{rebootRule}
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+				drain, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -355,7 +355,7 @@ func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 						return next.RoundTrip(r)
 					})
 				}
-				b := s.start((&ear{}).all("audit"))
+				b := s.start((&recorder{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				s.userReboot(idB)

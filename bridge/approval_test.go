@@ -34,8 +34,8 @@ func (s *stage) approvals() (ids []string) {
 	return ids
 }
 
-// results returns what became of the approvals that the ear heard of.
-func (e *ear) results(t *testing.T) (list []string) {
+// results returns what became of the approvals that the recorder heard of.
+func (e *recorder) results(t *testing.T) (list []string) {
 	for _, h := range e.accepted() {
 		if a := dataIn(t, h.Event).Approval; a != nil {
 			list = append(list, a.Result)
@@ -57,7 +57,7 @@ var drainRule = bridge.Rule{
 func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{drainRule}
-		drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+		drain, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -91,7 +91,7 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 func TestAFailedDrainMeansNoApproval(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{drainRule}
-		drain, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		drain, audit := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -110,7 +110,7 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Rules = []bridge.Rule{drainRule}
-				b := s.start((&ear{answer: always(answer)}).all("drain"))
+				b := s.start((&recorder{answer: always(answer)}).all("drain"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(10 * time.Second)
@@ -135,7 +135,7 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 func TestAChangedEventIsDecidedAnew(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{drainRule}
-		drain := &ear{}
+		drain := &recorder{}
 		b := s.start(drain.all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -203,7 +203,7 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 				}
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{rebootRule}
-				audit, chat, other := &ear{}, &ear{}, &ear{}
+				audit, chat, other := &recorder{}, &recorder{}, &recorder{}
 				b := s.start(audit.all("audit"), other.all("other").OnlyTypes("Freeze"),
 					chat.all("chat").With(func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble }).OnlyTypes("Freeze"))
 				pause(1500 * time.Millisecond)
@@ -240,7 +240,7 @@ func TestAnApprovalWhoseAnswerWasLostIsNotForgottenWhenTheNextIsRefused(t *testi
 		}
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -259,8 +259,8 @@ func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{drainRule}
-		audit := &ear{}
-		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		audit := &recorder{}
+		b := s.start((&recorder{}).all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
@@ -286,10 +286,10 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 		leader := bridge.Rule{Only: bridge.Match{VMs: "leader", Types: bridge.TypesValues}, Others: true}
 		s.opts.Rules = []bridge.Rule{leader}
 		s.beginsLate()
-		first := s.start((&ear{}).all("a"))
+		first := s.start((&recorder{}).all("a"))
 		other := newStage(t)
 		other.azure, other.vm, other.opts.Rules = s.azure, "vm-1", []bridge.Rule{leader}
-		audit := &ear{}
+		audit := &recorder{}
 		second := other.start(audit.reminds("a", 10*time.Minute))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0", "vm-1"}, NotBefore: time.Now().Add(25 * time.Minute)})
@@ -320,7 +320,7 @@ func TestARuleWaitsUntilItIsKnownWhichVMThisIs(t *testing.T) {
 		t.Run("imds.vm_name: "+set, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Rules, s.opts.VMName = []bridge.Rule{rebootRule}, set
-				b := s.start((&ear{}).all("a"))
+				b := s.start((&recorder{}).all("a"))
 				pause(2 * time.Second)
 				b.end()
 
@@ -328,7 +328,7 @@ func TestARuleWaitsUntilItIsKnownWhichVMThisIs(t *testing.T) {
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2 * time.Minute})
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0"}})
 				s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}})
-				b = s.start((&ear{}).all("a"))
+				b = s.start((&recorder{}).all("a"))
 				pause(time.Minute)
 				if set == "" {
 					wantIDs(t, s.approvals())

@@ -39,7 +39,7 @@ func TestWhatComesFirstIsNoApprovalAndNoReminder(t *testing.T) {
 		s.opts.Interval = seldom
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		drain := &ear{}
+		drain := &recorder{}
 		route := drain.reminds("drain", 10*time.Minute).With(func(terms *bridge.Terms) { terms.Acts = true })
 		route.Filter.Only.Changes = []string{"first"}
 		b := s.start(route)
@@ -64,7 +64,7 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{drainRule}
-				b := s.start((&ear{answer: always(errSinkDown)}).all("drain"))
+				b := s.start((&recorder{answer: always(errSinkDown)}).all("drain"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(3 * time.Second)
@@ -87,7 +87,7 @@ func TestStatusKnowsWhichRulesWillApprove(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{drainRule}
-		drain := &ear{answer: always(errHang)}
+		drain := &recorder{answer: always(errHang)}
 		b := s.start(drain.all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -123,7 +123,7 @@ func TestStatusSaysWhatWasApproved(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: tt.answer})
 				s.opts.Rules = tt.rules
-				b := s.start((&ear{}).all("audit"))
+				b := s.start((&recorder{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(3 * time.Second)
@@ -145,7 +145,7 @@ func TestStatusSaysWhatWasApproved(t *testing.T) {
 				check("then")
 				b.end()
 				s.opts.Rules = nil
-				b = s.start((&ear{}).all("audit"))
+				b = s.start((&recorder{}).all("audit"))
 				pause(3 * time.Second)
 				check("after a restart")
 				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
@@ -174,7 +174,7 @@ func TestAnAnswerAfterTheEndIsOnRecord(t *testing.T) {
 		}
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
-		audit, chat := &ear{}, &ear{}
+		audit, chat := &recorder{}, &recorder{}
 		people := chat.all("chat")
 		people.Terms.Late = delivery.LateLatest
 		b := s.start(audit.all("audit"), people)
@@ -200,7 +200,7 @@ func TestAnAnswerAfterTheStartSaysThatItHasBegun(t *testing.T) {
 				return meddler{next: next, after: func(*http.Response) error { time.Sleep(5 * time.Second); return answer }}
 			}
 			s.opts.Rules = []bridge.Rule{rebootRule}
-			audit := &ear{}
+			audit := &recorder{}
 			b := s.start(audit.all("audit"))
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
@@ -228,7 +228,7 @@ func TestTheLogSaysWhetherAnEventMayYetBeApproved(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Rules = []bridge.Rule{tt.rule}
-				drain := &ear{answer: always(errSinkDown)}
+				drain := &recorder{answer: always(errSinkDown)}
 				b := s.start(drain.all("drain"))
 				pause(1500 * time.Millisecond)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: tt.vms})
@@ -262,8 +262,8 @@ func TestWhyTwoRulesDoNotApproveIsSaidOfEach(t *testing.T) {
 				second := namedRule()
 				second.Name, second.After = "second", []string{"cordon"}
 				s.opts.Rules = []bridge.Rule{namedRule(), second}
-				audit := &ear{}
-				b := s.start((&ear{answer: always(tt.drain)}).all("drain"), (&ear{answer: always(tt.cordon)}).all("cordon"),
+				audit := &recorder{}
+				b := s.start((&recorder{answer: always(tt.drain)}).all("drain"), (&recorder{answer: always(tt.cordon)}).all("cordon"),
 					audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)

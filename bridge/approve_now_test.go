@@ -26,7 +26,7 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 					return meddler{next: next, before: func() error { pause(5 * time.Second); return nil }}
 				}
 				s.beginsLate()
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -51,7 +51,7 @@ func TestAnApprovalIsToldThoughTheEventMovesAway(t *testing.T) {
 		s.opts.Interval = seldom
 		s.beginsLate()
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
-		ops := &ear{answer: always(errSinkDown)}
+		ops := &recorder{answer: always(errSinkDown)}
 		b := s.start(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 30*time.Minute)
@@ -76,7 +76,7 @@ func TestNoRuleInterferesWithTheSlowerOfTwoPeople(t *testing.T) {
 			return meddler{next: next, before: func() error { pause(5 * time.Second); return nil }}
 		}
 		s.beginsLate()
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -128,7 +128,7 @@ func TestByHandExactlyWhatWasShownIsApproved(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -163,7 +163,7 @@ func TestAnEventThatHasBegunIsNotApprovedByHand(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -205,7 +205,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 					}}
 				}
 				s.beginsLate()
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -250,7 +250,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 				}
 				s.beginsLate()
 				s.opts.Interval = 3 * time.Second
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(4 * time.Second)
 				s.userReboot(idA)
@@ -282,7 +282,7 @@ func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				audit := &ear{}
+				audit := &recorder{}
 				var holds atomic.Bool
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
 					return roundTrip(func(r *http.Request) (*http.Response, error) {
@@ -335,7 +335,7 @@ func (s *stage) approveAlone(o bridge.Options, id string) cloudevent.Approval {
 func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		b.end()
@@ -360,7 +360,7 @@ func TestWhatACrashFoundBeingApprovedIsNotCalledOff(t *testing.T) {
 					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errSinkDown }}
 				}
 				s.beginsLate()
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -410,7 +410,7 @@ func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
 						return next.RoundTrip(r)
 					})
 				}
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -438,7 +438,7 @@ func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
 }
 
 // endsUnknown ends the event, and checks that the last word of it is not that it was called off.
-func (s *stage) endsUnknown(audit *ear) {
+func (s *stage) endsUnknown(audit *recorder) {
 	s.t.Helper()
 	s.azure.End(idA)
 	pause(3 * time.Second)
@@ -459,7 +459,7 @@ func TestWhatWasApprovedBeforeItWasSeenIsToldSo(t *testing.T) {
 				rule := rebootRule
 				rule.Wait = 2 * time.Minute
 				s.opts.Rules = []bridge.Rule{rule}
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit"))
 				pause(90 * time.Second)
 				s.userReboot(idA)

@@ -25,7 +25,7 @@ import (
 // The whole life of an event is delivered: scheduled, updated, started and vanished, once each and in order.
 func TestTheWholeLifeOfAnEventIsDelivered(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -65,7 +65,7 @@ func TestTheFirstStartTellsWhatIsOpen(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.reboot(idA)
 		s.azure.Schedule(imdstest.Event{ID: idB, Status: imdstest.Started, Type: "Freeze"})
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(time.Minute)
 		wantIDs(t, e.ids(), idB+"-started", idA+"-scheduled") // what has begun comes first
@@ -99,7 +99,7 @@ func TestARestartTellsWhatChangedMeanwhile(t *testing.T) {
 		for _, crash := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, crash %v", tt.claim, crash), func(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
-					e := &ear{}
+					e := &recorder{}
 					b := s.start(e.all("a"))
 					pause(2 * time.Second)
 					s.reboot(idA)
@@ -112,7 +112,7 @@ func TestARestartTellsWhatChangedMeanwhile(t *testing.T) {
 					}
 					pause(time.Minute)
 					tt.meanwhile(s.azure)
-					again := &ear{}
+					again := &recorder{}
 					b = s.start(again.all("a"))
 					pause(10 * time.Second)
 					var ids []string
@@ -142,7 +142,7 @@ func TestWhatIsFoundAfterALongGapSaysSo(t *testing.T) {
 		away bool
 	}{{30 * time.Second, false}, {2 * time.Minute, true}} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(10500 * time.Millisecond)
 			last := time.Now()
@@ -164,7 +164,7 @@ func TestWhatIsFoundAfterALongGapSaysSo(t *testing.T) {
 // An event that comes back after it vanished, and an update that recurs, have ids of their own, also across a restart.
 func TestWhatHappensAgainHasAnotherID(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		at := time.Now().Add(time.Hour)
 		move := func(d time.Duration) {
@@ -207,7 +207,7 @@ func TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.reboot(idA)
 		tell := func(s *stage) []string {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			at := time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -236,7 +236,7 @@ func TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM(t *testing.T) {
 func TestACrashRepeatsWhatWasNotNotedWithTheSameID(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		image := filepath.Join(t.TempDir(), "image")
-		e := &ear{}
+		e := &recorder{}
 		var b *running
 		e.say(func(d delivery.Delivery) error {
 			if d.Event.ID() == idA+"-started" {
@@ -262,7 +262,7 @@ func TestACrashRepeatsWhatWasNotNotedWithTheSameID(t *testing.T) {
 // Before a delivery is attempted, it is stored on disk with what was seen.
 func TestADeliveryIsStoredBeforeItIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		var b *running
 		checked := 0
 		e.say(func(d delivery.Delivery) error {
@@ -304,7 +304,7 @@ func TestADeliveryIsStoredBeforeItIsSent(t *testing.T) {
 // A destination that hangs, and one that is dead, delay neither another one nor the polling.
 func TestASlowSinkDelaysNeitherOthersNorPolling(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		hung, dead, well := &ear{answer: always(errHang)}, &ear{answer: always(errSinkDown)}, &ear{}
+		hung, dead, well := &recorder{answer: always(errHang)}, &recorder{answer: always(errSinkDown)}, &recorder{}
 		b := s.start(hung.all("hung"), dead.all("dead"), well.all("well"))
 		pause(1500 * time.Millisecond)
 		before := s.polls()
@@ -345,10 +345,10 @@ func TestAStopFinishesWhatIsUnderWay(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.takes), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{}
+				e := &recorder{}
 				slow := e.all("a")
 				slow.Sink = slowSink{e, tt.takes}
-				down := (&ear{answer: always(errSinkDown)}).all("down")
+				down := (&recorder{answer: always(errSinkDown)}).all("down")
 				b := s.start(slow, down)
 				pause(1500 * time.Millisecond)
 				s.reboot(idA)
@@ -388,7 +388,7 @@ func (s slowSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 // An attempt that is accepted although it was cut off counts.
 func TestWhatWasAcceptedWhileBeingCutOffIsNotRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		r := e.all("a")
 		r.Sink = stubborn{e}
 		b := s.start(r)
@@ -414,7 +414,7 @@ func (s stubborn) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 func TestRunReturnsWhateverSinksDo(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		release := make(chan struct{})
-		r := (&ear{}).all("a")
+		r := (&recorder{}).all("a")
 		r.Sink = deaf{release}
 		b := s.start(r)
 		s.reboot(idA)
@@ -429,7 +429,7 @@ func TestRunReturnsWhateverSinksDo(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Hang: true})
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(time.Minute)
 		began := time.Now()
 		b.end()
@@ -450,7 +450,7 @@ func (d deaf) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, er
 // However often the settings are reloaded, no more goroutines run than before.
 func TestReloadsLeaveNothingRunning(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		routes := []bridge.Route{(&ear{}).all("a"), (&ear{}).all("b")}
+		routes := []bridge.Route{(&recorder{}).all("a"), (&recorder{}).all("b")}
 		b := s.start(routes...)
 		pause(time.Minute)
 		before := runtime.NumGoroutine()
@@ -470,7 +470,7 @@ func TestSinksAreClosedWhenTheirRouteHasEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		var first, second, other atomic.Int32
 		route := func(name string, n *atomic.Int32) bridge.Route {
-			r := (&ear{}).all(name)
+			r := (&recorder{}).all(name)
 			r.Sink = closing{r.Sink, n}
 			return r
 		}
@@ -504,7 +504,7 @@ func TestTheBridgePrintsNoSecret(t *testing.T) {
 		if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &ear{answer: always(delivery.ErrBlocked)}
+		e := &recorder{answer: always(delivery.ErrBlocked)}
 		r := e.all("a")
 		r.Secrets = []string{file}
 		b := s.start(r)
@@ -526,7 +526,7 @@ func TestTheBridgePrintsNoSecret(t *testing.T) {
 // While it stops, no settings that come late have it begin anything: what is new waits for the next start.
 func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		slow, late := &ear{}, &ear{}
+		slow, late := &recorder{}, &recorder{}
 		slow.say(func(delivery.Delivery) error { time.Sleep(3 * time.Second); return nil })
 		b := s.start(slow.all("slow"))
 		pause(1500 * time.Millisecond)
@@ -534,7 +534,7 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		b.cancel()
 		pause(500 * time.Millisecond)
-		b.Reload(b.mortal([]bridge.Route{slow.all("slow"), late.all("late")}), nil, bridge.SettingsInfo{})
+		b.Reload(b.killable([]bridge.Route{slow.all("slow"), late.all("late")}), nil, bridge.SettingsInfo{})
 		pause(time.Second)
 		if err := <-b.done; err != nil {
 			t.Errorf("Run = %v", err)
@@ -553,8 +553,8 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 // does.
 func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
-		b := s.start((&ear{answer: always(errSinkDown)}).all("a"))
+		e := &recorder{}
+		b := s.start((&recorder{answer: always(errSinkDown)}).all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b.end()
@@ -567,7 +567,7 @@ func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
 		again.Sink = closing{again.Sink, &closed}
 		reloaded := make(chan struct{})
 		go func() {
-			b.Reload([]bridge.Route{again, (&ear{}).all("b")}, nil, bridge.SettingsInfo{})
+			b.Reload([]bridge.Route{again, (&recorder{}).all("b")}, nil, bridge.SettingsInfo{})
 			close(reloaded)
 		}()
 		pause(3 * time.Second)

@@ -11,9 +11,9 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// A log is an ear with a chain.
+// A log is a recorder with a chain.
 type chainLog struct {
-	*ear
+	*recorder
 	mu   sync.Mutex
 	head string
 }
@@ -36,12 +36,12 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = time.Minute // days pass
-		audit, watch, deaf := &chainLog{ear: &ear{}}, &ear{}, &ear{}
+		audit, watch, deaf := &chainLog{recorder: &recorder{}}, &recorder{}, &recorder{}
 		all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
 		route := audit.all("audit").With(all)
 		route.Sink = audit
 		b := s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
-		heads := func(e *ear) (said []string) {
+		heads := func(e *recorder) (said []string) {
 			for _, h := range e.accepted() {
 				if h.Event.Type() == cloudevent.ChainHead {
 					data := cloudevent.Fields(h.Event)["data"].(map[string]any)
@@ -79,7 +79,7 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 		audit.grows("") // as that of a new file does
 		b.end()
 		want("at a stop before the first line of a new file", "audit 1", "audit 2", "audit 2", "audit 3", "audit 3")
-		for name, other := range map[string]*ear{"the log itself": audit.ear, "a route that gets nothing about it": deaf} {
+		for name, other := range map[string]*recorder{"the log itself": audit.recorder, "a route that gets nothing about it": deaf} {
 			if got := heads(other); len(got) > 0 {
 				t.Errorf("%s heard %q", name, got)
 			}
@@ -87,10 +87,10 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 	})
 }
 
-// A written log is an ear whose chain ends in the id of its last line.
-type chainedEar struct{ *ear }
+// A written log is a recorder whose chain ends in the id of its last line.
+type chainedRecorder struct{ *recorder }
 
-func (w chainedEar) Head() string {
+func (w chainedRecorder) Head() string {
 	lines := w.ids()
 	if len(lines) == 0 {
 		return ""
@@ -103,10 +103,10 @@ func (w chainedEar) Head() string {
 func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			audit, watch := &ear{}, &ear{}
+			audit, watch := &recorder{}, &recorder{}
 			all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
 			route := audit.all("audit").With(all)
-			route.Sink = chainedEar{audit}
+			route.Sink = chainedRecorder{audit}
 			b := s.start(route, watch.all("watch").With(all))
 			s.reboot(idA)
 			pause(5 * time.Second)
@@ -136,9 +136,9 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 // A stop doesn't wait for what such a log gets only when its lead has come.
 func TestAStopDoesNotWaitForTheLeadOfALog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		audit := &ear{}
+		audit := &recorder{}
 		route := audit.all("audit").With(func(x *bridge.Terms) { x.Bridge, x.Lead = bridge.LevelAll, time.Minute })
-		route.Sink = chainedEar{audit}
+		route.Sink = chainedRecorder{audit}
 		b := s.start(route)
 		pause(5 * time.Second)
 		s.redeploy(idA, time.Hour)

@@ -16,7 +16,7 @@ import (
 // comes with each of them later.
 func TestAWaveDoesNotFillAChannel(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errSinkDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
+		e := &recorder{answer: always(errSinkDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
 		b := s.start(e.all("a").With(func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
 		}))

@@ -73,7 +73,7 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 				if atStart {
 					free = fill(t, s.dir)
 				}
-				e, down := &ear{}, &ear{answer: always(errSinkDown)}
+				e, down := &recorder{}, &recorder{answer: always(errSinkDown)}
 				s.bounds.InMemory = 50
 				b := s.start(e.all("a"), down.all("down"))
 				pause(1500 * time.Millisecond)
@@ -120,7 +120,7 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		dir, remount := smallDisk(t)
 		s.dir = dir
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)

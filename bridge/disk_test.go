@@ -40,7 +40,7 @@ func deadIDs(o *outbox.Outbox) (ids []string) {
 func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.dir = notADirectory(t)
-		e, down := &ear{}, &ear{answer: always(errSinkDown)}
+		e, down := &recorder{}, &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("a"), down.all("down"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -79,7 +79,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 // what is too old once in ten minutes only, and not made smaller.
 func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		s.reboot(idA)
 		pause(10 * time.Second)
 		s.disk.mu.Lock()
@@ -108,7 +108,7 @@ func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 // A stop that loses deliveries says how many, and that what is still open is told again at the next start, which it is.
 func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errSinkDown)}
+		down := &recorder{answer: always(errSinkDown)}
 		b := s.start(down.all("down"))
 		pause(1500 * time.Millisecond)
 		s.disk.fail(errFull)
@@ -120,7 +120,7 @@ func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 			!strings.HasSuffix(err.Error(), "; events that are still open are told again at the next start") {
 			t.Errorf("Run = %v", err)
 		}
-		e := &ear{}
+		e := &recorder{}
 		b = s.start(e.all("down"))
 		pause(2 * time.Second)
 		b.end()
@@ -132,7 +132,7 @@ func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 // on disk when it is back.
 func TestAFailingDiskStopsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, down := &ear{}, &ear{answer: always(errSinkDown)}
+		e, down := &recorder{}, &recorder{answer: always(errSinkDown)}
 		s.bounds.InMemory = 5
 		b := s.start(e.all("a"), down.all("down"))
 		pause(1500 * time.Millisecond)
@@ -178,7 +178,7 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 // A disk that hangs delays a commit by its patience, once, and is caught up with when it is back.
 func TestAHangingDiskDelaysOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		release := s.disk.block()
@@ -213,7 +213,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		}
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and a stop does not wait for it
-		b := s.start((&ear{answer: always(errSinkDown)}).all("a"))
+		b := s.start((&recorder{answer: always(errSinkDown)}).all("a"))
 		pause(1500 * time.Millisecond)
 		release := s.disk.block()
 		s.reboot(idA)
@@ -256,7 +256,7 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 					systemtest.Alone(t)
 				}
 				bubble(t, func(t *testing.T, s *stage) {
-					down, up := &ear{answer: always(errSinkDown)}, &ear{}
+					down, up := &recorder{answer: always(errSinkDown)}, &recorder{}
 					b := s.start(down.all("down"), up.all("up"))
 					pause(2 * time.Second)
 					older, err := os.ReadFile(b.Outbox.Path())
@@ -311,7 +311,7 @@ func zero(f *os.File, from, to int64) error {
 // Nothing of a clone's outbox is sent, not even what is open in it, and the new VM's events are told from the start.
 func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errSinkDown)}
+		down := &recorder{answer: always(errSinkDown)}
 		b := s.start(down.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -320,7 +320,7 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 		s.vm = "vm-1"
 		s.azure.End(idA)
 		s.reboot(idB)
-		e := &ear{}
+		e := &recorder{}
 		b = s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		pause(5 * time.Minute)
 		if got := strings.Join(e.types(), " "); got != "scheduled started" && got != "started scheduled" {
@@ -345,7 +345,7 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 // That holds for a sink that comes with a reload in the first seconds too, while it isn't known yet whose the outbox is.
 func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
 		pause(5 * time.Second)
@@ -353,9 +353,9 @@ func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
 		s.vm = "vm-1"
 		s.azure.End(idA)
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 5 * time.Second})
-		b = s.start((&ear{}).all("a"))
+		b = s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
-		comes := &ear{}
+		comes := &recorder{}
 		b.Reload([]bridge.Route{comes.all("comes")}, nil, bridge.SettingsInfo{})
 		pause(time.Minute)
 		b.end()
@@ -369,13 +369,13 @@ func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
 // the rest of the outbox is forgotten.
 func TestTheEventsOfACloneOutliveItsOutbox(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(5 * time.Second)
 		b.end()
 		s.vm = "vm-1"
 		s.reboot(idA)
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		e := &ear{}
+		e := &recorder{}
 		b = s.start(e.all("a"))
 		pause(5 * time.Minute)
 		if n := len(b.Status().Events); n != 1 {
@@ -426,7 +426,7 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = time.Minute
 		s.bounds = outbox.Bounds{History: 32}
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Minute)
 		count := func() (n int) {
 			if err := b.Outbox.Walk(0, func(outbox.Record) error { n++; return nil }); err != nil {
@@ -453,7 +453,7 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 	for _, timeout := range []time.Duration{0, 10 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(errSinkDown)}
+			e := &recorder{answer: always(errSinkDown)}
 			b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Timeout = timeout }))
 			pause(1500 * time.Millisecond)
 			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
@@ -479,10 +479,10 @@ func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 // what follows from it is on disk.
 func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		all := func(e *ear) bridge.Route {
+		all := func(e *recorder) bridge.Route {
 			return e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll })
 		}
-		b := s.start(all(&ear{}))
+		b := s.start(all(&recorder{}))
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b.end()
@@ -494,14 +494,14 @@ func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 			images = append(images, filepath.Join(t.TempDir(), "image"))
 			copyFile(t, file, images[len(images)-1])
 		}
-		b = s.start(all(&ear{answer: always(errSinkDown)}))
+		b = s.start(all(&recorder{answer: always(errSinkDown)}))
 		pause(5 * time.Second)
 		s.wrote = nil
 		b.end()
 		for n, image := range images {
 			copyFile(t, image, file)
 			pause(time.Minute)
-			e := &ear{}
+			e := &recorder{}
 			b = s.start(all(e))
 			pause(5 * time.Second)
 			b.end()

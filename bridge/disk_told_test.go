@@ -15,7 +15,7 @@ import (
 func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, all, others := &ear{}, &ear{}, &ear{}
+		admin, all, others := &recorder{}, &recorder{}, &recorder{}
 		b := s.start(admin.trouble("admin"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }), others.all("others"))
 		pause(1500 * time.Millisecond)
 		fails := func(d time.Duration) {
@@ -79,7 +79,7 @@ func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 // It is told also if it is so from the start.
 func TestADiskThatIsFullAtTheStartIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin := &ear{}
+		admin := &recorder{}
 		s.disk = &faultyDisk{Storage: outbox.File(s.dir, s.logger())}
 		s.disk.fail(errFull)
 		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk})

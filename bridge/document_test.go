@@ -33,7 +33,7 @@ func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.reboot(idA)
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(2 * time.Second)
 		b.end()
@@ -57,7 +57,7 @@ func TestAValueThatCannotBeReadIsLogged(t *testing.T) {
 			if err := errors.Join(wait(), box.Close()); err != nil {
 				t.Fatal(err)
 			}
-			b := s.start((&ear{}).all("a"))
+			b := s.start((&recorder{}).all("a"))
 			pause(2 * time.Second)
 			b.end()
 			if n := strings.Count(s.log.String(), "level=ERROR"); n != want {
@@ -74,7 +74,7 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 		want cloudevent.Outcome
 	}{{0, cloudevent.OutcomeCanceled}, {2 * time.Second, cloudevent.OutcomeCanceled}, {30 * time.Second, cloudevent.OutcomeUnknown}} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			s.reboot(idA)
@@ -99,7 +99,7 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *testing.T) {
 	for _, then := range []string{"it goes on", "it restarts", "it crashes after it"} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			s.reboot(idA)
@@ -137,14 +137,14 @@ func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *test
 // and for status.
 func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 	dir := t.TempDir()
-	down := (&ear{answer: always(errSinkDown)}).all("down").With(func(x *bridge.Terms) {
+	down := (&recorder{answer: always(errSinkDown)}).all("down").With(func(x *bridge.Terms) {
 		x.Fallback = delivery.Fallback{Sink: "b", After: time.Minute}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
 		s.dir = dir
 		pause(time.Hour)
-		b := s.start(down, (&ear{}).self("b"))
+		b := s.start(down, (&recorder{}).self("b"))
 		pause(2 * time.Second)
 		s.redeploy(idA, 10*time.Hour)
 		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
@@ -155,7 +155,7 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 		s := newStage(t)
 		s.dir = dir
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		other := &ear{}
+		other := &recorder{}
 		b := s.start(down, other.self("b"))
 		pause(30 * time.Second)
 		if st := b.Status().Sinks; st[1].Name != "down" || st[1].OldestPendingSeconds < 20 {
@@ -168,7 +168,7 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 }
 
 // self returns a route of events that name this VM.
-func (e *ear) self(name string) bridge.Route {
+func (e *recorder) self(name string) bridge.Route {
 	r := e.all(name)
 	r.Filter.Only.VMs = ""
 	return r
@@ -180,7 +180,7 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 	for _, how := range []string{"running", "restarted", "crashed", "reloaded"} {
 		t.Run(how, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				self, ends, never := &ear{}, &ear{}, &ear{}
+				self, ends, never := &recorder{}, &recorder{}, &recorder{}
 				routes := func(vms string) []bridge.Route {
 					a, b, c := self.self("self"), ends.self("ends"), never.self("never")
 					a.Filter.Only.VMs, b.Filter.Only.VMs = vms, vms
@@ -226,7 +226,7 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 // hears all.
 func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.self("a"))
 		pause(2 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
@@ -246,7 +246,7 @@ func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
 // Each change has the number of the document that it was found in.
 func TestAChangeNamesItsDocument(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		for n := range 3 {
 			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[%s]}`, 5+n, []string{"",
@@ -268,7 +268,7 @@ func TestAChangeNamesItsDocument(t *testing.T) {
 // However many VMs Azure names, the line about an event stays readable.
 func TestALongListOfVMsIsCutInTheLog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("audit"))
+		b := s.start((&recorder{}).all("audit"))
 		pause(1500 * time.Millisecond)
 		var vms []string
 		for i := range 300 {
@@ -292,7 +292,7 @@ func TestALongListOfVMsIsCutInTheLog(t *testing.T) {
 // The line about an event says when it begins, if Azure said that, and nothing of it if not.
 func TestTheLogSaysWhenAnEventBeginsIfAzureDoes(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("audit"))
+		b := s.start((&recorder{}).all("audit"))
 		pause(1500 * time.Millisecond)
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":2,"Events":[
 			{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Scheduled","NotBefore":"Mon, 03 Jan 2000 04:05:06 GMT"},
@@ -338,7 +338,7 @@ func TestNothingIsLoggedUnderALock(t *testing.T) {
 			defer mu.Unlock()
 			seen[words] = true
 		}
-		b.Store(s.start((&ear{}).all("a").With(func(x *bridge.Terms) { x.Remind = []time.Duration{time.Minute} })))
+		b.Store(s.start((&recorder{}).all("a").With(func(x *bridge.Terms) { x.Remind = []time.Duration{time.Minute} })))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(16 * time.Minute)

@@ -299,8 +299,8 @@ func said(t testing.TB, c imds.Change, in cloudevent.Circumstances) event.Event 
 // only.groups takes the events that an observer in one of the groups saw, and those of which the group is not known.
 func TestOnlyGroupsAsksForTheGroupOfTheObserver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		here, elsewhere, early := &ear{}, &ear{}, &ear{}
-		groups := func(e *ear, name string, patterns ...string) bridge.Route {
+		here, elsewhere, early := &recorder{}, &recorder{}, &recorder{}
+		groups := func(e *recorder, name string, patterns ...string) bridge.Route {
 			r := e.all(name)
 			r.Filter.Only.Groups = patterns
 			return r

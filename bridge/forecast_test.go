@@ -24,7 +24,7 @@ func TestWhatRulesWouldDecideIsForecast(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.beginsLate()
-			b := s.start((&ear{answer: always(tt.answer)}).all("drain"))
+			b := s.start((&recorder{answer: always(tt.answer)}).all("drain"))
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
 			pause(1500 * time.Millisecond)

@@ -16,7 +16,7 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 		for _, started := range []bool{false, true} {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Booted = time.Now().Add(-time.Hour)
-				e := &ear{}
+				e := &recorder{}
 				b := s.start(e.all("a"))
 				pause(2 * time.Second)
 				s.reboot(idA)
@@ -55,7 +55,7 @@ func TestAnotherRebootCompletesNoEvent(t *testing.T) {
 	for _, what := range []string{"nothing else", "a crash after it", "a change during it"} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
-			e, want := &ear{}, []string{"scheduled", "vanished"}
+			e, want := &recorder{}, []string{"scheduled", "vanished"}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(72 * time.Hour)})
@@ -91,7 +91,7 @@ func TestAnotherRebootCompletesNoEvent(t *testing.T) {
 func TestARebootAfterAnApprovalCompletesTheEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -121,7 +121,7 @@ func TestARebootAfterAnApprovalCompletesTheEvent(t *testing.T) {
 func TestAPartialFirstDocumentHidesNoGap(t *testing.T) {
 	for _, what := range []string{"it is gone", "it is gone, after two gaps", "it is there again"} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			s.reboot(idA)
@@ -163,7 +163,7 @@ func TestAPartialFirstDocumentHidesNoGap(t *testing.T) {
 // That nobody watched for a while outlasts a crash.
 func TestACrashForgetsNoGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
@@ -201,7 +201,7 @@ func TestOnlyAStandstillIsAPause(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{}
+				e := &recorder{}
 				b := s.start(e.all("a"))
 				pause(2 * time.Second)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
@@ -233,7 +233,7 @@ func TestOnlyAStandstillIsAPause(t *testing.T) {
 func TestTheLongestStandstillIsTold(t *testing.T) {
 	for _, crash := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
@@ -267,7 +267,7 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 		s := newStage(t)
 		s.dir = dir
 		pause(time.Hour)
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
 		pause(2 * time.Second)
@@ -276,7 +276,7 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // in which it is an hour earlier, and the event is gone
 		s := newStage(t)
 		s.dir = dir
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(5 * time.Second)
 		b.end()

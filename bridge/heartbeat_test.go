@@ -21,7 +21,7 @@ import (
 func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		watch, down := &ear{}, &ear{answer: always(errSinkDown)}
+		watch, down := &recorder{}, &recorder{answer: always(errSinkDown)}
 		beats := func(t *bridge.Terms) { t.Heartbeat = 5 * time.Minute }
 		b := s.start(watch.all("watch").With(beats), down.all("down").With(beats))
 		pause(21*time.Minute + 2*time.Second)
@@ -74,7 +74,7 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 // is still to hear about forewarn.
 func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		often, seldom := &ear{answer: always(errSinkDown)}, &ear{answer: always(errSinkDown)}
+		often, seldom := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errSinkDown)}
 		b := s.start(
 			often.all("often").With(func(t *bridge.Terms) { t.Bridge, t.Heartbeat = bridge.LevelAll, time.Minute }),
 			seldom.all("seldom").With(func(t *bridge.Terms) { t.Heartbeat = 20 * time.Minute }))
@@ -93,7 +93,7 @@ func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 // Heartbeats come as often as they promise, so that a monitor may count on it.
 func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		watch, other := &ear{}, &ear{}
+		watch, other := &recorder{}, &recorder{}
 		beats := func(t *bridge.Terms) { t.Heartbeat = time.Minute }
 		b := s.start(watch.all("watch").With(beats), other.all("other").With(beats))
 		pause(3*time.Minute + 30*time.Second)
@@ -126,7 +126,7 @@ func TestNoHeartbeatComesBeforeTheFirstAnswer(t *testing.T) {
 	for _, answers := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Status: 503})
-			watch := &ear{}
+			watch := &recorder{}
 			b := s.start(watch.all("watch").With(func(t *bridge.Terms) { t.Heartbeat = time.Hour }))
 			pause(3 * time.Minute)
 			wantIDs(t, watch.types())
@@ -154,7 +154,7 @@ func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
 	systemtest.Alone(t)
 	_, schema := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		watch := &ear{}
+		watch := &recorder{}
 		every := func(d time.Duration) []bridge.Route {
 			return []bridge.Route{watch.all("watch").With(func(t *bridge.Terms) { t.Heartbeat = d })}
 		}

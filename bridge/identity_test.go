@@ -24,7 +24,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 	t.Run("and passes when it doesn't come, which is said", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(unknown)
-			self, all := &ear{}, &ear{}
+			self, all := &recorder{}, &recorder{}
 			began := time.Now()
 			b := s.start(self.self("self"), all.all("all"))
 			pause(10 * time.Second) // an empty document is no reason to decide about the next
@@ -59,7 +59,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 7100 * time.Millisecond})
 			s.later(idA, "vm-1", "vm-0")
 			s.later(idB, "vm-1")
-			self, leader := &ear{}, &ear{}
+			self, leader := &recorder{}, &recorder{}
 			lead := leader.self("leader")
 			lead.Filter.Only.VMs = "leader"
 			began := time.Now()
@@ -81,7 +81,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 	t.Run("and an event that ends meanwhile was nobody's", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(unknown)
-			all := &ear{}
+			all := &recorder{}
 			b := s.start(all.all("all"))
 			s.later(idA, "vm-0")
 			pause(10 * time.Second)
@@ -94,7 +94,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 	t.Run("across a crash", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(unknown)
-			self := &ear{}
+			self := &recorder{}
 			b := s.start(self.self("self"))
 			s.later(idA, "vm-0")
 			s.later(idB, "vm-1")
@@ -111,11 +111,11 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 	t.Run("once", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(unknown)
-			b := s.start((&ear{}).self("self"))
+			b := s.start((&recorder{}).self("self"))
 			pause(2 * time.Minute)
 			b.end()
 			s.later(idA, "vm-1")
-			self := &ear{}
+			self := &recorder{}
 			b = s.start(self.self("self"))
 			pause(5 * time.Second)
 			wantIDs(t, self.ids(), idA+"-scheduled")
@@ -135,7 +135,7 @@ func TestWhatIsUrgentDoesNotWaitForTheName(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-				self := &ear{}
+				self := &recorder{}
 				b := s.start(self.self("self"))
 				s.later(idA, "vm-1")
 				s.later(idB, "vm-1")
@@ -154,7 +154,7 @@ func TestWhatIsUrgentDoesNotWaitForTheName(t *testing.T) {
 	t.Run("what comes near while it waits", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-			self, began := &ear{}, time.Now()
+			self, began := &recorder{}, time.Now()
 			b := s.start(self.self("self"))
 			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}, NotBefore: began.Add(15*time.Minute + 20*time.Second)})
 			pause(30 * time.Second)
@@ -192,7 +192,7 @@ func TestNobodyWaitsForANameThatWillNotCome(t *testing.T) {
 				s.opts.Random = func() float64 { return 0 } // it is asked after 0, 0.5, 1.5 and 3.5 seconds
 				tt.fault.Path = imdstest.InstanceFacts
 				s.azure.SetFault(tt.fault)
-				self := &ear{}
+				self := &recorder{}
 				began := time.Now()
 				b := s.start(self.self("self"))
 				s.later(idA, "vm-1")
@@ -230,7 +230,7 @@ func TestANameThatComesSoonIsWaitedFor(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			fault.Path, fault.Times = imdstest.InstanceFacts, 2
 			s.azure.SetFault(fault)
-			self := &ear{}
+			self := &recorder{}
 			b := s.start(self.self("self"))
 			s.later(idA, "vm-1")
 			s.later(idB, "vm-0")
@@ -248,7 +248,7 @@ func TestAHostThatSaysAgainThatThereIsNothingIsWaitedFor(t *testing.T) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: status})
 		}
 		instance(404)
-		self := &ear{}
+		self := &recorder{}
 		b := s.start(self.self("self"))
 		s.later(idA, "vm-1")
 		s.later(idB, "vm-0")
@@ -265,11 +265,11 @@ func TestAHostThatSaysAgainThatThereIsNothingIsWaitedFor(t *testing.T) {
 // The name of this VM that was learnt last is kept, and one that is set is not asked for.
 func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).self("a"))
+		b := s.start((&recorder{}).self("a"))
 		pause(2 * time.Second)
 		b.end()
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		e := &ear{}
+		e := &recorder{}
 		b = s.start(e.self("a"))
 		pause(10 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
@@ -283,7 +283,7 @@ func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 	})
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.VMName = "vm-1"
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.self("a"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
 		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
@@ -301,7 +301,7 @@ func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 func TestTheHostStandsInForAName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		s.reboot(idA)
 		pause(10 * time.Second)
@@ -325,7 +325,7 @@ func TestTheHostStandsInForAName(t *testing.T) {
 func TestTheFirstMomentWarnsOfNoName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		b := s.start((&ear{}).self("self"))
+		b := s.start((&recorder{}).self("self"))
 		pause(time.Second)
 		if w := b.Status().Warnings; len(w) > 0 {
 			t.Errorf("the status warns of %q", w)
@@ -340,7 +340,7 @@ func TestThatTheNameIsUnknownIsLoggedOnce(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.VMName = name
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403})
-			b := s.start((&ear{}).self("self"))
+			b := s.start((&recorder{}).self("self"))
 			pause(10 * time.Minute)
 			if n := strings.Count(s.log.String(), "VM name unknown; sinks get the events of every VM"); n != want {
 				t.Errorf("with the name %q in the settings it is logged %d times, want %d", name, n, want)
@@ -355,7 +355,7 @@ func TestWhatIsUrgentWaitsThreeSecondsForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 		s.reboot(idA)
-		e, began := &ear{}, time.Now()
+		e, began := &recorder{}, time.Now()
 		b := s.start(e.all("a"))
 		pause(10 * time.Second)
 		if all := e.accepted(); len(all) != 1 || all[0].at.Sub(began).Truncate(time.Second) != 3*time.Second {
@@ -372,7 +372,7 @@ func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 100 * time.Millisecond
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		e := &ear{}
+		e := &recorder{}
 		route := e.self("self")
 		route.Filter.Only.Changes = []string{"started", "vanished"}
 		b := s.start(route)

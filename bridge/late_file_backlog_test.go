@@ -19,9 +19,9 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
-			down := &ear{answer: always(errSinkDown)}
-			audit, chat, drain, plan := &ear{}, &ear{}, &ear{}, &ear{}
-			chatty := func(e *ear) bridge.Route {
+			down := &recorder{answer: always(errSinkDown)}
+			audit, chat, drain, plan := &recorder{}, &recorder{}, &recorder{}, &recorder{}
+			chatty := func(e *recorder) bridge.Route {
 				return e.all("chat").With(func(t *bridge.Terms) { t.Late = delivery.LateLatest })
 			}
 			drains := drain.leads("drain", 10*time.Minute, "scheduled")
@@ -60,7 +60,7 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 3 * time.Second
-		plan := &ear{}
+		plan := &recorder{}
 		r := plan.leads("plan", 10*time.Minute, "scheduled").With(func(t *bridge.Terms) { t.Late = delivery.LateSend })
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
@@ -79,7 +79,7 @@ func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
 func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		down, chat := &ear{answer: always(errSinkDown)}, &ear{}
+		down, chat := &recorder{answer: always(errSinkDown)}, &recorder{}
 		s.redeploy(idA, 45*time.Minute)
 		b := s.start(down.reminds("chat", 30*time.Minute))
 		pause(17 * time.Minute) // the reminder is pending
@@ -96,7 +96,7 @@ func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 // A stop does not wait to hear which VM this is, also while a file that came late does.
 func TestAStopDoesNotWaitForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		before, e := &ear{answer: always(errSinkDown)}, &ear{}
+		before, e := &recorder{answer: always(errSinkDown)}, &recorder{}
 		b := s.start(before.all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
@@ -133,7 +133,7 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				before, e := &ear{answer: always(tt.down)}, &ear{}
+				before, e := &recorder{answer: always(tt.down)}, &recorder{}
 				b := s.start(before.all("a"))
 				s.reboot(idA)
 				pause(3 * time.Second)
@@ -163,7 +163,7 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			image := filepath.Join(t.TempDir(), "outbox.db")
-			refuses, admin := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+			refuses, admin := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 			b := s.start(refuses.all("a"))
 			pause(1600 * time.Millisecond)
 			s.reboot(idA)
@@ -174,7 +174,7 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 			b, bring := s.lateFile(b, func() {
 				copyFile(t, image, older)
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 8 * time.Second})
-			}, admin.trouble("admin"), (&ear{}).all("a"))
+			}, admin.trouble("admin"), (&recorder{}).all("a"))
 			pause(4 * time.Second)
 			bring()
 			pause(3500 * time.Millisecond)
@@ -190,14 +190,14 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.vm = "vm-1"
-		b := s.start((&ear{answer: always(errSinkDown)}).all("a"))
+		b := s.start((&recorder{answer: always(errSinkDown)}).all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()
 		theirs := filepath.Join(s.dir, "outbox.db")
 		s.azure.End(idA)
 		s.dir, s.vm = notADirectory(t), ""
-		e := &ear{}
+		e := &recorder{}
 		b = s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idB)

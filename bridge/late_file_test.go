@@ -20,8 +20,8 @@ import (
 // and what memory knows stays.
 func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errSinkDown)}
-		b := s.start(down.all("a"), (&ear{}).all("gone"))
+		down := &recorder{answer: always(errSinkDown)}
+		b := s.start(down.all("a"), (&recorder{}).all("gone"))
 		s.reboot(idA)
 		pause(2 * time.Second)
 		s.reboot(idB)
@@ -31,7 +31,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 
 		s.azure.End(idB)
 		s.dir = notADirectory(t)
-		e := &ear{}
+		e := &recorder{}
 		b = s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.azure.Start(idA)
@@ -87,7 +87,7 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.beginsLate()
-			e, moved := &ear{}, &ear{}
+			e, moved := &recorder{}, &recorder{}
 			first := moved.all("first")
 			first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
@@ -144,7 +144,7 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 	for _, when := range []string{"before", "until the start"} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(1500 * time.Millisecond)
 			s.redeploy(idA, 5*time.Hour)
@@ -177,7 +177,7 @@ func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			first, added := &ear{}, &ear{}
+			first, added := &recorder{}, &recorder{}
 			b := s.start(first.all("first"))
 			pause(2 * time.Second)
 			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
@@ -207,7 +207,7 @@ func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 // the first document.
 func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		first, added, returning, mine := &ear{}, &ear{}, &ear{}, &ear{}
+		first, added, returning, mine := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		b := s.start(first.all("first"), returning.all("returning"))
 		pause(2 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
@@ -237,7 +237,7 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 // its VM no longer when the file comes.
 func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		audit, mine := &ear{}, &ear{}
+		audit, mine := &recorder{}, &recorder{}
 		b := s.start(audit.all("audit"))
 		pause(2 * time.Second)
 		b, bring := s.lateFile(b, func() {}, audit.all("audit"), mine.self("mine"))
@@ -261,7 +261,7 @@ func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
 // A reboot while the file could not be read yet ended the event in it as one in any other gap.
 func TestARebootBeforeALateFileIsKnown(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -287,7 +287,7 @@ func TestARebootBeforeALateFileIsKnown(t *testing.T) {
 func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			reboots := func() {
 				pause(2 * time.Minute)
 				s.opts.Booted = time.Now()
@@ -320,7 +320,7 @@ func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
 // What is pending in a late file about the bridge is never out of date: nothing newer says it.
 func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		route := e.all("a").With(func(x *bridge.Terms) { x.Bridge, x.Late = bridge.LevelAll, delivery.LateLatest })
 		b := s.start(route)
 		pause(3 * time.Second)
@@ -340,7 +340,7 @@ func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 // A crash before a late file was taken up leaves it as it was.
 func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, down := &ear{}, (&ear{answer: always(errSinkDown)}).all("down")
+		e, down := &recorder{}, (&recorder{answer: always(errSinkDown)}).all("down")
 		first := e.all("first")
 		first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
@@ -367,7 +367,7 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, added, down := &ear{}, &ear{}, (&ear{answer: always(errSinkDown)}).all("down")
+			e, added, down := &recorder{}, &recorder{}, (&recorder{answer: always(errSinkDown)}).all("down")
 			choosy := added.all("added")
 			choosy.Filter.When = mustParseWhen(t, `data.event.EventId != ""`)
 			s.reboot(idA)
@@ -401,7 +401,7 @@ func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 // An id that was used before the file was away isn't used again for another change.
 func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		for range 2 { // it comes, and comes back
 			s.reboot(idA)

@@ -15,7 +15,7 @@ import (
 )
 
 // leads returns a route that is told shortly before an event begins, as a drain is.
-func (e *ear) leads(name string, lead time.Duration, changes ...string) bridge.Route {
+func (e *recorder) leads(name string, lead time.Duration, changes ...string) bridge.Route {
 	r := e.all(name).With(func(t *bridge.Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
 	r.Filter.Only.Changes = changes
 	return r
@@ -52,7 +52,7 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Interval = seldom
-				drain := &ear{}
+				drain := &recorder{}
 				route := drain.leads("drain", lead, "scheduled")
 				b := s.start(route)
 				pause(1500 * time.Millisecond)
@@ -86,7 +86,7 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		drain := &ear{answer: always(errSinkDown)}
+		drain := &recorder{answer: always(errSinkDown)}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Minute) // less than the lead
@@ -108,7 +108,7 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		chat, drain := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		chat, drain := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 		b := s.start(chat.all("chat"), drain.leads("drain", 10*time.Minute, "scheduled"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, time.Hour)
@@ -130,7 +130,7 @@ func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		drain := &ear{answer: always(errSinkDown)}
+		drain := &recorder{answer: always(errSinkDown)}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated", "approved").With(func(t *bridge.Terms) {
 			t.Late = delivery.LateSend
 		}))
@@ -157,7 +157,7 @@ func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Lead = 10 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 2*time.Hour)
@@ -172,7 +172,7 @@ func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 // So does what waits for its lead at a sink that was away when the change came, and is told of it when it returns.
 func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		drain, kept := &ear{}, (&ear{}).all("kept")
+		drain, kept := &recorder{}, (&recorder{}).all("kept")
 		route := drain.all("drain").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute })
 		b := s.start(kept, route)
 		pause(1500 * time.Millisecond)
@@ -192,7 +192,7 @@ func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
 func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		drain := &ear{}
+		drain := &recorder{}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, time.Hour)
@@ -258,7 +258,7 @@ func TestALeadComesWhateverHappens(t *testing.T) {
 			t.Run(claim+" "+strings.Join(changes, "+"), func(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
 					s.opts.Interval = seldom
-					drain := &ear{}
+					drain := &recorder{}
 					r := drain.leads("drain", 10*time.Minute, changes...)
 					b := s.start(r)
 					pause(1500 * time.Millisecond)
@@ -285,7 +285,7 @@ func TestALeadComesWhateverHappens(t *testing.T) {
 func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
 	for _, over := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			drain := &ear{}
+			drain := &recorder{}
 			r := drain.leads("drain", 10*time.Minute, "scheduled")
 			b := s.start(r)
 			pause(1500 * time.Millisecond)
@@ -317,7 +317,7 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
-		ops := &ear{}
+		ops := &recorder{}
 		b := s.start(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 30*time.Minute)
@@ -338,7 +338,7 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 func TestWhatWasToldAtOnceIsNotToldAgainAtTheLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		drain := &ear{}
+		drain := &recorder{}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Minute) // less than the lead
@@ -357,7 +357,7 @@ func TestALeadOutlivesAnApproval(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
-		drain := &ear{}
+		drain := &recorder{}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 30*time.Minute)
@@ -376,7 +376,7 @@ func TestALeadOutlivesAnApproval(t *testing.T) {
 func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		drain, chat := &ear{}, &ear{}
+		drain, chat := &recorder{}, &recorder{}
 		b := s.start(drain.leads("drain", 10*time.Minute), chat.all("chat").With(func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 10*time.Hour)

@@ -85,13 +85,13 @@ func TestTheMeterCountsEveryAttempt(t *testing.T) {
 		s.opts.Meter = m
 		slow := errors.New("slow")
 		b := s.start(
-			(&ear{}).all("well"),
-			(&ear{answer: always(errRefused)}).all("refusing"),
-			(&ear{answer: always(&delivery.RetryAfter{After: time.Hour, Err: errSinkDown})}).all("busy"),
-			(&ear{answer: always(errHang)}).all("hanging"),
-			(&ear{answer: always(slow)}).all("down"),
-			(&ear{answer: always(delivery.ErrRejected)}).all("strict"),
-			(&ear{answer: always(errHang)}).all("old").With(func(t *bridge.Terms) { t.MaxAge = time.Second }),
+			(&recorder{}).all("well"),
+			(&recorder{answer: always(errRefused)}).all("refusing"),
+			(&recorder{answer: always(&delivery.RetryAfter{After: time.Hour, Err: errSinkDown})}).all("busy"),
+			(&recorder{answer: always(errHang)}).all("hanging"),
+			(&recorder{answer: always(slow)}).all("down"),
+			(&recorder{answer: always(delivery.ErrRejected)}).all("strict"),
+			(&recorder{answer: always(errHang)}).all("old").With(func(t *bridge.Terms) { t.MaxAge = time.Second }),
 		)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -121,7 +121,7 @@ func TestTheLagCountsFromWhenADeliveryWasDue(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		e := &ear{answer: always(errHang)}
+		e := &recorder{answer: always(errHang)}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -141,8 +141,8 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		batches := &ear{answer: always(errSinkDown)}
-		latest := &ear{answer: always(errSinkDown)}
+		batches := &recorder{answer: always(errSinkDown)}
+		latest := &recorder{answer: always(errSinkDown)}
 		b := s.start(
 			batches.all("batches").With(func(t *bridge.Terms) { t.Batch = 10 }),
 			latest.all("latest").With(func(t *bridge.Terms) { t.Late = delivery.LateLatest }),
@@ -177,7 +177,7 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		b := s.start((&ear{}).all("a").With(func(t *bridge.Terms) { t.Lead = 5 * time.Minute }))
+		b := s.start((&recorder{}).all("a").With(func(t *bridge.Terms) { t.Lead = 5 * time.Minute }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA) // in 15 minutes
 		pause(9 * time.Minute)
@@ -200,7 +200,7 @@ func TestTheMeterCountsPollsAndCloudEvents(t *testing.T) {
 		s.opts.Meter = m
 		turns := 0
 		s.opts.Turned = func() { turns++ }
-		b := s.start((&ear{}).all("a"), (&ear{}).all("b"))
+		b := s.start((&recorder{}).all("a"), (&recorder{}).all("b"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(time.Second)
@@ -235,7 +235,7 @@ func TestTheMeterCountsWhatIsForgotten(t *testing.T) {
 		m := &counting{}
 		s.opts.Meter = m
 		s.bounds = outbox.Bounds{Dead: 2, InMemory: 1}
-		b := s.start((&ear{answer: always(delivery.ErrRejected)}).all("strict"))
+		b := s.start((&recorder{answer: always(delivery.ErrRejected)}).all("strict"))
 		pause(1500 * time.Millisecond)
 		for i := range 5 {
 			s.reboot(fmt.Sprintf("AAAAAAAA-0000-4000-8000-00000000001%d", i))
@@ -258,7 +258,7 @@ func TestSeriesAreNamedOnce(t *testing.T) {
 // Housekeeping and the approval loop count for being alive as the poll loop does.
 func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		for _, loop := range []string{"housekeeping", "approval loop"} {
 			pause(bridge.LongestRest + time.Minute)
 			if err := b.Alive(); err != nil {
@@ -278,7 +278,7 @@ func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
 func TestTheLongestTurnIsAlive(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 429, RetryAfter: "3600"})
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(time.Second)
 		s.azure.SetFault(imdstest.Fault{Hang: true})
 		for range 300 {

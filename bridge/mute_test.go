@@ -19,7 +19,7 @@ import (
 // the muted one hears the latest of each event, and the status tells all the while.
 func TestAMutedSinkWaits(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ops, audit := &ear{}, &ear{}
+		ops, audit := &recorder{}, &recorder{}
 		heardAll := func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }
 		latest := func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }
 		b := s.start(ops.all("ops").With(latest), audit.all("audit").With(heardAll))
@@ -87,7 +87,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 // Heartbeats go on while everything else about the bridge waits for the end of a mute.
 func TestHeartbeatsPassAMute(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ops := &ear{}
+		ops := &recorder{}
 		b := s.start(ops.all("ops").With(func(terms *bridge.Terms) { terms.Bridge, terms.Heartbeat = bridge.LevelAll, time.Minute }))
 		pause(90 * time.Second)
 		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, time.Hour); err != nil {
@@ -106,7 +106,7 @@ func TestHeartbeatsPassAMute(t *testing.T) {
 // settings without the sink.
 func TestAMuteEndsOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ops, other := &ear{}, &ear{}
+		ops, other := &recorder{}, &recorder{}
 		b := s.start(ops.all("ops"), other.all("other"))
 		pause(1500 * time.Millisecond)
 		mute := func(sink string) string {
@@ -160,7 +160,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 // of the bridge goes on.
 func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		audit := &ear{}
+		audit := &recorder{}
 		b := s.start(audit.all("audit").With(func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
 		pause(1500 * time.Millisecond)
 		release := s.disk.block()
@@ -186,7 +186,7 @@ func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 // stands for it.
 func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ops := &ear{}
+		ops := &recorder{}
 		b := s.start(ops.all("ops").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop }))
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, time.Minute); err != nil {
@@ -207,7 +207,7 @@ func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 // restart. A mute of all that was made before there were others stays one of all.
 func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		chat, audit, mail, hook := &ear{}, &ear{}, &ear{}, &ear{}
+		chat, audit, mail, hook := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		people := func(terms *bridge.Terms) { terms.People = true }
 		routes := []bridge.Route{chat.all("chat").With(people), audit.all("audit"), hook.all("hook")}
 		b := s.start(routes...)

@@ -45,8 +45,8 @@ func TestTheLogSaysOnceThatASinkNeedsSomebody(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				down := &ear{answer: always(tt.answer)}
-				b := s.start((&ear{}).all("well"), down.all("down"))
+				down := &recorder{answer: always(tt.answer)}
+				b := s.start((&recorder{}).all("well"), down.all("down"))
 				pause(1500 * time.Millisecond)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(tt.notice)})
 				pause(tt.after/4 + 500*time.Millisecond)
@@ -90,8 +90,8 @@ func TestAMuteDoesNotSayThatASinkNoLongerNeedsSomebody(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				down := &ear{answer: always(tt.answer)}
-				b := s.start((&ear{}).all("well"), down.all("down"))
+				down := &recorder{answer: always(tt.answer)}
+				b := s.start((&recorder{}).all("well"), down.all("down"))
 				pause(1500 * time.Millisecond)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(tt.notice)})
 				pause(tt.after)
@@ -157,8 +157,8 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				down := &ear{answer: always(tt.answer)}
-				b := s.start((&ear{}).all("well"), down.all("down"))
+				down := &recorder{answer: always(tt.answer)}
+				b := s.start((&recorder{}).all("well"), down.all("down"))
 				pause(1500 * time.Millisecond)
 				e := tt.event
 				e.ID, e.Type = idA, "Reboot"

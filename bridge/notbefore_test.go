@@ -17,7 +17,7 @@ func TestANotBeforeAtTheEndOfTimeIsTold(t *testing.T) {
 	} {
 		t.Run(notBefore, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{}
+				e := &recorder{}
 				lead := e.all("lead").With(func(x *bridge.Terms) { x.Lead = time.Hour })
 				remind := e.all("remind").With(func(x *bridge.Terms) { x.Remind = []time.Duration{24 * time.Hour, time.Hour} })
 				b := s.start(lead, remind)

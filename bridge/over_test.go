@@ -18,14 +18,14 @@ import (
 
 // waysToWait are all ways in which the announcement of an event waits while the event ends. Each starts a bridge with the
 // route, has an event announced and ended, and returns the bridge when the destination of the route is well again.
-var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route) *running{
-	"for a retry": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+var waysToWait = map[string]func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running{
+	"for a retry": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		return announcedAndEnded(s, e, s.start(r), errSinkDown)
 	},
-	"because it is blocked": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	"because it is blocked": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		return announcedAndEnded(s, e, s.start(r), fmt.Errorf("%w: exit 78", delivery.ErrBlocked))
 	},
-	"for the end of a mute": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	"for the end of a mute": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
@@ -33,7 +33,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route)
 		}
 		return announcedAndEnded(s, e, b, nil)
 	},
-	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
@@ -43,11 +43,11 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route)
 		b.crash()
 		return s.start(r)
 	},
-	forItsLead: func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	forItsLead: func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		r.Terms.Lead = 5 * time.Minute
 		return announcedAndEnded(s, e, s.start(r), nil)
 	},
-	"for its turn": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	"for its turn": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		r.Sink = slowSink{e, 10 * time.Minute}
 		r.Terms.Timeout = 0
 		b := s.start(r)
@@ -55,7 +55,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route)
 		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 		return announcedAndEnded(s, e, b, nil)
 	},
-	beforeTheFile: func(_ *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	beforeTheFile: func(_ *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		b := s.start(r)
 		e.say(always(errSinkDown))
 		pause(1500 * time.Millisecond)
@@ -67,7 +67,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route)
 		bring()
 		return b
 	},
-	"for forewarn to be started again": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	"for forewarn to be started again": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		b := s.start(r)
 		e.say(always(errSinkDown))
 		pause(1500 * time.Millisecond)
@@ -78,7 +78,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route)
 		e.say(nil)
 		return s.start(r)
 	},
-	withoutTheSink: func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	withoutTheSink: func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		b := s.start(r)
 		e.say(always(errSinkDown))
 		pause(1500 * time.Millisecond)
@@ -94,7 +94,7 @@ var waysToWait = map[string]func(t *testing.T, s *stage, e *ear, r bridge.Route)
 		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
 		return b
 	},
-	"for a reload that makes it late": func(t *testing.T, s *stage, e *ear, r bridge.Route) *running {
+	"for a reload that makes it late": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
 		before := r
 		before.Terms.Late = delivery.LateSend
 		b := announcedAndEnded(s, e, s.start(before), errSinkDown)
@@ -115,7 +115,7 @@ const (
 )
 
 // announcedAndEnded has the reboot of vm-0 announced to a destination that answers with why, and ended.
-func announcedAndEnded(s *stage, e *ear, b *running, why error) *running {
+func announcedAndEnded(s *stage, e *recorder, b *running, why error) *running {
 	if why != nil {
 		e.say(always(why))
 	}
@@ -131,16 +131,16 @@ func announcedAndEnded(s *stage, e *ear, b *running, why error) *running {
 // A sink that acts begins nothing about an event that is known to be over, and one for people that isn't told of the end
 // isn't told either that the event is to come, however the announcement has waited. The history says why.
 func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
-	routes := map[string]func(*ear) bridge.Route{
-		"drop": func(e *ear) bridge.Route {
+	routes := map[string]func(*recorder) bridge.Route{
+		"drop": func(e *recorder) bridge.Route {
 			r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 			r.Filter.Only.Changes = []string{"scheduled", "updated"}
 			return r
 		},
-		"drop, with the end": func(e *ear) bridge.Route {
+		"drop, with the end": func(e *recorder) bridge.Route {
 			return e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 		},
-		"latest, without the end": func(e *ear) bridge.Route {
+		"latest, without the end": func(e *recorder) bridge.Route {
 			r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateLatest })
 			r.Filter.Only.Changes = []string{"scheduled"}
 			return r
@@ -153,7 +153,7 @@ func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 					systemtest.Alone(t)
 				}
 				bubble(t, func(t *testing.T, s *stage) {
-					e := &ear{}
+					e := &recorder{}
 					b := wait(t, s, e, route(e))
 					pause(20 * time.Minute)
 					for _, h := range e.accepted() {
@@ -195,7 +195,7 @@ func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{answer: func(delivery.Delivery) error {
+				e := &recorder{answer: func(delivery.Delivery) error {
 					time.Sleep(9 * time.Second) // before its timeout
 					return tt.why
 				}}
@@ -242,7 +242,7 @@ func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
 	for name, isOver := range map[string]bool{"the event is over": true, "it is still to come": false} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				drain, chat := &ear{answer: always(errSinkDown)}, &ear{answer: always(errSinkDown)}
+				drain, chat := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errSinkDown)}
 				routes := []bridge.Route{drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }), chat.all("chat")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
@@ -278,7 +278,7 @@ func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
 // The same holds for what waited for its lead, which comes while Azure doesn't answer.
 func TestALeadBeginsNothingBeforeAzuresFirstAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		drain := &ear{}
+		drain := &recorder{}
 		r := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Lead = delivery.LateDrop, 5*time.Minute })
 		b := s.start(r)
 		pause(1500 * time.Millisecond)
@@ -307,7 +307,7 @@ func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 		}
 		t.Run(way, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{}
+				e := &recorder{}
 				b := wait(t, s, e, e.all("chat").With(func(x *bridge.Terms) { x.Late = delivery.LateLatest }))
 				pause(20 * time.Minute)
 				got := slices.DeleteFunc(e.ids(), func(id string) bool { return strings.HasPrefix(id, idB) })
@@ -322,7 +322,7 @@ func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
 	for _, why := range []error{nil, errSinkDown} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(why)}
+			e := &recorder{answer: always(why)}
 			r := e.all("drain").With(func(x *bridge.Terms) { x.Late, x.Timeout = delivery.LateDrop, 0 })
 			r.Filter.Only.Changes = []string{"scheduled"}
 			r.Sink = slowSink{e, time.Minute}
@@ -358,7 +358,7 @@ func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 	} {
 		t.Run(string(late), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				hook, other := &ear{answer: always(errSinkDown)}, &ear{}
+				hook, other := &recorder{answer: always(errSinkDown)}, &recorder{}
 				first := hook.all("hook").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "other", After: time.Hour} })
 				first.Filter.Only.Changes = tt.changes
 				second := other.all("other").With(func(x *bridge.Terms) { x.Late = late })
@@ -382,7 +382,7 @@ func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 // What somebody asks for is sent, also when its event is over: whoever replays a dead letter knows what they do.
 func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: exit 65", delivery.ErrRejected))}
+		e := &recorder{answer: always(fmt.Errorf("%w: exit 65", delivery.ErrRejected))}
 		r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
 		r.Filter.Only.Changes = []string{"scheduled"}
 		b := announcedAndEnded(s, e, s.start(r), errors.Join(delivery.ErrRejected))
@@ -406,7 +406,7 @@ func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
 // An approval that is answered when its event is over starts no runbook: people hear of it.
 func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		chat, runbook := &ear{}, &ear{}
+		chat, runbook := &recorder{}, &recorder{}
 		acts := runbook.all("runbook").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
 		acts.Filter.Only.Changes = []string{"approved"}
 		s.proxy = func(next http.RoundTripper) http.RoundTripper {
@@ -434,9 +434,9 @@ func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 // begins nothing. One of an open event, of the end itself, or for another sink is not.
 func TestADeadLetterKnowsThatItsEventIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}
+		e := &recorder{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}
 		drain := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-		b := s.start(drain, (&ear{}).all("chat"))
+		b := s.start(drain, (&recorder{}).all("chat"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		s.reboot(idB)
@@ -458,7 +458,7 @@ func TestADeadLetterKnowsThatItsEventIsOver(t *testing.T) {
 func TestASinkKnowsThatTheEventIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		stream := &ear{answer: always(errSinkDown)}
+		stream := &recorder{answer: always(errSinkDown)}
 		b := s.start(stream.all("stream"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)

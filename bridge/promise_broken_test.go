@@ -19,7 +19,7 @@ import (
 func TestWhileTheDiskFailsThePromiseIsTakenBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, audit := &ear{}, &ear{}
+		drain, audit := &recorder{}, &recorder{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.disk.fail(errFull)
@@ -38,13 +38,13 @@ func TestWhileTheDiskFailsThePromiseIsTakenBack(t *testing.T) {
 func TestARuleThatIsTakenAwayTakesItsPromiseBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, audit := &ear{answer: always(errors.New("busy"))}, &ear{}
+		drain, audit := &recorder{answer: always(errors.New("busy"))}, &recorder{}
 		routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
-		b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
+		b.Reload(b.killable(routes), nil, bridge.SettingsInfo{})
 		pause(3 * time.Second)
 		wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
 		if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Sink != "" || a.Error != `rule "drain first" was removed from the settings` {
@@ -75,7 +75,7 @@ func TestAnUpdateThatEndsAPromiseIsTold(t *testing.T) {
 					rule := namedRule()
 					rule.Only.Types = []string{"Reboot"}
 					s.opts.Rules = []bridge.Rule{rule}
-					drain, audit := &ear{}, &ear{}
+					drain, audit := &recorder{}, &recorder{}
 					if busy {
 						drain.say(always(errors.New("busy")))
 					} else {
@@ -122,7 +122,7 @@ func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{namedRule()}
-				drain, audit := &ear{answer: always(&delivery.RetryAfter{Err: errSinkDown, After: 4 * time.Second})}, &ear{}
+				drain, audit := &recorder{answer: always(&delivery.RetryAfter{Err: errSinkDown, After: 4 * time.Second})}, &recorder{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -193,8 +193,8 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Rules = tt.before
-				sink, audit := &ear{answer: always(errHang)}, &ear{}
-				failing := &ear{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}
+				sink, audit := &recorder{answer: always(errHang)}, &recorder{}
+				failing := &recorder{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}
 				drainRoute := sink.all("drain").With(func(r *bridge.Terms) { r.Timeout = 0 })
 				if tt.failed {
 					drainRoute.Sink = failing
@@ -210,7 +210,7 @@ func TestAReloadThatBreaksAPromiseIsTold(t *testing.T) {
 				if slices.ContainsFunc(tt.after, func(r bridge.Rule) bool { return slices.Contains(r.After, "drain-2") }) {
 					routes = append(routes, failing.all("drain-2"))
 				}
-				b.Reload(b.mortal(routes), tt.after, bridge.SettingsInfo{})
+				b.Reload(b.killable(routes), tt.after, bridge.SettingsInfo{})
 				pause(2 * time.Minute)
 				wantIDs(t, audit.withheld(t), tt.told...)
 				told := audit.promised(t)

@@ -22,17 +22,17 @@ func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
 		claim  string
 		wait   time.Duration
 		before func(b *running) // the event is announced
-		then   func(b *running, drain *ear)
+		then   func(b *running, drain *recorder)
 		told   []string
 	}{
 		{"a mute has ended", 3 * time.Minute, func(b *running) { b.mute(time.Hour) },
-			func(b *running, _ *ear) { b.unmute() },
+			func(b *running, _ *recorder) { b.unmute() },
 			[]string{cloudevent.ResultPromised, cloudevent.ResultApproved}},
 		{"and the rule approves at once", 5 * time.Second, func(b *running) { b.mute(time.Hour) },
-			func(b *running, _ *ear) { b.unmute() },
+			func(b *running, _ *recorder) { b.unmute() },
 			[]string{cloudevent.ResultApproved}},
 		{"a reload brings it back", 3 * time.Minute, nil,
-			func(b *running, _ *ear) {
+			func(b *running, _ *recorder) {
 				rules := b.s.opts.Rules
 				b.Reload(b.Routes, nil, bridge.SettingsInfo{})
 				pause(time.Minute)
@@ -40,7 +40,7 @@ func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
 			},
 			[]string{cloudevent.ResultWithheld, cloudevent.ResultPromised, cloudevent.ResultApproved}},
 		{"a dead letter is replayed", 3 * time.Minute, nil,
-			func(b *running, drain *ear) {
+			func(b *running, drain *recorder) {
 				drain.say(nil)
 				letter := b.Outbox.List(outbox.Selection{State: outbox.StateDead})[0]
 				if _, err := b.Replay([]string{letter.Key}, "", "alice"); err != nil {
@@ -55,7 +55,7 @@ func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
 				rule := namedRule()
 				rule.Wait = tt.wait
 				s.opts.Rules = []bridge.Rule{rule}
-				drain, audit := &ear{}, &ear{}
+				drain, audit := &recorder{}, &recorder{}
 				if tt.claim == "a dead letter is replayed" {
 					drain.say(rejected)
 				}
@@ -89,7 +89,7 @@ func TestWhatIsToldAfterAnApprovalSaysWhoAsked(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.azure.SetFault(tt.fault)
-				audit := &ear{}
+				audit := &recorder{}
 				b := s.start(audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{5 * time.Minute} }))
 				pause(1500 * time.Millisecond)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
@@ -119,8 +119,8 @@ func TestWhatIsToldAfterAnApprovalSaysWhoAsked(t *testing.T) {
 func TestARuleIsAnnouncedWithTheLeadOfItsSink(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		audit := &ear{}
-		drain := (&ear{}).all("drain").With(func(r *bridge.Terms) { r.Lead = 5 * time.Minute })
+		audit := &recorder{}
+		drain := (&recorder{}).all("drain").With(func(r *bridge.Terms) { r.Lead = 5 * time.Minute })
 		b := s.start(drain, audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -139,8 +139,8 @@ func TestAnEvictionIsToldWithoutRules(t *testing.T) {
 		rule := namedRule()
 		rule.Only.Types = bridge.TypesValues
 		s.opts.Rules = []bridge.Rule{rule}
-		audit := &ear{}
-		drain := &ear{answer: always(delivery.ErrRejected)}
+		audit := &recorder{}
+		drain := &recorder{answer: always(delivery.ErrRejected)}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Preempt", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(30 * time.Second)})
@@ -157,7 +157,7 @@ func TestARefusalAndAReminderNameTheRulesOfThen(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse, Times: 1})
-				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+				drain, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
 				want, rules := `rule "drain first"`, []bridge.Rule{namedRule()}
 				if tried {
 					s.opts.Rules = rules
@@ -172,7 +172,7 @@ func TestARefusalAndAReminderNameTheRulesOfThen(t *testing.T) {
 					NotBefore: time.Now().Add(time.Hour)})
 				pause(2 * time.Minute)
 				if !tried {
-					b.Reload(b.mortal(routes), rules, bridge.SettingsInfo{})
+					b.Reload(b.killable(routes), rules, bridge.SettingsInfo{})
 					pause(5 * time.Second)
 				}
 				b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
@@ -202,7 +202,7 @@ func TestWhatANewerChangeOvertakesIsNotReportedAsGivenUp(t *testing.T) {
 	for claim, works := range map[string]bool{"it is tried": false, "it is done": true} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				drain, ops := &ear{answer: always(errSinkDown)}, &ear{}
+				drain, ops := &recorder{answer: always(errSinkDown)}, &recorder{}
 				people := ops.all("ops")
 				people.Terms.Bridge = bridge.LevelTrouble
 				acts := drain.all("drain").With(func(r *bridge.Terms) { r.Late = delivery.LateDrop })
@@ -253,11 +253,11 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{namedRule()}
-				drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+				drain, late := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 				if drained {
 					drain.say(nil)
 				}
-				deaf := (&ear{}).all("deaf")
+				deaf := (&recorder{}).all("deaf")
 				deaf.Filter.Only.Changes = []string{"scheduled"}
 				routes := []bridge.Route{drain.all("drain")}
 				b := s.start(routes...)
@@ -267,13 +267,13 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 				b.crash()
 				b = s.start(routes...)
 				pause(10 * time.Second)
-				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
+				b.Reload(b.killable(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
 				pause(10 * time.Second)
-				b.Reload(b.mortal(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
+				b.Reload(b.killable(append(routes, late.all("late"), deaf)), s.opts.Rules, bridge.SettingsInfo{})
 				pause(time.Minute)
 				wantIDs(t, late.ids(), idA+"-scheduled", idA+"-approved")
 				wantIDs(t, late.results(t), name)
-				wantIDs(t, deaf.Sink.(*ear).ids(), idA+"-scheduled")
+				wantIDs(t, deaf.Sink.(*recorder).ids(), idA+"-scheduled")
 				b.end()
 			})
 		})
@@ -285,7 +285,7 @@ func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, late := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		drain, late := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 		routes := []bridge.Route{drain.all("drain")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
@@ -294,7 +294,7 @@ func TestASinkThatComesLaterIsNotToldOfOldPromises(t *testing.T) {
 		drain.say(always(errSinkDown))
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
 		pause(10 * time.Second)
-		b.Reload(b.mortal(append(routes, late.all("late"))), s.opts.Rules, bridge.SettingsInfo{})
+		b.Reload(b.killable(append(routes, late.all("late"))), s.opts.Rules, bridge.SettingsInfo{})
 		pause(10 * time.Second)
 		wantIDs(t, late.types(), "updated")
 		wantIDs(t, late.promised(t), `rule "drain first" after drain and 5s;`)
@@ -310,7 +310,7 @@ func TestThatADrainTakesTooLongForTheWaitIsTold(t *testing.T) {
 		rule := namedRule()
 		rule.Wait = 5 * time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
-		drain, audit := &ear{answer: always(errHang)}, &ear{}
+		drain, audit := &recorder{answer: always(errHang)}, &recorder{}
 		slow := drain.all("drain")
 		slow.Terms.Timeout = time.Hour
 		b := s.start(slow, audit.reminds("audit", 2*time.Minute))
@@ -335,7 +335,7 @@ func TestARunThatARestartCutOffHasNotFailed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, audit := &ear{answer: always(errHang)}, &ear{}
+		drain, audit := &recorder{answer: always(errHang)}, &recorder{}
 		route := drain.all("drain")
 		route.Terms.Timeout = time.Hour
 		b := s.start(route, audit.all("audit"))

@@ -23,7 +23,7 @@ func namedRule() bridge.Rule {
 }
 
 // promised returns the names of the rules that each CloudEvent about an event says will approve it, "-" for none.
-func (e *ear) promised(t *testing.T) (list []string) {
+func (e *recorder) promised(t *testing.T) (list []string) {
 	for _, h := range e.accepted() {
 		names := "-"
 		for i, r := range dataIn(t, h.Event).Rules {
@@ -42,7 +42,7 @@ func (e *ear) promised(t *testing.T) (list []string) {
 func TestAnEventIsAnnouncedWithTheRulesThatWillApproveIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+		drain, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
 		b := s.start(drain.all("drain"), audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{time.Minute} }))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -82,13 +82,13 @@ func TestWhatIsInDoubtIsNotPromised(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				rule, audit := namedRule(), &ear{}
+				rule, audit := namedRule(), &recorder{}
 				rule.Only.Types = []string{"Reboot"}
 				if tt.rule != nil {
 					tt.rule(&rule)
 				}
 				s.opts.Rules = []bridge.Rule{rule}
-				drain := (&ear{answer: always(errSinkDown)}).all("drain")
+				drain := (&recorder{answer: always(errSinkDown)}).all("drain")
 				if tt.drain != nil {
 					drain = tt.drain(drain)
 				}
@@ -125,7 +125,7 @@ func TestAFailedDrainIsToldWithItsReason(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
 		failed := fmt.Errorf("%w: exit 75: 3 sessions left", delivery.ErrRejected)
-		drain, audit, trouble := &ear{answer: always(errSinkDown)}, &ear{}, &ear{}
+		drain, audit, trouble := &recorder{answer: always(errSinkDown)}, &recorder{}, &recorder{}
 		acts := func(r *bridge.Terms) { r.Acts = true }
 		onCall := trouble.all("on-call").With(func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble })
 		onCall.Filter.Only.Types = []string{"Freeze"}
@@ -169,7 +169,7 @@ func TestAFailedDrainIsToldWithItsReason(t *testing.T) {
 func TestADrainThatIsNotDoneIsTold(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, audit := &ear{answer: always(errors.New("exit 75: 3 sessions left"))}, &ear{}
+		drain, audit := &recorder{answer: always(errors.New("exit 75: 3 sessions left"))}, &recorder{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -194,15 +194,15 @@ func TestADrainThatIsNotDoneIsTold(t *testing.T) {
 // for good, or the rule is gone. A restart between doesn't make it forgotten, or told twice.
 func TestWhatMayPassIsToldAgainWhenItIsForGood(t *testing.T) {
 	for claim, tt := range map[string]struct {
-		end  func(b *running, drain *ear, routes []bridge.Route)
+		end  func(b *running, drain *recorder, routes []bridge.Route)
 		want string
 	}{
 		"the drain fails for good": {
-			func(_ *running, drain *ear, _ []bridge.Route) { drain.say(always(delivery.ErrRejected)) }, "drain: rejected",
+			func(_ *running, drain *recorder, _ []bridge.Route) { drain.say(always(delivery.ErrRejected)) }, "drain: rejected",
 		},
 		"the rule is gone": {
-			func(b *running, _ *ear, routes []bridge.Route) {
-				b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
+			func(b *running, _ *recorder, routes []bridge.Route) {
+				b.Reload(b.killable(routes), nil, bridge.SettingsInfo{})
 			},
 			`: rule "drain first" was removed from the settings`,
 		},
@@ -210,7 +210,7 @@ func TestWhatMayPassIsToldAgainWhenItIsForGood(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Rules = []bridge.Rule{namedRule()}
-				drain, audit := &ear{answer: always(errors.New("exit 75: 3 sessions left"))}, &ear{}
+				drain, audit := &recorder{answer: always(errors.New("exit 75: 3 sessions left"))}, &recorder{}
 				routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
@@ -265,7 +265,7 @@ func TestOnlyWhatIsForGoodIsSaidFirmly(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{namedRule()}
-				drain, audit := &ear{answer: always(tt.answer)}, &ear{}
+				drain, audit := &recorder{answer: always(tt.answer)}, &recorder{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -301,7 +301,7 @@ func TestWhatMayPassIsSaidOfTheRuleOfWhichItIsTrue(t *testing.T) {
 		second := namedRule()
 		second.Name, second.After = "after backup", []string{"backup"}
 		s.opts.Rules = []bridge.Rule{namedRule(), second}
-		drain, backup, audit := &ear{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}, &ear{}, &ear{}
+		drain, backup, audit := &recorder{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}, &recorder{}, &recorder{}
 		b := s.start(drain.all("drain"), backup.all("backup"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		if _, err := b.Mute(bridge.Mute{Sink: "backup", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
@@ -325,7 +325,7 @@ func TestOneOfTheRulesIsEnough(t *testing.T) {
 		anyway := namedRule()
 		anyway.Name, anyway.After, anyway.Wait = "anyway", nil, 10*time.Minute
 		s.opts.Rules = []bridge.Rule{namedRule(), anyway}
-		drain, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		drain, audit := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -337,7 +337,7 @@ func TestOneOfTheRulesIsEnough(t *testing.T) {
 }
 
 // withheld returns why each CloudEvent says that an event is not started early after all.
-func (e *ear) withheld(t *testing.T) (whys []string) {
+func (e *recorder) withheld(t *testing.T) (whys []string) {
 	for _, h := range e.accepted() {
 		if a := dataIn(t, h.Event).Approval; a != nil && a.Result == cloudevent.ResultWithheld {
 			whys = append(whys, a.Error)
@@ -347,7 +347,7 @@ func (e *ear) withheld(t *testing.T) (whys []string) {
 }
 
 // asked returns who had asked Azure without an answer, of each withheld approval that was told.
-func (e *ear) asked(t *testing.T) (by []string) {
+func (e *recorder) asked(t *testing.T) (by []string) {
 	for _, h := range e.accepted() {
 		data := dataIn(t, h.Event)
 		if data.Approval == nil || data.Approval.Result != cloudevent.ResultWithheld {
@@ -378,7 +378,7 @@ func TestRulesAndAnApprovalByHandKnowOfEachOther(t *testing.T) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{namedRule()}
 				s.azure.SetFault(tt.fault)
-				drain, audit := &ear{answer: always(errSinkDown)}, &ear{}
+				drain, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
 				b := s.start(drain.all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -411,8 +411,8 @@ func TestADoubtThatLastsIsTold(t *testing.T) {
 				})
 				s.opts.Rules = []bridge.Rule{namedRule()}
 				s.beginsLate()
-				audit := &ear{}
-				b := s.start((&ear{}).all("drain"), audit.all("audit"))
+				audit := &recorder{}
+				b := s.start((&recorder{}).all("drain"), audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(2 * time.Second)
@@ -441,8 +441,8 @@ func TestAnApprovalThatAzureDoesNotTakeIsTold(t *testing.T) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{namedRule()}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-		audit := &ear{}
-		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		audit := &recorder{}
+		b := s.start((&recorder{}).all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(30 * time.Second)
@@ -482,8 +482,8 @@ func TestAShortDoubtIsNotTold(t *testing.T) {
 		rule.Wait = 10 * time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
 		s.beginsLate()
-		audit := &ear{}
-		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		audit := &recorder{}
+		b := s.start((&recorder{}).all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Minute)
@@ -526,10 +526,10 @@ func TestWhatWouldComeTooLateIsNotPromised(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				r, audit := namedRule(), &ear{}
+				r, audit := namedRule(), &recorder{}
 				r.Wait = tt.wait
 				s.opts.Rules = []bridge.Rule{r}
-				drain := (&ear{answer: always(errSinkDown)}).all("drain").With(func(x *bridge.Terms) { x.Lead = tt.lead })
+				drain := (&recorder{answer: always(errSinkDown)}).all("drain").With(func(x *bridge.Terms) { x.Lead = tt.lead })
 				b := s.start(drain, audit.all("audit"))
 				pause(1500 * time.Millisecond)
 				if tt.mute != nil {
@@ -559,18 +559,18 @@ func TestAReminderPromisesWhatStillHolds(t *testing.T) {
 		drain, anyway := namedRule(), namedRule()
 		anyway.Name, anyway.After, anyway.Wait = "anyway", nil, 14*time.Minute
 		s.opts.Rules = []bridge.Rule{drain, anyway}
-		sink, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+		sink, audit := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 		routes := []bridge.Route{sink.all("drain"), audit.all("audit").With(func(r *bridge.Terms) { r.Remind = []time.Duration{2 * time.Minute} })}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(5 * time.Second)
 		anyway.Name, anyway.Wait = "in any case", 14*time.Minute+30*time.Second
-		b.Reload(b.mortal(routes), []bridge.Rule{drain, anyway}, bridge.SettingsInfo{})
+		b.Reload(b.killable(routes), []bridge.Rule{drain, anyway}, bridge.SettingsInfo{})
 		pause(13 * time.Minute)
 		wantIDs(t, audit.promised(t), `rule "drain first" after drain and 5s;rule "anyway" after  and 840s;`,
 			`rule "in any case" after  and 870s;`)
-		b.Reload(b.mortal(routes), []bridge.Rule{drain}, bridge.SettingsInfo{})
+		b.Reload(b.killable(routes), []bridge.Rule{drain}, bridge.SettingsInfo{})
 		pause(5 * time.Second)
 		wantIDs(t, audit.withheld(t), `rule "in any case" was removed from the settings`)
 		b.end()

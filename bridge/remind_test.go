@@ -19,7 +19,7 @@ import (
 const seldom = 9 * time.Second
 
 // reminds returns a route that wants reminders.
-func (e *ear) reminds(name string, leads ...time.Duration) bridge.Route {
+func (e *recorder) reminds(name string, leads ...time.Duration) bridge.Route {
 	return e.all(name).With(func(t *bridge.Terms) { t.Remind = leads })
 }
 
@@ -33,7 +33,7 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		chat, audit, cold := &ear{}, &ear{}, &ear{}
+		chat, audit, cold := &recorder{}, &recorder{}, &recorder{}
 		freezes := cold.reminds("freezes", 3*time.Hour, time.Hour)
 		freezes.Filter.Only.Types = []string{"Freeze"}
 		b := s.start(chat.reminds("chat", 3*time.Hour, time.Hour), audit.all("audit"), freezes)
@@ -60,7 +60,7 @@ func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		e, only := &ear{}, &ear{}
+		e, only := &recorder{}, &recorder{}
 		lead := func(x *bridge.Terms) { x.Lead = 20 * time.Minute }
 		reminders := only.reminds("only", time.Hour, 20*time.Minute).With(lead)
 		reminders.Filter.Only.Changes = []string{"reminder"}
@@ -87,7 +87,7 @@ func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
 func TestAReminderComesAfterTheClockWasSetBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		chat := &ear{}
+		chat := &recorder{}
 		route := chat.reminds("chat", time.Hour)
 		b := s.start(route)
 		pause(1500 * time.Millisecond)
@@ -120,7 +120,7 @@ func TestAReminderThatAWrongClockLeftOutStillComes(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			systemtest.Alone(t)
-			dir, chat, only := t.TempDir(), &ear{}, &ear{}
+			dir, chat, only := t.TempDir(), &recorder{}, &recorder{}
 			reminders := only.reminds("only", lead)
 			reminders.Filter.Only.Changes = []string{"reminder"}
 			routes := []bridge.Route{chat.reminds("chat", lead), reminders}
@@ -157,7 +157,7 @@ func TestAReminderThatAWrongClockLeftOutStillComes(t *testing.T) {
 func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		chat := &ear{}
+		chat := &recorder{}
 		route := chat.reminds("chat", 24*time.Hour, time.Hour)
 		b := s.start(route)
 		pause(1500 * time.Millisecond)
@@ -189,7 +189,7 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 func TestAReminderIsLeftOutForWhoWasToldJustNow(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		chat, mail, drain := &ear{}, &ear{}, &ear{}
+		chat, mail, drain := &recorder{}, &recorder{}, &recorder{}
 		only := drain.reminds("drain", 10*time.Minute).With(func(terms *bridge.Terms) { terms.Acts = true })
 		only.Filter.Only.Changes = []string{"reminder"}
 		b := s.start(chat.reminds("chat", 15*time.Minute), mail.reminds("mail", 10*time.Minute, 5*time.Minute), only)
@@ -219,7 +219,7 @@ func TestAReminderComesTenMinutesAfterTheLastWord(t *testing.T) {
 		25*time.Minute + 10*time.Second: {"scheduled", "reminder"},
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
-			chat := &ear{}
+			chat := &recorder{}
 			b := s.start(chat.reminds("chat", 15*time.Minute))
 			pause(1500 * time.Millisecond)
 			s.redeploy(idA, ahead)
@@ -248,7 +248,7 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Interval = seldom
-				chat := &ear{}
+				chat := &recorder{}
 				b := s.start(chat.reminds("chat", 20*time.Minute))
 				pause(1500 * time.Millisecond)
 				s.redeploy(idA, 40*time.Minute)
@@ -279,7 +279,7 @@ func TestNobodyIsRemindedOfWhatIsNotToCome(t *testing.T) {
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				drain := &ear{}
+				drain := &recorder{}
 				route := drain.reminds("drain", 10*time.Minute)
 				route.Filter.Only.Changes = []string{"reminder"}
 				b := s.start(route)
@@ -300,7 +300,7 @@ func TestAPendingReminderOutlivesAChangeThatItsSinkIsNotToldOf(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Interval = seldom
-				drain := &ear{answer: always(errSinkDown)}
+				drain := &recorder{answer: always(errSinkDown)}
 				route := drain.reminds("drain", 20*time.Minute)
 				route.Filter.Only.Changes = []string{"reminder"}
 				b := s.start(route)
@@ -329,7 +329,7 @@ func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
 	systemtest.Alone(t)
 	for _, over := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			route := e.reminds("chat", 30*time.Minute)
 			b := s.start(route)
 			pause(1500 * time.Millisecond)
@@ -361,7 +361,7 @@ func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		drain := &ear{}
+		drain := &recorder{}
 		route := drain.reminds("drain", 10*time.Minute)
 		route.Filter.Only = bridge.Only{VMs: "self", Changes: []string{"reminder"}}
 		b := s.start(route)
@@ -381,7 +381,7 @@ func TestAnEventThatComesToThisVMReminds(t *testing.T) {
 	systemtest.Alone(t)
 	for _, added := range []time.Duration{5 * time.Second, 34 * time.Minute} {
 		bubble(t, func(t *testing.T, s *stage) {
-			drain := &ear{}
+			drain := &recorder{}
 			route := drain.reminds("drain", 10*time.Minute)
 			route.Filter.Only = bridge.Only{VMs: "self", Changes: []string{"scheduled", "reminder"}}
 			b := s.start(route)
@@ -401,7 +401,7 @@ func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		self, drain := &ear{}, &ear{}
+		self, drain := &recorder{}, &recorder{}
 		route, lead := self.all("self"), drain.leads("drain", 10*time.Minute)
 		route.Filter.Only.VMs, lead.Filter.Only.VMs = "self", "self"
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(time.Hour)})
@@ -438,7 +438,7 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				chat, mail, last := &ear{answer: always(tt.answer)}, &ear{answer: always(errSinkDown)}, &ear{}
+				chat, mail, last := &recorder{answer: always(tt.answer)}, &recorder{answer: always(errSinkDown)}, &recorder{}
 				fallback := func(to string) func(*bridge.Terms) {
 					return func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: to, After: time.Minute} }
 				}
@@ -477,7 +477,7 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 // A sink that refuses is tried with one delivery at a time. Those that it never saw fall back for that reason too.
 func TestAFallbackIsToldWhyASinkDoesNotGetWhatItNeverSaw(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		chat, mail := &ear{answer: always(errRefused)}, &ear{}
+		chat, mail := &recorder{answer: always(errRefused)}, &recorder{}
 		b := s.start(chat.all("chat").With(func(t *bridge.Terms) {
 			t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute}
 		}), mail.all("mail").OnlyTypes("Preempt"))
@@ -501,7 +501,7 @@ func TestAFallbackIsToldWhyASinkDoesNotGetWhatItNeverSaw(t *testing.T) {
 // A fallback that gets the event anyway does not get it twice.
 func TestAFallbackThatKnowsGetsNothingTwice(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		chat, mail := &ear{answer: always(errSinkDown)}, &ear{}
+		chat, mail := &recorder{answer: always(errSinkDown)}, &recorder{}
 		b := s.start(chat.all("chat").With(func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
@@ -516,7 +516,7 @@ func TestWhatFallsBackComesInOrder(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 50 * time.Millisecond
-		chat, mail := &ear{answer: always(errSinkDown)}, &ear{}
+		chat, mail := &recorder{answer: always(errSinkDown)}, &recorder{}
 		b := s.start(chat.all("chat").With(func(t *bridge.Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail").OnlyTypes("Preempt"))
 		pause(1550 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)

@@ -15,7 +15,7 @@ import (
 func TestARouteRepeatsWhatIsOpen(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		e := &ear{}
+		e := &recorder{}
 		route := e.all("a").With(func(terms *bridge.Terms) { terms.Repeat = time.Minute })
 		b := s.start(route)
 		pause(1500 * time.Millisecond)
@@ -48,13 +48,13 @@ func TestAFallbackRepeatsWhatCameOfAnApproval(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveIgnore})
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{{Only: rebootRule.Only, After: []string{"drain"}, Wait: 5 * time.Second}}
-		alerts := &ear{}
+		alerts := &recorder{}
 		spare := alerts.all("alerts").With(func(terms *bridge.Terms) { terms.Repeat = time.Minute })
 		spare.Filter.Only.Types = []string{"Preempt"}
-		main := (&ear{answer: always(delivery.ErrRejected)}).all("chat").With(func(terms *bridge.Terms) {
+		main := (&recorder{answer: always(delivery.ErrRejected)}).all("chat").With(func(terms *bridge.Terms) {
 			terms.Fallback = delivery.Fallback{Sink: "alerts", After: time.Minute}
 		})
-		b := s.start(main, spare, (&ear{}).all("drain"))
+		b := s.start(main, spare, (&recorder{}).all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(10 * time.Second)
@@ -83,10 +83,10 @@ func TestARouteRepeatsWhatCameOfAnApproval(t *testing.T) {
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveIgnore})
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{drainRule}
-				e := &ear{}
+				e := &recorder{}
 				route := e.all("alerts").With(func(terms *bridge.Terms) { terms.Repeat = time.Minute })
 				route.Filter.Only.Changes = tt.changes
-				routes := []bridge.Route{route, (&ear{answer: always(tt.drain)}).all("drain")}
+				routes := []bridge.Route{route, (&recorder{answer: always(tt.drain)}).all("drain")}
 				b := s.start(routes...)
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)

@@ -36,7 +36,7 @@ func TestAReplayedLetterIsNotTheLastWord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				first, other := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+				first, other := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 				with := func(r bridge.Route) bridge.Route {
 					return r.With(func(x *bridge.Terms) { x.Late = tt.late })
 				}
@@ -51,7 +51,7 @@ func TestAReplayedLetterIsNotTheLastWord(t *testing.T) {
 				tt.since(s, b)
 				pause(10 * time.Second)
 				first.say(nil)
-				gets := map[string]*ear{"": first, "other": other}[tt.to]
+				gets := map[string]*recorder{"": first, "other": other}[tt.to]
 				before := len(gets.types())
 				if _, err := b.Replay([]string{letter.Key}, tt.to, "alice"); err != nil {
 					t.Fatal(err)

@@ -24,7 +24,7 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 					rule.After, rule.Wait = after, time.Minute
 					rule.When = mustParseWhen(t, "true") // so that the CloudEvent is read back, with its time
 					s.opts.Rules = []bridge.Rule{rule}
-					b := s.start((&ear{}).all("drain"))
+					b := s.start((&recorder{}).all("drain"))
 					pause(1500 * time.Millisecond)
 					s.userReboot(idA)
 					pause(3 * time.Second)
@@ -46,7 +46,7 @@ func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{rebootRule}
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
-		b := s.start((&ear{}).all("audit"))
+		b := s.start((&recorder{}).all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(5 * time.Second)
@@ -54,7 +54,7 @@ func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
 		s.step(-time.Hour)
 		b.end()
 		s.azure.ClearFaults()
-		b = s.start((&ear{}).all("audit"))
+		b = s.start((&recorder{}).all("audit"))
 		pause(30 * time.Second)
 		wantIDs(t, s.approvals(), idA)
 		b.end()
@@ -68,8 +68,8 @@ func TestAWaitBeginsWithTheAcceptance(t *testing.T) {
 		rule := rebootRule
 		rule.After, rule.Wait = []string{"prompt", "drain"}, 2*time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
-		drain := &ear{answer: always(errSinkDown)}
-		b := s.start((&ear{}).all("prompt"), drain.all("drain"))
+		drain := &recorder{answer: always(errSinkDown)}
+		b := s.start((&recorder{}).all("prompt"), drain.all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Minute)
@@ -92,7 +92,7 @@ func TestAWaitBeginsThoughTheNameIsMissing(t *testing.T) {
 		rule := rebootRule
 		rule.After, rule.Wait = []string{"drain"}, 10*time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
-		drain := (&ear{}).all("drain")
+		drain := (&recorder{}).all("drain")
 		b := s.start(drain)
 		pause(2 * time.Second)
 		b.end()
@@ -120,7 +120,7 @@ func TestAWaitIsCountedAnewAfterARestart(t *testing.T) {
 					rule := rebootRule
 					rule.After, rule.Wait = []string{"drain"}, 10*time.Minute
 					s.opts.Rules = []bridge.Rule{rule}
-					drain := (&ear{}).all("drain")
+					drain := (&recorder{}).all("drain")
 					b := s.start(drain)
 					pause(1500 * time.Millisecond)
 					s.userReboot(idA)
@@ -172,7 +172,7 @@ func TestAWaitDoesNotBeginBeforeItsRule(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
 				s.opts.Rules = []bridge.Rule{rule(t, tt.first)}
-				b := s.start((&ear{}).all("drain"))
+				b := s.start((&recorder{}).all("drain"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(3 * time.Minute)
@@ -201,7 +201,7 @@ func TestAChangeBeginsTheWaitAnew(t *testing.T) {
 		rule := rebootRule
 		rule.After, rule.Wait = []string{"drain"}, time.Minute
 		s.opts.Rules = []bridge.Rule{rule}
-		b := s.start((&ear{}).all("drain"))
+		b := s.start((&recorder{}).all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(45 * time.Second)
@@ -226,7 +226,7 @@ func TestRulesThatWaitDoNotReadTheDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := s.startWith(box, (&ear{}).all("drain"))
+		b := s.startWith(box, (&recorder{}).all("drain"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(time.Minute)

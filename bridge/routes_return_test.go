@@ -17,7 +17,7 @@ import (
 // the event.
 func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		audit, ops, picky := &ear{}, &ear{}, &ear{}
+		audit, ops, picky := &recorder{}, &recorder{}, &recorder{}
 		both, one := []bridge.Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []bridge.Route{audit.all("audit")}
 		both[2].Filter.When = mustParseWhen(t, "severity > 20")
 		b := s.start(both...)
@@ -58,11 +58,11 @@ func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 // What a removed sink holds, such as its connections and templates, is freed.
 func TestARemovedSinkIsFreed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		kept := (&ear{}).all("kept")
+		kept := (&recorder{}).all("kept")
 		b := s.start(kept)
 		pause(1500 * time.Millisecond)
-		added := func() weak.Pointer[ear] {
-			e := &ear{}
+		added := func() weak.Pointer[recorder] {
+			e := &recorder{}
 			b.Reload([]bridge.Route{kept, e.all("removed")}, nil, bridge.SettingsInfo{})
 			pause(time.Minute)
 			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
@@ -82,7 +82,7 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
-			kept, before, after := (&ear{}).all("kept"), &ear{}, &ear{}
+			kept, before, after := (&recorder{}).all("kept"), &recorder{}, &recorder{}
 			b := s.start(kept, before.all("ops"))
 			pause(1500 * time.Millisecond)
 			s.redeploy(idA, 7*24*time.Hour)
@@ -122,7 +122,7 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 		kept bool
 	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, other := &ear{answer: always(errSinkDown)}, &ear{}
+			e, other := &recorder{answer: always(errSinkDown)}, &recorder{}
 			b := s.start(e.all("a"), other.all("other"))
 			s.reboot(idA)
 			pause(10 * time.Second)
@@ -170,14 +170,14 @@ func TestAReturningNameIsToldOfTheEnd(t *testing.T) {
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e, other := &ear{}, &ear{}
+				e, other := &recorder{}, &recorder{}
 				r := e.all("a")
 				r.Filter.Only.Changes = tt.changes
 				without, with := []bridge.Route{other.all("other")}, []bridge.Route{r, other.all("other")}
 				b := s.start(with...)
 				turn := func(routes []bridge.Route) {
 					if !tt.restarts {
-						b.Reload(b.mortal(routes), nil, bridge.SettingsInfo{})
+						b.Reload(b.killable(routes), nil, bridge.SettingsInfo{})
 						return
 					}
 					b.end()

@@ -23,7 +23,7 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	for _, how := range []string{"restart", "reload"} {
 		t.Run(how, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				first, second, mine := &ear{}, &ear{}, &ear{}
+				first, second, mine := &recorder{}, &recorder{}, &recorder{}
 				b := s.start(first.all("first"))
 				pause(2 * time.Second)
 				s.reboot(idA)
@@ -71,7 +71,7 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 	} {
 		t.Run(how, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				first, all, picky, freezes := &ear{}, &ear{}, &ear{}, &ear{}
+				first, all, picky, freezes := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 				b := s.start(first.all("first"))
 				pause(2 * time.Second)
 				s.reboot(idA)
@@ -84,7 +84,7 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 				pause(10 * time.Second)
 				over()
 				pause(10 * time.Minute)
-				for _, e := range []*ear{first, all} {
+				for _, e := range []*recorder{first, all} {
 					wantIDs(t, e.ids(), idA+"-scheduled")
 				}
 				wantIDs(t, picky.ids())
@@ -99,8 +99,8 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 // these are for the changes to come.
 func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		wide, narrow, another := &ear{}, &ear{}, &ear{}
-		freezes := func(e *ear, name string) bridge.Route {
+		wide, narrow, another := &recorder{}, &recorder{}, &recorder{}
+		freezes := func(e *recorder, name string) bridge.Route {
 			r := e.all(name)
 			r.Filter.Only.Types = []string{"Freeze"}
 			return r
@@ -126,7 +126,7 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 // Reloads under load, with a destination that comes and goes, lose nothing and reorder nothing of an event.
 func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		fails := 0
 		e.say(func(d delivery.Delivery) error {
 			if fails++; fails%3 == 0 {
@@ -177,16 +177,16 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 // A reload while the bridge still waits for the name of its VM starts each route once.
 func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errSinkDown)}
+		down := &recorder{answer: always(errSinkDown)}
 		b := s.start(down.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		e := &ear{}
+		e := &recorder{}
 		r := e.all("a")
 		r.Sink = slowSink{e, time.Second}
-		b = s.start((&ear{}).all("a"))
+		b = s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{Hash: "new"})
 		pause(5 * time.Second)
@@ -209,7 +209,7 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
-		before, after := &ear{}, &ear{}
+		before, after := &recorder{}, &recorder{}
 		b, err := bridge.New(bridge.Options{Client: client, Outbox: outbox, Routes: []bridge.Route{before.all("before")}, Log: s.logger()})
 		if err != nil {
 			t.Fatal(err)
@@ -246,13 +246,13 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 // A reload whose old attempt hangs waits with that route only, and until the attempt's time is over.
 func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		hung, well := &ear{answer: always(errHang)}, &ear{}
+		hung, well := &recorder{answer: always(errHang)}, &recorder{}
 		b := s.start(hung.all("hung"), well.all("well"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		began := time.Now()
-		now, alsoNow := &ear{}, &ear{}
+		now, alsoNow := &recorder{}, &recorder{}
 		b.Reload([]bridge.Route{now.all("hung"), alsoNow.all("well")}, nil, bridge.SettingsInfo{})
 		if d := time.Since(began); d > 0 {
 			t.Errorf("Reload took %v", d)
@@ -271,7 +271,7 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		over := make(chan struct{})
-		drain, again := &ear{}, &ear{}
+		drain, again := &recorder{}, &recorder{}
 		drain.say(func(delivery.Delivery) error { <-over; return nil })
 		endless := func(x *bridge.Terms) { x.Timeout = 0 }
 		cut := &atomic.Bool{}
@@ -314,13 +314,13 @@ func (w watched) Deliver(ctx context.Context, batch []delivery.Delivery) (delive
 func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		release := make(chan struct{})
-		old := (&ear{}).all("a")
+		old := (&recorder{}).all("a")
 		old.Sink = deaf{release}
 		b := s.start(old)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		e := &ear{}
+		e := &recorder{}
 		b.Reload([]bridge.Route{e.all("a")}, nil, bridge.SettingsInfo{})
 		pause(old.Terms.Timeout + bridge.StopTimeout - time.Second)
 		wantIDs(t, e.ids())
@@ -334,7 +334,7 @@ func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 // A sink that is added while an event is open is reminded of it too.
 func TestAnAddedSinkIsReminded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		kept, added := (&ear{}).all("kept"), &ear{}
+		kept, added := (&recorder{}).all("kept"), &recorder{}
 		b := s.start(kept)
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, time.Hour)
@@ -349,7 +349,7 @@ func TestAnAddedSinkIsReminded(t *testing.T) {
 // So is one that was there before, and whose settings ask for reminders only now: at once, if it is time.
 func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, time.Hour)
@@ -364,7 +364,7 @@ func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
 // The backlog of a name goes to its new destination: the old one finishes what is under way, and gets no more.
 func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		before, after := &ear{}, &ear{}
+		before, after := &recorder{}, &recorder{}
 		slow := before.all("a")
 		slow.Sink = slowSink{before, 3 * time.Second}
 		b := s.start(slow)
@@ -388,7 +388,7 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 func TestADeadLetterIsCountedOnce(t *testing.T) {
 	for _, taken := range []bool{true, false} {
 		bubble(t, func(t *testing.T, s *stage) {
-			first, second := &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(delivery.ErrRejected)}
+			first, second := &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(delivery.ErrRejected)}
 			b := s.start(first.all("first"), second.all("second"))
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -414,7 +414,7 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 // that one.
 func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("chat").With(func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -446,7 +446,7 @@ func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		drain := e.all("drain").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
 		b := s.start(drain)
 		pause(1500 * time.Millisecond)
@@ -485,7 +485,7 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
 			other := map[delivery.Late]delivery.Late{delivery.LateSend: delivery.LateDrop, delivery.LateDrop: delivery.LateSend}
-			e := &ear{}
+			e := &recorder{}
 			slow := e.all("drain").With(func(terms *bridge.Terms) { terms.Timeout, terms.Late = 0, other[late] })
 			slow.Sink = slowSink{e, 40 * time.Minute}
 			b := s.start(slow)
@@ -514,7 +514,7 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 // What can't be delivered because an attempt of before a reload goes on falls back in its time.
 func TestWhatWaitsAtAReloadFallsBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, other := &ear{}, &ear{}
+		e, other := &recorder{}, &recorder{}
 		falls := func(terms *bridge.Terms) {
 			terms.Timeout, terms.Fallback = 0, delivery.Fallback{Sink: "other", After: time.Minute}
 		}

@@ -137,7 +137,7 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...bridge.Route) *running {
 		transport = s.proxy(transport)
 	}
 	o.Client = imds.NewClient(endpoint, imds.DefaultAPIVersion, s.logger(), transport)
-	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.mortal(routes), s.logger(), "host-0", "test"
+	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.killable(routes), s.logger(), "host-0", "test"
 	r.Routes = o.Routes
 	var err error
 	r.Bridge, err = bridge.New(o)
@@ -198,21 +198,21 @@ func copyFile(t testing.TB, from, to string) {
 	}
 }
 
-// mortal puts the routes' sinks out of reach when the bridge is killed.
-func (r *running) mortal(routes []bridge.Route) []bridge.Route {
+// killable puts the routes' sinks out of reach when the bridge is killed.
+func (r *running) killable(routes []bridge.Route) []bridge.Route {
 	routes = slices.Clone(routes)
 	for i := range routes {
-		routes[i].Sink = mortal{routes[i].Sink, r}
+		routes[i].Sink = killable{routes[i].Sink, r}
 	}
 	return routes
 }
 
-type mortal struct {
+type killable struct {
 	delivery.Sink
 	r *running
 }
 
-func (m mortal) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+func (m killable) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	m.r.mu.Lock()
 	killed := m.r.killed
 	m.r.mu.Unlock()
@@ -222,14 +222,14 @@ func (m mortal) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	return m.Sink.Deliver(ctx, batch)
 }
 
-func (m mortal) Head() string {
+func (m killable) Head() string {
 	if c, ok := m.Sink.(delivery.Chained); ok {
 		return c.Head()
 	}
 	return ""
 }
 
-func (m mortal) Close() error {
+func (m killable) Close() error {
 	if c, ok := m.Sink.(io.Closer); ok {
 		return c.Close()
 	}
@@ -261,8 +261,8 @@ func (s *stage) wantLogged(words string) {
 	}
 }
 
-// An ear is a sink that remembers what it was told and answers as it is told to.
-type ear struct {
+// A recorder is a sink that remembers what it was told and answers as it is told to.
+type recorder struct {
 	mu     sync.Mutex
 	heard  []heard // accepted
 	tries  []heard
@@ -276,7 +276,7 @@ type heard struct {
 	at time.Time
 }
 
-func (e *ear) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+func (e *recorder) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	e.mu.Lock()
 	answer := e.answer
 	var ids []string
@@ -307,13 +307,13 @@ func (e *ear) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.
 	return reply, nil
 }
 
-// errHang makes an ear hang until its attempt ends; errDown is a destination that does not answer.
+// errHang makes a recorder hang until its attempt ends; errDown is a destination that does not answer.
 var (
 	errHang     = errors.New("hang")
 	errSinkDown = errors.New("connection refused")
 )
 
-func (e *ear) say(answer func(delivery.Delivery) error) {
+func (e *recorder) say(answer func(delivery.Delivery) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.answer = answer
@@ -324,15 +324,15 @@ func always(err error) func(delivery.Delivery) error {
 }
 
 // ids returns those of what was accepted, in order.
-func (e *ear) ids() []string { return idsOf(e.accepted()) }
+func (e *recorder) ids() []string { return idsOf(e.accepted()) }
 
-func (e *ear) accepted() []heard {
+func (e *recorder) accepted() []heard {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Clone(e.heard)
 }
 
-func (e *ear) tried() []heard {
+func (e *recorder) tried() []heard {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Clone(e.tries)
@@ -352,7 +352,7 @@ func idsOf(list []heard) []string {
 }
 
 // types returns the types of what was accepted, without their prefix.
-func (e *ear) types() []string {
+func (e *recorder) types() []string {
 	list := []string{}
 	for _, h := range e.accepted() {
 		list = append(list, strings.TrimPrefix(strings.TrimPrefix(h.Event.Type(), cloudevent.EventPrefix), cloudevent.BridgePrefix))
@@ -360,9 +360,9 @@ func (e *ear) types() []string {
 	return list
 }
 
-// all routes everything about all VMs to the ear.
-func (e *ear) all(name string) bridge.Route {
-	return bridge.Route{Name: name, Kind: "ear", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
+// all routes everything about all VMs to the recorder.
+func (e *recorder) all(name string) bridge.Route {
+	return bridge.Route{Name: name, Kind: "recorder", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
 }
 
 func wantIDs(t *testing.T, got []string, want ...string) {

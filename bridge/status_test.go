@@ -39,7 +39,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				well, refusing := &ear{}, &ear{answer: always(tt.answer)}
+				well, refusing := &recorder{}, &recorder{answer: always(tt.answer)}
 				b := s.start(well.all("well"), refusing.all("refusing"))
 				pause(1500 * time.Millisecond)
 				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Status: tt.status, NotBefore: time.Now().Add(tt.notice)})
@@ -66,7 +66,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 // called blocked.
 func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{answer: always(errRefused)}).all("a"))
+		b := s.start((&recorder{answer: always(errRefused)}).all("a"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(14 * time.Minute)})
 		pause(time.Second) // of which it is known for half
@@ -124,7 +124,7 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 // Status says what is wrong with the disk, as long as it is.
 func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.disk.fail(errFull)
 		s.reboot(idA)
@@ -145,7 +145,7 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings = bridge.SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
-		well, down, refusing, strict, gone := &ear{}, &ear{answer: always(errSinkDown)}, &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errSinkDown)}
+		well, down, refusing, strict, gone := &recorder{}, &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errRefused)}, &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(errSinkDown)}
 		routes := []bridge.Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
 		began := time.Now()
 		b := s.start(append(routes, gone.all("gone"))...)
@@ -187,12 +187,12 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			t.Errorf("sinks are %v", got)
 		}
 		for name, want := range map[string]bridge.SinkStatus{
-			"well": {Name: "well", Kind: "ear", State: bridge.SinkOK, Delivered: 2},
-			"down": {Name: "down", Kind: "ear", State: bridge.SinkRetrying, Pending: 2, LastError: errSinkDown.Error(),
+			"well": {Name: "well", Kind: "recorder", State: bridge.SinkOK, Delivered: 2},
+			"down": {Name: "down", Kind: "recorder", State: bridge.SinkRetrying, Pending: 2, LastError: errSinkDown.Error(),
 				WaitsFor: delivery.WaitsForRetry},
-			"refusing": {Name: "refusing", Kind: "ear", State: bridge.SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
+			"refusing": {Name: "refusing", Kind: "recorder", State: bridge.SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
 				WaitsFor: delivery.WaitsForSomebody},
-			"strict": {Name: "strict", Kind: "ear", State: bridge.SinkOK, DeadLetters: 2},
+			"strict": {Name: "strict", Kind: "recorder", State: bridge.SinkOK, DeadLetters: 2},
 			"gone":   {Name: "gone", State: bridge.SinkOrphaned, Pending: 2},
 		} {
 			got := sinks[name]
@@ -238,7 +238,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 // A sink with nothing pending has no next attempt, even if the deliveries that were dropped were to be made together.
 func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{answer: always(errRefused)}).all("a").With(func(terms *bridge.Terms) {
+		b := s.start((&recorder{answer: always(errRefused)}).all("a").With(func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 1
 		}))
 		pause(1500 * time.Millisecond)
@@ -291,7 +291,7 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 	})
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(5 * time.Second)
 		if st := b.Status(); st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "503") {
 			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
@@ -313,7 +313,7 @@ func TestAliveMeansThatThePollLoopComesRound(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(fault)
-			b := s.start((&ear{}).all("a"))
+			b := s.start((&recorder{}).all("a"))
 			for range 15 {
 				pause(time.Minute)
 				if err := b.Alive(); err != nil {

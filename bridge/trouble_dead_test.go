@@ -19,7 +19,7 @@ import (
 // end.
 func TestDeadLettersAreReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
+		admin, strict := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}
 		b := s.start(admin.trouble("admin"), strict.all("strict").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
 		pause(1500 * time.Millisecond)
 		told := func() (counts []int) {
@@ -64,7 +64,7 @@ func TestDeadLettersAreReportedTogether(t *testing.T) {
 // A crash loses no report of a dead letter, and makes no second one.
 func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
+		admin, strict := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}
 		routes := []bridge.Route{admin.trouble("admin"), strict.all("strict")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
@@ -101,7 +101,7 @@ func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
 	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			image := filepath.Join(t.TempDir(), "outbox.db")
-			strict, admin := &ear{answer: always(delivery.ErrRejected)}, &ear{}
+			strict, admin := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
 			b := s.start(strict.all("strict"))
 			pause(1600 * time.Millisecond)
 			s.reboot(idA)
@@ -127,7 +127,7 @@ func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
 func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		down, audit, count := &ear{answer: always(errSinkDown)}, &ear{}, &counting{}
+		down, audit, count := &recorder{answer: always(errSinkDown)}, &recorder{}, &counting{}
 		s.opts.Meter = count
 		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
 		b := s.start(down.all("down").With(heardAll), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
@@ -186,7 +186,7 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
-		down, audit := &ear{answer: always(errSinkDown)}, &ear{}
+		down, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
 		var b *running
 		image := filepath.Join(t.TempDir(), "outbox.db")
 		s.logged = func(words string) {
@@ -220,7 +220,7 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 // and nothing else is tidied up.
 func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &ear{answer: always(errSinkDown)}
+		down := &recorder{answer: always(errSinkDown)}
 		b := s.start(down.all("down"))
 		s.reboot(idA)
 		pause(5 * time.Second)

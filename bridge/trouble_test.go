@@ -17,7 +17,7 @@ import (
 )
 
 // trouble returns a route of what administrators must know, and of no Azure event.
-func (e *ear) trouble(name string) bridge.Route {
+func (e *recorder) trouble(name string) bridge.Route {
 	r := e.all(name)
 	r.Filter.Only.Types = []string{"None"}
 	r.Filter.Only.VMs = "leader"
@@ -36,7 +36,7 @@ func (s *stage) notSelf(id string) {
 // accepts again. The sink concerned does not hear of itself.
 func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &ear{}, &ear{answer: always(errRefused)}
+		admin, down := &recorder{}, &recorder{answer: always(errRefused)}
 		concerned := down.all("down").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble })
 		b := s.start(admin.trouble("admin"), concerned)
 		pause(1500 * time.Millisecond)
@@ -46,7 +46,7 @@ func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 			t.Fatalf("told %q, want sink.blocked", got)
 		}
 		data := tellingOf(t, admin.accepted()[0].Event)
-		if data["sink"] != "down" || data["kind"] != "ear" || data["pending"] != 1.0 || !strings.Contains(fmt.Sprint(data["error"]), "401") {
+		if data["sink"] != "down" || data["kind"] != "recorder" || data["pending"] != 1.0 || !strings.Contains(fmt.Sprint(data["error"]), "401") {
 			t.Errorf("it says %v", data)
 		}
 		pause(20 * time.Minute)
@@ -69,7 +69,7 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 	systemtest.Alone(t)
 	for notice, within := range map[time.Duration]time.Duration{10 * time.Minute: 5 * time.Second, 24 * time.Hour: time.Minute + 5*time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			admin, down := &ear{}, &ear{answer: always(errRefused)}
+			admin, down := &recorder{}, &recorder{answer: always(errRefused)}
 			b := s.start(admin.trouble("admin"), down.all("down").With(func(x *bridge.Terms) { x.Heartbeat = 10 * time.Minute }))
 			pause(time.Hour)
 			if st := b.Status(); st.Sinks[1].State != bridge.SinkIsBlocked || !st.Ready {
@@ -95,7 +95,7 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 // The sink concerned does not hear of itself as somebody's fallback either: its trouble waits for who is to hear it.
 func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, page, other := &ear{answer: always(errSinkDown)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errRefused)}
+		admin, page, other := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(errRefused)}
 		b := s.start(admin.trouble("admin").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "page", After: 2 * time.Minute} }),
 			page.all("page"), other.all("other"))
 		pause(1500 * time.Millisecond)
@@ -130,7 +130,7 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				admin, down := &ear{}, &ear{answer: always(tt.answer)}
+				admin, down := &recorder{}, &recorder{answer: always(tt.answer)}
 				b := s.start(admin.trouble("admin"), down.all("down"))
 				pause(1500 * time.Millisecond)
 				s.notSelf(idA)
@@ -150,8 +150,8 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 	}
 	t.Run("it never returns", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			admin, release := &ear{}, make(chan struct{})
-			r := (&ear{}).all("down")
+			admin, release := &recorder{}, make(chan struct{})
+			r := (&recorder{}).all("down")
 			r.Sink = deaf{release}
 			b := s.start(admin.trouble("admin"), r)
 			pause(1500 * time.Millisecond)
@@ -165,7 +165,7 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 	})
 	t.Run("but not one that is only slow", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			admin, slow := &ear{}, &ear{}
+			admin, slow := &recorder{}, &recorder{}
 			r := slow.all("slow").With(func(x *bridge.Terms) { x.Timeout = 15 * time.Minute })
 			r.Sink = slowSink{slow, 10 * time.Minute}
 			b := s.start(admin.trouble("admin"), r)
@@ -182,7 +182,7 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 // That a sink accepts again is reported also when settings were reloaded meanwhile.
 func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &ear{}, &ear{answer: always(errRefused)}
+		admin, down := &recorder{}, &recorder{answer: always(errRefused)}
 		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
@@ -200,7 +200,7 @@ func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 // reported once.
 func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &ear{}, &ear{answer: always(errRefused)}
+		admin, down := &recorder{}, &recorder{answer: always(errRefused)}
 		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 		for range 2 {
 			b := s.start(routes...)
@@ -216,7 +216,7 @@ func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
-		admin := &ear{}
+		admin := &recorder{}
 		b := s.start(admin.trouble("admin"))
 		pause(time.Minute)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
@@ -237,7 +237,7 @@ func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 // A sink that is removed during the attempt that blocks it is no trouble any more.
 func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &ear{}, &ear{}
+		admin, down := &recorder{}, &recorder{}
 		began := make(chan struct{}, 100)
 		down.answer = func(delivery.Delivery) error {
 			began <- struct{}{}
@@ -267,7 +267,7 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 	for _, well := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = time.Minute
-			admin, down := &ear{}, &ear{answer: always(errRefused)}
+			admin, down := &recorder{}, &recorder{answer: always(errRefused)}
 			routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 			b := s.start(routes...)
 			pause(1500 * time.Millisecond)
@@ -298,8 +298,8 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		one, two := &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}
-		all := &ear{}
+		one, two := &recorder{answer: always(errRefused)}, &recorder{answer: always(delivery.ErrRejected)}
+		all := &recorder{}
 		b := s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		pause(time.Minute)
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 10 * time.Minute})
@@ -313,7 +313,7 @@ func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 func TestTheGapOfAnEndpointThatNeverAnsweredBeginsWithTheStart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		admin, began := &ear{}, time.Now()
+		admin, began := &recorder{}, time.Now()
 		b := s.start(admin.trouble("admin"))
 		pause(11 * time.Minute)
 		s.azure.ClearFaults()
@@ -330,7 +330,7 @@ func TestTheGapOfAnEndpointThatNeverAnsweredBeginsWithTheStart(t *testing.T) {
 // That the endpoint gives no valid answer is reported after five minutes, and when it is over, with the gap.
 func TestAnEndpointThatIsAwayIsReported(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin := &ear{}
+		admin := &recorder{}
 		b := s.start(admin.trouble("admin"))
 		pause(10500 * time.Millisecond)
 		last := time.Now().Add(-500 * time.Millisecond)
@@ -367,7 +367,7 @@ func TestAnEndpointThatIsAwayIsReported(t *testing.T) {
 func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		admin := &ear{}
+		admin := &recorder{}
 		b := s.start(admin.trouble("admin"))
 		pause(9*time.Minute + 55*time.Second)
 		wantIDs(t, admin.types())
@@ -381,7 +381,7 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 		b.end()
 		pause(time.Hour)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		admin := &ear{}
+		admin := &recorder{}
 		b = s.start(admin.trouble("admin"))
 		pause(5*time.Minute + 10*time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable")
@@ -393,7 +393,7 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 // as a repeat.
 func TestReportsOfOneMomentAreToldApart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
+		admin, strict := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}
 		b := s.start(admin.trouble("admin"), strict.all("one"), strict.all("two"), strict.all("three"))
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
@@ -413,8 +413,8 @@ func TestReportsOfOneMomentAreToldApart(t *testing.T) {
 // A sink hears as much about the bridge as its level says.
 func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ears := map[bridge.Level]*ear{bridge.LevelNone: {}, "": {}, bridge.LevelTrouble: {}, bridge.LevelAll: {}}
-		routes := []bridge.Route{(&ear{answer: always(errSinkDown)}).all("down")}
+		ears := map[bridge.Level]*recorder{bridge.LevelNone: {}, "": {}, bridge.LevelTrouble: {}, bridge.LevelAll: {}}
+		routes := []bridge.Route{(&recorder{answer: always(errSinkDown)}).all("down")}
 		for level, e := range ears {
 			routes = append(routes, e.trouble("level-"+string(level)).With(func(x *bridge.Terms) { x.Bridge = level }))
 		}
@@ -439,7 +439,7 @@ func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 func TestTheStartIsReportedWithTheGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings.Hash, s.opts.Booted = "h1", time.Now().Add(-time.Hour)
-		e := &ear{}
+		e := &recorder{}
 		r := e.trouble("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll })
 		b := s.start(r)
 		pause(5500 * time.Millisecond)
@@ -468,7 +468,7 @@ func TestAnEndpointWithoutAnyAnswerIsReported(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		release := make(chan struct{})
 		s.proxy = func(http.RoundTripper) http.RoundTripper { return endless{release} }
-		admin := &ear{}
+		admin := &recorder{}
 		b := s.start(admin.trouble("admin"))
 		pause(bridge.NoFirstFor - 2*time.Second)
 		wantIDs(t, admin.types())

@@ -12,9 +12,9 @@ import (
 // What a program that embeds the bridge gets wrong is an error of New and of Reload. Nothing of it is ignored, because a
 // route that is left out is silent, and a condition that is left out approves more than was meant.
 func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
-	ops := (&ear{}).all("ops")
+	ops := (&recorder{}).all("ops")
 	route := func(change func(*bridge.Route)) []bridge.Route {
-		r := (&ear{}).all("chat")
+		r := (&recorder{}).all("chat")
 		change(&r)
 		return []bridge.Route{ops, r}
 	}

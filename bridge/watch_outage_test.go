@@ -17,7 +17,7 @@ func TestAnEndpointThatHangsForADayIsStillAskedOften(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Hang: true})
 		pause(time.Hour)
@@ -53,7 +53,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 				tt.fault.Path = imdstest.InstanceFacts
 				s.azure.SetFault(tt.fault)
 				s.reboot(idA)
-				e := &ear{}
+				e := &recorder{}
 				began := time.Now()
 				b := s.start(e.all("a"))
 				pause(12 * time.Second)
@@ -73,7 +73,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Delay: 2 * time.Second})
 			s.reboot(idA)
 			time.AfterFunc(time.Second, func() { s.azure.Start(idA) })
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(12 * time.Second)
 			wantIDs(t, e.ids(), idA+"-started") // the document of before is too old by then
@@ -82,7 +82,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 	})
 	t.Run("metadata hangs, and something of a past run is pending", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(errSinkDown)}
+			e := &recorder{answer: always(errSinkDown)}
 			b := s.start(e.all("a"))
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -107,7 +107,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 			s.reboot(idA)
-			e := &ear{answer: always(errSinkDown)}
+			e := &recorder{answer: always(errSinkDown)}
 			b := s.start(e.all("a"))
 			pause(10 * time.Second)
 			b.end()
@@ -131,7 +131,7 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 			s.proxy = func(next http.RoundTripper) http.RoundTripper {
 				return refusing{next, time.Now().Add(70 * time.Second)}
 			}
-			self, all := &ear{}, &ear{}
+			self, all := &recorder{}, &recorder{}
 			r := self.all("self")
 			r.Filter.Only.VMs = ""
 			b := s.start(r, all.all("all"))
@@ -180,7 +180,7 @@ func TestAnEndpointThatNeverAnsweredMayBeTheWrongOne(t *testing.T) {
 // Of an outage the log says why, once, and when it is over, however short it was; and so of the next.
 func TestTheLogSaysOfEachOutageWhyAndWhenItIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(10 * time.Second)
 		once, long := imdstest.Fault{Status: 503, Times: 1}, imdstest.Fault{Status: 503, For: time.Minute}
 		for n, outage := range []imdstest.Fault{once, long, once} {
@@ -231,7 +231,7 @@ func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.azure.SetFault(tt.fault)
-				b := s.start((&ear{}).all("a"))
+				b := s.start((&recorder{}).all("a"))
 				pause(9 * time.Second)
 				if strings.Contains(s.log.String(), hint) {
 					t.Error("hinted before 10 s")
@@ -265,7 +265,7 @@ func TestAStartWaitsLongOnlyForTheVeryFirstAnswer(t *testing.T) {
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				audit := &ear{}
+				audit := &recorder{}
 				if tt.before {
 					b := s.start(audit.all("audit"))
 					pause(5 * time.Second)

@@ -50,7 +50,7 @@ func TestAFailedPollChangesNothing(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{}
+				e := &recorder{}
 				b := s.start(e.all("a"))
 				pause(2 * time.Second)
 				s.reboot(idA)
@@ -84,7 +84,7 @@ func TestAFailingEndpointIsAskedAgainSoon(t *testing.T) {
 		{imdstest.Fault{Status: 503, RetryAfter: "3600"}, 5, 7},
 	} {
 		bubble(t, func(t *testing.T, s *stage) {
-			b := s.start((&ear{}).all("a"))
+			b := s.start((&recorder{}).all("a"))
 			pause(10 * time.Second)
 			before := s.polls()
 			s.azure.SetFault(tt.fault)
@@ -114,7 +114,7 @@ func TestTheWaitsAtAFailingEndpointDoubleUpToSixteenSeconds(t *testing.T) {
 				return nil, errors.New("no route to host")
 			})
 		}
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(70 * time.Second)
 		b.end()
 		const sec = time.Second
@@ -142,7 +142,7 @@ func TestTheWaitsForTheIdentityDoubleUpToAMinute(t *testing.T) {
 				return azure.RoundTrip(r)
 			})
 		}
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(4 * time.Minute)
 		b.end()
 		const sec = time.Second
@@ -173,7 +173,7 @@ func TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{}
+				e := &recorder{}
 				b := s.start(e.all("a"))
 				pause(2 * time.Second)
 				s.reboot(idA)
@@ -203,7 +203,7 @@ func TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt(t *testing.T) {
 func TestAnEmptyAnswerAfterFailuresIsToBeConfirmed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Empty: true})
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(10 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
@@ -227,7 +227,7 @@ func TestAnEmptyAnswerAfterFailuresIsToBeConfirmed(t *testing.T) {
 func TestEmptyAnswersAreAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Empty: true})
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
 		pause(20 * time.Minute)
 		if st := b.Status(); !st.Ready || st.IMDS.LastError != "" {
@@ -247,7 +247,7 @@ func TestEmptyAnswersAreAnswers(t *testing.T) {
 // What is in a document counts, and not its number: that starts over, and stays the same while the content changes.
 func TestTheIncarnationNumberIsNotLookedAt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -266,7 +266,7 @@ func TestTheIncarnationNumberIsNotLookedAt(t *testing.T) {
 // A document holding an entry that cannot be read makes nothing vanish, and what can be read in it counts.
 func TestAPartialDocumentMakesNothingVanish(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -302,25 +302,25 @@ func TestIfNoneMatch(t *testing.T) {
 		}
 	}
 	start := func(s *stage) *running {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(3500 * time.Millisecond)
 		return b
 	}
 
 	t.Run("is sent from the second poll on, and never kept for the next start", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			b := s.start((&ear{}).all("a"))
+			b := s.start((&recorder{}).all("a"))
 			pause(2500 * time.Millisecond)
 			b.end()
 			want(t, s.conditions(), "", "1", "1")
-			got := after(s, func() { b = s.start((&ear{}).all("a")) }, 2500*time.Millisecond)
+			got := after(s, func() { b = s.start((&recorder{}).all("a")) }, 2500*time.Millisecond)
 			want(t, got, "", "1", "1")
 			b.end()
 		})
 	})
 	t.Run("is left out once a minute", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			b := s.start((&ear{}).all("a"))
+			b := s.start((&recorder{}).all("a"))
 			pause(4*time.Minute + 500*time.Millisecond)
 			left := 0
 			for _, c := range s.conditions() {
@@ -354,7 +354,7 @@ func TestIfNoneMatch(t *testing.T) {
 	t.Run("is left out after a reload", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			b := start(s)
-			got := after(s, func() { b.Reload([]bridge.Route{(&ear{}).all("b")}, nil, bridge.SettingsInfo{}) }, 2*time.Second)
+			got := after(s, func() { b.Reload([]bridge.Route{(&recorder{}).all("b")}, nil, bridge.SettingsInfo{}) }, 2*time.Second)
 			want(t, got, "", "1")
 			b.end()
 		})
@@ -392,7 +392,7 @@ func TestIfNoneMatch(t *testing.T) {
 	t.Run("is left out while the outbox is not on disk", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.dir = notADirectory(t)
-			b := s.start((&ear{}).all("a"))
+			b := s.start((&recorder{}).all("a"))
 			s.reboot(idA)
 			pause(10 * time.Second)
 			for i, c := range s.conditions() {
@@ -409,7 +409,7 @@ func TestIfNoneMatch(t *testing.T) {
 // The bridge asks the endpoint and nothing else: it approves nothing by itself, whatever happens.
 func TestTheBridgeNeverActsOnTheMachine(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&ear{}).all("a"))
+		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User"})
 		pause(2 * time.Second)
@@ -433,7 +433,7 @@ const sameIncarnation = "the document changed but its incarnation did not"
 // changes with a number of their own it says nothing.
 func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		for n, change := range []struct {
 			incarnation int
@@ -456,7 +456,7 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 	})
 	t.Run("of documents without a number it says nothing", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			for _, status := range []string{"Scheduled", "Started"} {
 				s.azure.SetDocument(fmt.Appendf(nil, `{"Events":[{"EventId":%q,"EventType":"Reboot","EventStatus":%q}]}`, idA, status))
@@ -471,7 +471,7 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 	})
 	t.Run("of the same document, read again after a reload, it says nothing", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			routes := []bridge.Route{e.all("a")}
 			b := s.start(routes...)
 			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":6,"Events":[{"EventId":%q,"EventType":"Reboot"}]}`, idA))
@@ -487,7 +487,7 @@ func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
 	})
 	t.Run("of the same document, read again until the disk takes it, it says nothing", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
+			e := &recorder{}
 			b := s.start(e.all("a"))
 			pause(5 * time.Second)
 			s.disk.fail(errFull)
@@ -510,7 +510,7 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{NewestVersion: "2019-08-01"})
-		e := &ear{}
+		e := &recorder{}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(5 * time.Hour)})

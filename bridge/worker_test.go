@@ -22,7 +22,7 @@ import (
 func TestASinkThatIsBackGetsEverything(t *testing.T) {
 	for _, trouble := range []error{errSinkDown, errHang, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, other := &ear{answer: always(trouble)}, &ear{}
+			e, other := &recorder{answer: always(trouble)}, &recorder{}
 			b := s.start(e.all("a"), other.all("b"))
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -52,7 +52,7 @@ func TestASinkThatIsBackGetsEverything(t *testing.T) {
 func TestUrgencyBeatsTheSchedule(t *testing.T) {
 	for _, trouble := range []error{errSinkDown, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(trouble)}
+			e := &recorder{answer: always(trouble)}
 			b := s.start(e.all("a"))
 			pause(1500 * time.Millisecond)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
@@ -75,7 +75,7 @@ func TestUrgencyBeatsTheSchedule(t *testing.T) {
 // Urgent deliveries to a sink that waits come at most every five seconds, and never before a Retry-After ends.
 func TestUrgencyHasItsLimits(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(&delivery.RetryAfter{After: 30 * time.Second, Err: errors.New("503")})}
+		e := &recorder{answer: always(&delivery.RetryAfter{After: 30 * time.Second, Err: errors.New("503")})}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -95,7 +95,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: 403", delivery.ErrBlocked))}
+		e := &recorder{answer: always(fmt.Errorf("%w: 403", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -117,7 +117,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: 404", delivery.ErrBlocked))}
+		e := &recorder{answer: always(fmt.Errorf("%w: 404", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		far := time.Now().Add(72 * time.Hour)
@@ -160,7 +160,7 @@ func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 // Of two blocked answers within a second nobody concludes that a sink is blocked.
 func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
+		e := &recorder{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
@@ -175,7 +175,7 @@ func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 // What a destination refuses for good is a dead letter, and what follows is delivered.
 func TestWhatIsRejectedIsKept(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: func(d delivery.Delivery) error {
+		e := &recorder{answer: func(d delivery.Delivery) error {
 			if strings.HasSuffix(d.Event.ID(), "-scheduled") {
 				return fmt.Errorf("%w: 422 no such field", delivery.ErrRejected)
 			}
@@ -205,7 +205,7 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 // A batch that is rejected is tried one by one, so that only what is to blame is given up.
 func TestARejectedBatchIsTakenApart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
 		pause(1500 * time.Millisecond)
 		for _, id := range []string{idA, "BAD", idB} {
@@ -231,7 +231,7 @@ func TestARejectedBatchIsTakenApart(t *testing.T) {
 func TestOldDeliveriesExpire(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		e, patient := &ear{answer: always(errSinkDown)}, &ear{answer: always(errSinkDown)}
+		e, patient := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.MaxAge = time.Hour }), patient.all("b"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -260,7 +260,7 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 	} {
 		t.Run(string(tt.late), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				e := &ear{answer: always(errSinkDown)}
+				e := &recorder{answer: always(errSinkDown)}
 				b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Late = tt.late }))
 				pause(1500 * time.Millisecond)
 				s.reboot(idA)
@@ -303,7 +303,7 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 // A receipt comes back with the next delivery about the same event, also one given beside an error.
 func TestReceiptsComeBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(errSinkDown)}
+		e := &recorder{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(errSinkDown)}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -327,7 +327,7 @@ func TestReceiptsComeBack(t *testing.T) {
 func TestAPanicInASinkIsAFailedAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		n := 0
-		e := &ear{answer: func(delivery.Delivery) error {
+		e := &recorder{answer: func(delivery.Delivery) error {
 			if n++; n == 1 {
 				panic("a bug")
 			}
@@ -349,7 +349,7 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 		if err := os.WriteFile(secret, []byte("old"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &ear{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
+		e := &recorder{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
 		r := e.all("a")
 		r.Secrets = []string{secret}
 		b := s.start(r)
@@ -370,7 +370,7 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("a"))
 		pause(5 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(72 * time.Hour)})
@@ -405,7 +405,7 @@ func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{answer: always(errSinkDown)}
+			e := &recorder{answer: always(errSinkDown)}
 			r := e.all("a").With(func(x *bridge.Terms) { x.MaxAge, x.Late = time.Hour, delivery.LateLatest })
 			b := s.start(r)
 			s.reboot(idA)
@@ -434,7 +434,7 @@ func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 // An attempt ends with its time, and that is a failure that says so.
 func TestAnAttemptEndsWithItsTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errHang)}
+		e := &recorder{answer: always(errHang)}
 		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Timeout = 4 * time.Second }))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -452,7 +452,7 @@ func TestAnAttemptEndsWithItsTime(t *testing.T) {
 // With drop, a scheduled that could not be told before its time is a dead letter; nobody runs a runbook for the past.
 func TestWhatIsTooLateIsDropped(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(errSinkDown)}
+		e := &recorder{answer: always(errSinkDown)}
 		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Minute)})
@@ -470,7 +470,7 @@ func TestWhatIsTooLateIsDropped(t *testing.T) {
 // What a sink gives back beside a rejection counts too: the next change of the event may need it.
 func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(delivery.ErrRejected)}
+		e := &recorder{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(delivery.ErrRejected)}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -488,7 +488,7 @@ func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 // A route may have several events under way at once, and one run of each.
 func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		r := e.all("a").With(func(x *bridge.Terms) { x.Parallel, x.Timeout = 3, time.Minute })
 		r.Sink = slowSink{e, 10 * time.Second}
 		b := s.start(r)
@@ -530,7 +530,7 @@ var longestWaits = []time.Duration{
 // A sink that must repeat nothing has each delivery settled on disk before the next.
 func TestASinkThatMustNotRepeatIsNeverAheadOfTheDisk(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{}
+		e := &recorder{}
 		image := filepath.Join(t.TempDir(), "image")
 		r := e.all("a").With(func(x *bridge.Terms) { x.Durable = true })
 		b := s.start(r)
