@@ -194,11 +194,18 @@ func (i *invalidLetters) has(l deadLetter) bool {
 	return slices.ContainsFunc(i.bySet[l.Set], func(x invalidLetter) bool { return x.key == l.Key })
 }
 
-// add notes a dead letter. It returns the sequence number of the oldest one if the set has too many now, else 0.
+// add notes a dead letter, which another sink may have stored at the same time. It returns the sequence number of the oldest
+// one if the set has too many now, else 0.
 func (i *invalidLetters) add(l deadLetter, seq uint64) (tooMany uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	list := append(i.bySet[l.Set], invalidLetter{l.Key, seq})
+	list := i.bySet[l.Set]
+	n := slices.IndexFunc(list, func(x invalidLetter) bool { return x.key == l.Key })
+	if n >= 0 {
+		list[n].seq = max(list[n].seq, seq)
+		return 0
+	}
+	list = append(list, invalidLetter{l.Key, seq})
 	if len(list) > invalidOfSet {
 		tooMany, list = list[0].seq, list[1:]
 	}

@@ -60,11 +60,11 @@ func TestAFloodOfInvalidMessagesPushesOutNoDeadLetter(t *testing.T) {
 // Few messages that can't be accepted are all kept, however many others lie between them and whoever reads them.
 func TestEachOfFewInvalidMessagesHasADeadLetter(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		r, stop := s.run(route("hook", newRecorder()), route("page", newRecorder()))
+		r, stop := s.run(route("hook", newRecorder()), route("page", newRecorder()), route("chat", newRecorder()))
 		defer stop()
 		for n := range 1001 {
 			set := "web"
-			if n%50 > 0 {
+			if n%10 > 0 {
 				set = fmt.Sprint("set-", n)
 			}
 			s.publishRaw("forewarn.events.sub.rg."+set+".1", nil, []byte("junk"))
