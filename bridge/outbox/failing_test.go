@@ -53,6 +53,9 @@ func TestAFailingDiskIsTriedEveryFewSeconds(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{History: 16}})
 		defer o.Close()
+		if err := <-o.Maintain(time.Now()); err != nil {
+			t.Fatal(err)
+		}
 		for i := range 3 { // so that the history has grown enough to be shortened
 			mustAdd(t, o, fmt.Sprint("A", i), "scheduled", "a")
 		}
