@@ -1,11 +1,13 @@
 package relay_test
 
 import (
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
 )
@@ -18,10 +20,15 @@ func (c *wallClock) now() time.Time { return time.Now().Round(0).Add(time.Durati
 func (c *wallClock) set(ahead time.Duration) { c.ahead.Store(int64(ahead)) }
 
 // While a VM is frozen its monotonic clock may stand still, and only the wall clock says that its leases are over. Nothing
-// is delivered under one that is; once it is renewed, all is.
+// is delivered under one that is, nor counted as an attempt; once it is renewed, all is.
 func TestARelayWhoseMonotonicClockStoodStillDeliversNothing(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		wall, hook := &wallClock{}, newRecorder()
+		var attempts []int
+		hook.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			attempts = append(attempts, batch[0].Attempt)
+			return delivery.Answer{}, nil
+		}
 		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Wall: wall.now})
 		pause(2 * time.Second)
 		s.renewed("hook")
@@ -34,6 +41,9 @@ func TestARelayWhoseMonotonicClockStoodStillDeliversNothing(t *testing.T) {
 		pause(10 * time.Second)
 		wantIDs(t, "after that", hook.attempts(), ce)
 		stop()
+		if !slices.Equal(attempts, []int{1}) {
+			t.Errorf("the sink was told %v. attempts, want the first", attempts)
+		}
 	})
 }
 

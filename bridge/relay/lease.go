@@ -10,7 +10,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/internal/streams"
 )
 
@@ -214,17 +213,4 @@ func (l *lease) release(ctx context.Context) {
 	l.validUntil = time.Time{}
 	l.mu.Unlock()
 	_, _ = l.kv.Update(ctx, l.key, body, rev) // if that fails, the lease expires
-}
-
-// A leasedSink delivers only while its lease is held.
-type leasedSink struct {
-	delivery.Sink
-	lease *lease
-}
-
-func (s leasedSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if !s.lease.valid() {
-		return delivery.Answer{}, errLeaseExpired
-	}
-	return s.Sink.Deliver(ctx, batch)
 }

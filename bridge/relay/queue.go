@@ -267,7 +267,7 @@ func (q *queue) newestUrgent(g *group, now time.Time) uint64 {
 }
 
 // Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
-// that a killed relay repeats at most one delivery of a group.
+// that a killed relay repeats at most one delivery of a group, and once the lease is over: then no attempt is made.
 func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	d.Event, d.Receipt, err = q.read(i)
 	if err == nil {
@@ -277,8 +277,12 @@ func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	return d, q.shown(err)
 }
 
-// noteAttempt notes that an attempt of a delivery is under way, unless it was settled or is being given up while it was read.
+// noteAttempt notes that an attempt of a delivery is under way, unless it was settled or is being given up while it was
+// read, or the lease is over.
 func (q *queue) noteAttempt(seq uint64) error {
+	if !q.lease.valid() {
+		return errLeaseExpired
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	e := q.pending[seq]

@@ -10,7 +10,10 @@ import (
 // told returns the events that are open by what the fleet knows, which may lag behind.
 func (q *queue) told() (told []delivery.Told) {
 	for _, group := range q.openEvents() {
-		told = append(told, delivery.Told{Group: group, Read: func() (delivery.Delivery, bool) { return q.latest(group) }})
+		told = append(told, delivery.Told{Group: group, Read: func() (delivery.Delivery, bool) {
+			d, ok := q.latest(group)
+			return d, ok && q.lease.valid()
+		}})
 	}
 	return told
 }

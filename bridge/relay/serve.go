@@ -105,7 +105,7 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), v serving, l *leas
 	}
 	log.Info("this relay serves the sink", "relay", r.Name)
 	w := delivery.NewWorker(delivery.Config{
-		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
+		Route: route.Name, Sink: route.Sink, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
 		Log: r.Log, Meter: r.Meter, Random: r.Random,
 		Trouble: func(why error) { r.reportTrouble(q, why) },
 		Told:    q.told,
