@@ -291,6 +291,23 @@ var knownStories = []struct {
 		{at(40 * time.Minute), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
 		{at(2 * time.Hour), restyle{}},
 	}},
+	{"the machine crashes just after people were told what waited for a mute", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"above: 5", func(r *routePlan) { r.above = 5 }},
+		}}},
+		{at(time.Minute), mute{mutePlan{lasts: 7 * time.Minute}}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(7 * time.Minute), restart{crash: true, taken: 1, burns: 30 * time.Millisecond, off: time.Second}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
+	{"an event takes place while the program is off, is listed again, and the endpoint says that there is nothing", []step{
+		{at(time.Minute), restart{off: 30 * time.Minute}},
+		{at(2 * time.Minute), list{event: begun}},
+		{at(10 * time.Minute), unlist{reboot.id}},
+		{at(20 * time.Minute), list{event: func() azureEvent { e := reboot; e.notBefore = 90 * time.Minute; return e }()}},
+		{at(40 * time.Minute), endpointTrouble{"is empty", 45 * time.Minute}},
+		{at(50 * time.Minute), restyle{}},
+	}},
 }
 
 var (

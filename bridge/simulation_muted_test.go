@@ -195,7 +195,12 @@ func (o *oracle) summaries() {
 					if a.sink != r.name || a.start < end || a.start > end+o.slack(end) || len(a.batch) >= 500 {
 						continue
 					}
-					waited := slices.ContainsFunc(a.batch, func(h handed) bool { return h.mute == m.id && o.calm(h, end) })
+					waited := slices.ContainsFunc(a.batch, func(h handed) bool {
+						again := slices.ContainsFunc(calls, func(c *attempt) bool { // a crash came before it was on record
+							return c.in != a.in && slices.ContainsFunc(c.batch, h.same)
+						})
+						return h.mute == m.id && o.calm(h, end) && !again
+					})
 					if waited {
 						calls = append(calls, a)
 					}

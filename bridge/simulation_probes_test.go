@@ -156,10 +156,13 @@ func (o *oracle) probes() {
 			new, n := map[string]bool{}, 0
 			for i, a := range row[from+1:] {
 				before := row[from+i]
-				waits := []time.Duration{o.longestWait("", a.batch[0].event, before.fact),
-					o.longestWait(r.name, a.batch[0].event, before.fact)}
-				if h := a.batch[0]; h.change != "vanished" { // it may not be told of the start
-					waits = append(waits, waitBefore(h.notBefore, before.clock))
+				var waits []time.Duration // of all that is pending by then, of which the oldest may go for one that is urgent
+				for _, x := range row[:from+i+2] {
+					h := x.batch[0]
+					waits = append(waits, o.longestWait("", h.event, before.fact), o.longestWait(r.name, h.event, before.fact))
+					if h.change != "vanished" { // it may not be told of the start
+						waits = append(waits, waitBefore(h.notBefore, before.clock))
+					}
 				}
 				if slices.ContainsFunc(waits, func(most time.Duration) bool {
 					return most > 0 && a.start-before.at >= most-time.Second

@@ -252,10 +252,13 @@ func (o *oracle) outcome(id string, b belief) {
 		if c.kind != "vanished" {
 			continue
 		}
-		var from time.Duration // when the life before it ended
+		var from, first time.Duration // when the life before it ended, and when this one was seen first
 		for _, was := range b.changes[:i] {
-			if was.kind == "vanished" && !o.forgotten(was, c.boot) {
-				from = was.at
+			switch {
+			case was.kind == "vanished" && !o.forgotten(was, c.boot):
+				from, first = was.at, 0
+			case first == 0:
+				first = was.at
 			}
 		}
 		var ends []time.Duration // of its lives, up to this one
@@ -281,6 +284,11 @@ func (o *oracle) outcome(id string, b belief) {
 		}
 		if n := len(ends); n > 1 {
 			from = max(from, ends[n-2]) // nobody may have seen the end of the life before it
+		}
+		for _, end := range ends { // nor that it was listed before
+			if end <= first {
+				from = max(from, end)
+			}
 		}
 		began := hasBegun(from)
 		for _, list := range o.taken[id] {
