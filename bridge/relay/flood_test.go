@@ -95,45 +95,59 @@ func TestAFloodOfInvalidMessagesDelaysNoEvent(t *testing.T) {
 	})
 }
 
-// A sink that is new to the stream is told of at most 2,000 open events of a set, the newest, and of all of another set. It
-// is logged once.
+// A sink that is new to the stream is told of at most 2,000 open events of a set, the newest, and of 20,000 in all, of those
+// sets fewer that have most. It is logged once for each set.
 func TestANewSinkIsToldOfABoundedNumberOfOpenEvents(t *testing.T) {
 	systemtest.Alone(t)
 	systemtest.LeftToGate(t)
-	onStage(t, func(t *testing.T, s *stage) {
-		honest := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("db", "db_0"), time.Now())
-		s.publishAs(ownSubject(honest), honest)
-		const most, events = 2_000, 4_500
-		template := eventNo(2).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("web", "web_0"), time.Now())
+	for _, tt := range []struct {
+		name               string
+		sets, events, most int // events of each set, of which so many are told
+	}{
+		{"one set has more than its share", 1, 4_500, 2_000},
+		{"many sets have more than there is room for", 15, 1_500, 1_333},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) { testOpenEvents(t, s, tt.sets, tt.events, tt.most) })
+		})
+	}
+}
+
+func testOpenEvents(t *testing.T, s *stage, sets, events, most int) {
+	honest := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("db", "db_0"), time.Now())
+	s.publishAs(ownSubject(honest), honest)
+	want := []string{honest.ID()}
+	for set := range sets {
+		name := fmt.Sprint("web", set)
+		template := eventNo(2).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet(name, name+"_0"), time.Now())
 		body, err := template.MarshalJSON()
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []string{honest.ID()}
 		for n := range events {
-			id := []byte(eventNo(10 + n).id)
+			id := eventNo(10 + set*events + n).id
 			if n >= events-most {
-				want = append(want, strings.Replace(template.ID(), eventNo(2).id, string(id), 1))
+				want = append(want, strings.Replace(template.ID(), eventNo(2).id, id, 1))
 			}
-			msg := &nats.Msg{Subject: fmt.Sprint("forewarn.events.sub.rg.web.", n),
+			msg := &nats.Msg{Subject: fmt.Sprintf("forewarn.events.sub.rg.%s.%d", name, n),
 				Header: nats.Header{"Content-Type": {"application/cloudevents+json"}},
-				Data:   bytes.ReplaceAll(body, []byte(eventNo(2).id), id)}
+				Data:   bytes.ReplaceAll(body, []byte(eventNo(2).id), []byte(id))}
 			if _, err := s.js.PublishMsgAsync(msg); err != nil {
 				t.Fatal(err)
 			}
 		}
-		<-s.js.PublishAsyncComplete()
-		hook, log := newRecorder(), &syncedBuffer{}
-		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Log: slog.New(slog.NewTextHandler(log, nil))})
-		defer stop()
-		pause(time.Minute)
-		if got := sorted(hook.all()); !slices.Equal(got, sorted(want)) {
-			t.Errorf("it is told of %d, want of the newest %d, and of that of db", len(got), most)
-		}
-		if n := log.count("more open events than a new sink is told of"); n != 1 {
-			t.Errorf("it is logged %d times, want once", n)
-		}
-	})
+	}
+	<-s.js.PublishAsyncComplete()
+	hook, log := newRecorder(), &syncedBuffer{}
+	_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Log: slog.New(slog.NewTextHandler(log, nil))})
+	defer stop()
+	pause(time.Minute)
+	if got := sorted(hook.all()); !slices.Equal(got, sorted(want)) {
+		t.Errorf("it is told of %d, want of the newest %d of each set, and of that of db", len(got), most)
+	}
+	if n := log.count("more open events than a new sink is told of"); n != sets {
+		t.Errorf("it is logged %d times, want once for each set", n)
+	}
 }
 
 // What a delivery keeps in memory besides its CloudEvent is bounded too: one that names thousands of VMs takes as much room

@@ -120,6 +120,28 @@ func TestASinkThatFailsHereIsGivenUpForAnotherRelay(t *testing.T) {
 	})
 }
 
+// Nor does a relay keep a sink that can hold its lease and not read the stream for it.
+func TestASinkWhoseStreamCannotBeReadHereIsGivenUpForAnotherRelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		first, second, wire := newRecorder(), newRecorder(), &cable{}
+		_, stop := s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{route("hook", first)}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", second)}})
+		pause(time.Minute)
+		wire.fail(requestsLost)
+		a, b := eventNo(1).in(24*time.Hour), eventNo(2).in(24*time.Hour)
+		asked, not := a.say(t, imds.Scheduled, "vm-1"), b.say(t, imds.Scheduled, "vm-1")
+		s.publish(asked)
+		pause(time.Second)
+		s.publish(not)
+		pause(2 * time.Minute)
+		wantIDs(t, "by the one whose last request was answered", first.all(), asked)
+		wantIDs(t, "by the other", second.all(), not)
+		stop()
+		stopOther()
+	})
+}
+
 // A relay whose sink was given up for another serves it at once if there is no other any more.
 func TestARelayThatRestsServesASinkThatNobodyElseDoes(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

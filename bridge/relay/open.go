@@ -4,14 +4,16 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sort"
 
 	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
 )
 
-// maxOpenOfSet is how many open events of a set a sink is told of that is new to the stream: the newest.
-const maxOpenOfSet = 2_000
+// Of how many open events a sink is told that is new to the stream. Beyond that the sets that have most lose their oldest.
+const (
+	maxOpenOfSet = 2_000
+	maxOpen      = 20_000 // of all sets: their numbers have to fit in the sink's state, which is one message
+)
 
 // openEvents are the Azure events that are open, as a part of the stream shows them, by set and group.
 type openEvents struct {
@@ -46,15 +48,15 @@ func (o *openEvents) add(m streams.Message) {
 			e.answer = 0
 		}
 		if len(o.sets[set]) > 2*maxOpenOfSet {
-			o.forgetOldest(set)
+			o.forgetOldest(set, maxOpenOfSet)
 		}
 	case m.Change.Kind == imds.Approved && e != nil && !e.over():
 		e.answer = m.Seq
 	}
 }
 
-// forgetOldest forgets the oldest events of a set, those first that are over, until maxOpenOfSet are left.
-func (o *openEvents) forgetOldest(set string) {
+// forgetOldest forgets the oldest events of a set, those first that are over, until at most so many are left.
+func (o *openEvents) forgetOldest(set string, most int) {
 	events := o.sets[set]
 	groups := slices.SortedFunc(maps.Keys(events), func(a, b string) int {
 		x, y := events[a], events[b]
@@ -66,7 +68,7 @@ func (o *openEvents) forgetOldest(set string) {
 		}
 		return cmp.Compare(x.Seq, y.Seq)
 	})
-	for _, group := range groups[:max(0, len(groups)-maxOpenOfSet)] {
+	for _, group := range groups[:max(0, len(groups)-most)] {
 		if !events[group].over() {
 			o.leftOut[set]++
 		}
@@ -75,10 +77,14 @@ func (o *openEvents) forgetOldest(set string) {
 }
 
 // numbers returns the sequence numbers of the latest change of each open event, and of what came of its approval since,
-// in order. Of each set it returns those of the newest maxOpenOfSet events.
+// in order, of at most maxOpen events.
 func (o *openEvents) numbers() (all []uint64) {
+	most := maxOpenOfSet
+	for o.count(most) > maxOpen {
+		most--
+	}
 	for set := range o.sets {
-		o.forgetOldest(set)
+		o.forgetOldest(set, most)
 		for _, e := range o.sets[set] {
 			if e.over() {
 				continue
@@ -89,7 +95,14 @@ func (o *openEvents) numbers() (all []uint64) {
 			}
 		}
 	}
-	// Without slices.Sort, which costs the binary 4 kB for each type of number.
-	sort.Slice(all, func(i, j int) bool { return all[i] < all[j] })
+	slices.Sort(all)
 	return all
+}
+
+// count returns how many events there are if each set has at most so many.
+func (o *openEvents) count(most int) (n int) {
+	for _, events := range o.sets {
+		n += min(len(events), most)
+	}
+	return n
 }

@@ -180,11 +180,13 @@ func (r *Relay) giveUpFailing(now time.Time) {
 	}
 }
 
-// hasFailed reports whether all attempts have failed for so long.
+// hasFailed reports whether all attempts have failed, or the stream couldn't be read, for so long.
 func (q *queue) hasFailed(now time.Time, long time.Duration) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return !q.tally.failingSince.IsZero() && now.Sub(q.tally.failingSince) >= long
+	return slices.ContainsFunc([]time.Time{q.tally.failingSince, q.pos.errSince}, func(since time.Time) bool {
+		return !since.IsZero() && now.Sub(since) >= long
+	})
 }
 
 // resting returns the sinks that this relay gave up because they failed. mu is held.

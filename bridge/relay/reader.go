@@ -60,6 +60,12 @@ func (q *queue) setReadErr(err error) {
 	q.mu.Lock()
 	was := q.pos.err
 	q.pos.err = err
+	switch {
+	case err == nil:
+		q.pos.errSince = time.Time{}
+	case was == nil:
+		q.pos.errSince = time.Now()
+	}
 	q.mu.Unlock()
 	if err != nil && was == nil {
 		q.log.Warn("the stream can't be read, trying again", "err", err)
