@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +45,13 @@ type situation struct {
 // situation gathers what decides about these events. The caller holds deciding.
 func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	approver, durable, mutes := b.approverName(), b.outbox.Durable() == nil, b.outbox.Mutes()
-	orphans := b.outbox.Orphans()
+	var orphans []string
+	for name, s := range b.outbox.Stats() {
+		if !s.Gone.IsZero() {
+			orphans = append(orphans, name)
+		}
+	}
+	slices.Sort(orphans)
 	marks := map[string]outbox.Mark{}
 	for _, e := range events {
 		for _, id := range []string{e.ID, approvedID(e)} {

@@ -266,18 +266,18 @@ func TestWalkOfALongHistory(t *testing.T) {
 	}
 }
 
-// First and Last return the ends of a list, and how many more there are.
-func TestFirstAndLast(t *testing.T) {
+// Page returns one end of a list, and how many more there are.
+func TestPage(t *testing.T) {
 	o := open(t, t.TempDir(), outbox.Options{})
 	for i := range 3 {
 		mustAdd(t, o, fmt.Sprintf("E%d", i), "scheduled", "a")
 	}
 	for n, more := range map[int]int{0: 3, 2: 1, 3: 0, 4: 0} {
-		first, rest := o.First(outbox.Selection{}, n)
+		first, rest := o.Page(outbox.Selection{}, n)
 		if want := pending(o, "a")[:3-more]; rest != more || !slices.Equal(ids(first), want) {
 			t.Errorf("the first %d are %v and %d more", n, ids(first), rest)
 		}
-		last, rest := o.Last(outbox.Selection{}, n)
+		last, rest := o.Page(outbox.Selection{Last: true}, n)
 		if want := pending(o, "a")[more:]; rest != more || !slices.Equal(ids(last), want) {
 			t.Errorf("the last %d are %v and %d more", n, ids(last), rest)
 		}

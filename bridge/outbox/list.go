@@ -18,22 +18,20 @@ var ErrUnknownKey = errors.New("no such delivery")
 type Selection struct {
 	Route, State string
 	Group        string // also its beginning, in any case
+	Last         bool   // Page begins at the end
 }
 
 // List returns the selected deliveries: pending ones before dead letters, each in order.
 func (o *Outbox) List(s Selection) []Delivery { return deliveries(o.selected(s)) }
 
-// First returns the first n of List, and the number of the others.
-func (o *Outbox) First(s Selection, n int) (first []Delivery, more int) {
-	all := o.selected(s)
-	return deliveries(all[:min(n, len(all))]), max(0, len(all)-n)
-}
-
-// Last returns the last n of List, and the number of the others.
-func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
+// Page returns the first n of List, or the last n, and the number of the others.
+func (o *Outbox) Page(s Selection, n int) (page []Delivery, more int) {
 	all := o.selected(s)
 	more = max(0, len(all)-n)
-	return deliveries(all[more:]), more
+	if s.Last {
+		return deliveries(all[more:]), more
+	}
+	return deliveries(all[:len(all)-more]), more
 }
 
 // selected returns the deliveries that s picks, in the order of List.

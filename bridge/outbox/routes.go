@@ -34,19 +34,6 @@ func (tx *Tx) NewRoutes(routes []Route) (added, back []string) {
 	return added, back
 }
 
-// Orphans returns the names of the routes that are gone from the settings and whose backlog is kept, in order.
-func (o *Outbox) Orphans() (names []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for name, r := range o.routes {
-		if r.configured && !r.removed.IsZero() {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 func (tx *Tx) setRoutes(routes []Route) {
 	tx.isSetUp = true
 	configured := map[string]bool{}

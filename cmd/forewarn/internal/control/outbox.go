@@ -34,7 +34,7 @@ type ShownDelivery struct {
 // list returns at most n of the selected deliveries. Only a list of at most wording.ShownRows has Resources, because
 // they have to be read from the CloudEvents on disk.
 func list(o *outbox.Outbox, sel outbox.Selection, n int) Rows[ListedDelivery] {
-	deliveries, more := o.First(sel, n)
+	deliveries, more := o.Page(sel, n)
 	listed := Rows[ListedDelivery]{More: more, Rows: []ListedDelivery{}}
 	for _, d := range deliveries {
 		e := ListedDelivery{Delivery: d}

@@ -130,7 +130,7 @@ func bridgeFacts(b *bridge.Bridge, o *outbox.Outbox) func() pageFacts {
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
 		if f.Status.Outbox.DeadLetters > 0 {
-			f.Dead, f.MoreDead = o.Last(outbox.Selection{State: outbox.StateDead}, shownDead)
+			f.Dead, f.MoreDead = o.Page(outbox.Selection{State: outbox.StateDead, Last: true}, shownDead)
 		}
 		sum := sha256.New()
 		fmt.Fprint(sum, f.Status.Outbox.Pending, f.Status.Outbox.DeadLetters)
