@@ -300,6 +300,24 @@ var knownStories = []struct {
 		{at(7 * time.Minute), restart{crash: true, taken: 1, burns: 30 * time.Millisecond, off: time.Second}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"somebody replays to a fallback what is older than what it took for another sink", []step{
+		{at(30 * time.Second), sinkTrouble{sink: "webhook", how: "rejects", end: 90 * time.Second, share: 100}},
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(3 * time.Minute), list{event: begun}},
+		{at(8 * time.Minute), replay{to: "second"}},
+		{at(30 * time.Minute), unlist{reboot.id}},
+	}},
+	{"a reminder waits when the clock is set back, by which the event begins before that", []step{
+		{at(time.Second), reload{changes: map[string]routeChange{
+			"webhook": {"remind: 15m", func(r *routePlan) { r.remind = []time.Duration{15 * time.Minute} }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(24 * time.Minute), sinkTrouble{sink: "webhook", how: "panics", end: 45 * time.Minute, share: 100}},
+		{at(27 * time.Minute), restart{crash: true, step: -48 * time.Hour, off: time.Second}},
+		{at(35 * time.Minute), list{event: begun}},
+		{at(60 * time.Minute), unlist{reboot.id}},
+	}},
 	{"an event takes place while the program is off, is listed again, and the endpoint says that there is nothing", []step{
 		{at(time.Minute), restart{off: 30 * time.Minute}},
 		{at(2 * time.Minute), list{event: begun}},

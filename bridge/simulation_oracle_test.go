@@ -216,12 +216,17 @@ func (o *oracle) nothingMore(b belief, route string, told []taken) {
 			owed = owed || is
 			lost = lost && c.lost && !o.ill(c.at-6*time.Second, t.at) // it tries to write again every five
 		}
+		// A fallback that took it hears it again behind an older one that somebody replays.
+		follows := slices.ContainsFunc(told, func(was taken) bool {
+			return was.id == t.id && was.seq < t.seq && o.replayed(t, was)
+		})
 		switch {
 		case !known:
 			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", route, t.id, ids(b))
 		case !decided:
 			o.add("filters", "%s was told %s at %v, when the VM's name could still come", route, t.id, short(t.start))
-		case !owed && t.instead == "" && !o.hand("replay", route, t.id) && !o.blurs(t.event, b) && !o.alerted(t.event, route):
+		case !owed && t.instead == "" && !o.hand("replay", route, t.id) && !follows && !o.blurs(t.event, b) &&
+			!o.alerted(t.event, route):
 			o.add("filters", "%s was told %s, which it is not owed", route, t.id)
 		case lost:
 			o.add("owed before sent", "%s was told %s, which was not on the disk", route, t.id)

@@ -240,7 +240,7 @@ func (o *oracle) reminders(id string, b belief, route string) {
 		}
 		current, at := -1, false
 		for i, c := range b.changes {
-			if !c.gone() && c.boot <= t.in && c.clock.Before(t.time) {
+			if !c.gone() && c.boot <= t.in && c.clock.Before(t.time) && c.at < t.start { // whatever a clock that was set back says
 				current = i
 			}
 			// Nobody can say which of the two came first, also after a clock that was set back.
