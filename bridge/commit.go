@@ -106,16 +106,15 @@ func (b *Bridge) update(derive func() commit) (wait func() error) {
 func (b *Bridge) apply(tx *outbox.Tx, c commit) {
 	for i := range c.Add {
 		a := &c.Add[i]
-		isNew := a.Seq == 0
-		if isNew {
+		if !a.Again {
 			a.Seq = tx.Reserve()
 		}
 		op := c.open[a.Group]
-		if isNew && op != nil {
+		if !a.Again && op != nil {
 			op.note(*a)
 		}
 		if imds.ChangeKind(a.Change).OfAzure() {
-			supersede(tx, *a, isNew, op)
+			supersede(tx, *a, op)
 		}
 	}
 	c.Groups = b.events.set(c.open)
@@ -124,11 +123,11 @@ func (b *Bridge) apply(tx *outbox.Tx, c commit) {
 
 // supersede settles what a change of an event makes obsolete of what is pending about it. op is the event's state; nil if
 // it is over.
-func supersede(tx *outbox.Tx, newer outbox.Addition, isNew bool, op *openEvent) {
+func supersede(tx *outbox.Tx, newer outbox.Addition, op *openEvent) {
 	for _, d := range tx.Pending(newer.Group) {
 		waits := op != nil && slices.Contains(op.Waiting, d.Route)
 		comes := waits || slices.Contains(newer.To, d.Route)
-		isNews := isNew || comes && d.Seq < newer.Seq // what is offered again is news only to those that get it
+		isNews := !newer.Again || comes && d.Seq < newer.Seq // what is offered again is news only to those that get it
 		if isNews && overtaken(d, newer, comes, waits) {
 			tx.Supersede(d)
 		}
@@ -138,7 +137,7 @@ func supersede(tx *outbox.Tx, newer outbox.Addition, isNew bool, op *openEvent) 
 // committed counts what a commit added, and writes its lines.
 func (b *Bridge) committed(c commit) {
 	for _, a := range c.Add {
-		if a.Body != nil {
+		if !a.Again {
 			b.meter.Committed(a.Type)
 		}
 	}
@@ -162,7 +161,7 @@ func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
 func again(e imds.Event, k kept) (a outbox.Addition, ce event.Event) {
 	ce = k.decode()
 	a = about(e, imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix)))
-	a.Seq = k.Seq
+	a.Seq, a.Body, a.Again = k.Seq, k.CloudEvent, true
 	describe(&a.Message, ce)
 	return a, ce
 }

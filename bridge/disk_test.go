@@ -302,6 +302,32 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 	}
 }
 
+// Nor does it lose an announcement that waits for its lead, or what came of an approval, when a newer change has followed.
+func TestDamageLosesNoAnnouncementThatWaitsForItsLead(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows does not let a mapped file be cut")
+	}
+	bubble(t, func(t *testing.T, s *stage) {
+		drain := &recorder{}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
+		pause(2 * time.Second)
+		s.redeploy(idA, 70*time.Minute)
+		pause(5 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(5 * time.Minute) })
+		pause(5 * time.Second)
+		if err := os.Truncate(b.Outbox.Path(), 0); err != nil {
+			t.Fatal(err)
+		}
+		s.reboot(idB) // what is written then finds the damage
+		pause(70 * time.Minute)
+		if !slices.Contains(drain.ids(), idA+"-scheduled") {
+			t.Errorf("the drain heard %v, want that of %s too", drain.ids(), idA)
+		}
+		wantIDs(t, deadIDs(b.Outbox))
+		b.end()
+	})
+}
+
 // zero overwrites a part of a file with zeros.
 func zero(f *os.File, from, to int64) error {
 	_, err := f.WriteAt(make([]byte, to-from), from)

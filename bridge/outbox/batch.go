@@ -43,7 +43,8 @@ type Mark struct {
 // An Addition adds a CloudEvent, and makes it pending for those of its recipients for which it is not pending yet.
 type Addition struct {
 	delivery.Message        // Seq is from Tx.Reserve; 0: Apply sets it to the next one
-	Body             []byte // in the JSON format; nil: it was added before
+	Body             []byte // in the JSON format
+	Again            bool   // it was added before; its Body, if it has one, is stored once more, as the file may have lost it
 	NotBefore        time.Time
 	To               []string // routes
 }
@@ -90,11 +91,16 @@ func (tx *Tx) add(a Addition) {
 		m = &message{Message: a.Message, bytes: len(a.Body)}
 		tx.messages[a.Seq] = m
 	}
+	if a.Again && (len(a.To) == 0 || tx.outbox.body(a.Seq) != nil) {
+		a.Body = nil // nobody reads it from the file
+	}
 	if a.Body != nil {
 		if a.Group == "" {
 			m.body = a.Body
 		}
-		tx.added = append(tx.added, a.Body)
+		if !a.Again {
+			tx.added = append(tx.added, a.Body)
+		}
 		tx.write(bucketEvents, seqKey(a.Seq), a.Body)
 		tx.write(bucketMeta, metaLast, []byte(seqKey(tx.last)))
 	}
