@@ -391,7 +391,9 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 			}
 		}
 		over := current == nil && op.event.ID != "" // else it is open, or no document has shown it yet
-		if !over {
+		if over {
+			op = op.clone() // others read it
+		} else {
 			op.decided(d, a, now)
 		}
 		rules := b.reviews.get(e.ID).possible

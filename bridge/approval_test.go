@@ -253,6 +253,33 @@ func TestAnApprovalWhoseAnswerWasLostIsNotForgottenWhenTheNextIsRefused(t *testi
 	})
 }
 
+// What Azure refused before an event was gone and came back doesn't count as approved: its end is told as a cancellation.
+func TestAnEventThatComesBackAfterARefusalIsNotTakenForApproved(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		audit := &recorder{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		for range 2 {
+			s.redeploy(idA, time.Hour)
+			pause(2 * time.Second)
+			if len(audit.results(t)) == 0 {
+				b.ApproveNow(t.Context(), idA, s.shown(idA), "jane")
+			}
+			pause(2 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+		}
+		wantIDs(t, audit.results(t), cloudevent.ResultRefused)
+		wantIDs(t, audit.types(), "scheduled", "approved", "vanished", "scheduled", "vanished")
+		last := audit.accepted()[4]
+		if d := dataIn(t, last.Event); d.Outcome != cloudevent.OutcomeCanceled {
+			t.Errorf("%s says that it is %s, want canceled", last.Event.ID(), d.Outcome)
+		}
+		b.end()
+	})
+}
+
 // While the endpoint does not answer, the last look before an approval is taken as seldom as polls are, and the
 // approval is sent once it answers.
 func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {

@@ -201,7 +201,7 @@ func (s situation) decide(c *commit, known []*openEvent, changes []imds.Change) 
 // it.
 func (s situation) newState(e imds.Event) *openEvent {
 	approvals := s.marks[approvedID(e)]
-	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now, Approved: approvals.Times > 0}
+	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now, Approved: approvals.Note != ""}
 	var asked cloudevent.Asked
 	err := json.Unmarshal([]byte(approvals.Note), &asked)
 	if err != nil || op.Occurrence > 1 { // nobody has asked for it, or that was before it came back

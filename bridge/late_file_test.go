@@ -140,6 +140,33 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 	}
 }
 
+// So does an approval that Azure has not answered: the event may begin at any time, and isn't canceled when it is gone.
+func TestALateFileRemembersAnApprovalWithoutAnAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		e := &recorder{}
+		b := s.start(e.all("a"))
+		pause(2500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() { s.opts.Rules = nil }, e.all("a"))
+		pause(2500 * time.Millisecond)
+		bring()
+		pause(10 * time.Second)
+		if asked := b.Status().Events[0].Asked; asked == nil || asked.Answered || asked.By != "rule 1" {
+			t.Errorf("the status says that %+v has asked, want rule 1, without an answer", asked)
+		}
+		s.azure.End(idA)
+		pause(3 * time.Second)
+		b.end()
+		all := e.accepted()
+		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+			t.Errorf("at last it is told as %s %s, want that nobody knows how it ended", d.Change, d.Outcome)
+		}
+	})
+}
+
 // So does that nobody watched it for a while: before the start without the file, or until this.
 func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 	for _, when := range []string{"before", "until the start"} {

@@ -203,8 +203,8 @@ func (op *openEvent) merge(was *openEvent) {
 	}
 	op.Announced, op.Occurrence = was.Announced, max(op.Occurrence, was.Occurrence)
 	op.LongestPause = max(op.LongestPause, was.LongestPause)
-	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
-	op.Asked = cmp.Or(op.Asked, was.Asked)
+	op.Asked = cmp.Or(op.Asked, was.asked())
+	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved || op.Asked != nil
 	op.Routes, op.Alerted = union(op.Routes, was.Routes), union(op.Alerted, was.Alerted)
 }
 
