@@ -132,6 +132,7 @@ func New(o Options) (*Bridge, error) {
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}
+	o.Settings.Zone = o.Settings.Location()
 	b := &Bridge{
 		options: o, client: o.Client, outbox: o.Outbox, log: o.Log, meter: o.Meter,
 		began: time.Now(), routes: o.Routes, rules: o.Rules, settings: o.Settings,
@@ -329,6 +330,7 @@ func (b *Bridge) Reload(ctx context.Context, routes []Route, rules []Rule, s Set
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	s.Zone = s.Location()
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
 	now := time.Now()

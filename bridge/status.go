@@ -109,10 +109,16 @@ type SettingsInfo struct {
 	LastError string `json:"lastError"`
 	// Timezone is the IANA name of the zone that people are shown; "" for UTC.
 	Timezone string `json:"timezone,omitempty"`
+	// Zone is the zone of that name. New and Reload set it, so that nobody reads it from the disk under a lock.
+	Zone *time.Location `json:"-"`
 }
 
-// Location returns the time zone for people: UTC if there is none, or none of that name.
+// Location returns the time zone for people: UTC if there is none, or none of that name. It reads the disk unless Zone is
+// set.
 func (s SettingsInfo) Location() *time.Location {
+	if s.Zone != nil {
+		return s.Zone
+	}
 	zone, err := time.LoadLocation(s.Timezone)
 	if err != nil {
 		return time.UTC

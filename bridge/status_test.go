@@ -338,3 +338,20 @@ func TestWithoutAZoneTimesAreUTC(t *testing.T) {
 		}
 	}
 }
+
+// The zone of the people is read from the disk once, by New or Reload, and not under a lock whenever somebody asks.
+func TestTheZoneIsKnownWithoutTheDisk(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Settings.Timezone = "Asia/Tokyo"
+		b := s.start()
+		pause(time.Second)
+		if zone := b.Status().Settings.Zone; zone.String() != "Asia/Tokyo" {
+			t.Errorf("the zone is %v, want Asia/Tokyo", zone)
+		}
+		b.Reload(nil, nil, bridge.SettingsInfo{Timezone: "Europe/Berlin"})
+		if zone := b.Status().Settings.Zone; zone.String() != "Europe/Berlin" {
+			t.Errorf("after a reload the zone is %v, want Europe/Berlin", zone)
+		}
+		b.end()
+	})
+}

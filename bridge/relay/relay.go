@@ -109,6 +109,7 @@ func New(o Options) *Relay {
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}
+	o.Settings.Zone = o.Settings.Location()
 	r := &Relay{
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
 		services: map[string]*service{}, down: errNotYet, invalid: invalidLetters{bySet: map[string][]invalidLetter{}},
@@ -286,6 +287,7 @@ func (r *Relay) closeSink(name string, sink delivery.Sink) {
 // Reload replaces the routes. It doesn't wait for attempts under way: a new route starts once those of its name have
 // ended. Then the sink of the old one is closed.
 func (r *Relay) Reload(routes []bridge.Route, s bridge.SettingsInfo) {
+	s.Zone = s.Location()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.reload != nil {
