@@ -38,5 +38,6 @@
 //   - Same batch: a batch that was delivered in part is repeated with the same members, so that the sink knows what is
 //     left of it. With LateLatest a newer change of an event takes the place of its member. So a recipient that refuses
 //     the older change doesn't keep the newer one from the others.
-//   - Constant cost: an attempt costs no more when 50,000 deliveries are pending.
+//   - Constant cost: while the destination is up, an attempt costs no more when 50,000 deliveries are pending, but for a
+//     digest. While it isn't, an attempt looks at each group once. A mute, and a fallback, look at all of one group.
 package delivery

@@ -14,8 +14,8 @@ import (
 //
 // Deliver makes one attempt to deliver the whole batch. It returns when every delivery is accepted, when one is not, or
 // when ctx is done, and leaves nothing running in the background. The batch is never empty, is ordered oldest first,
-// and holds at most Terms.Batch deliveries; under Terms.Digest it holds one delivery each of many groups, the nearest
-// NotBefore first. Deliver never retries: order, schedule, deadline and storage are the Worker's. At most
+// and holds at most Terms.Batch deliveries; a digest (Terms.DigestAbove) holds one delivery each of many groups, the
+// nearest NotBefore first. Deliver never retries: order, schedule, deadline and storage are the Worker's. At most
 // Terms.Parallel goroutines call it at a time, each with other groups.
 //
 // The error decides about the batch, which is accepted whole or not at all:
@@ -61,7 +61,7 @@ type Delivery struct {
 // A Missed is a change that was never delivered, because a newer one replaces it.
 type Missed struct {
 	Change string    // scheduled, updated, started
-	Time   time.Time // when it was observed, UTC
+	Time   time.Time // when it became pending, UTC
 }
 
 // An FallbackFor names the route that could not deliver this, and why.
