@@ -112,9 +112,13 @@ func (f *file) open(readOnly bool) error {
 			return fmt.Errorf("open outbox: %w", err)
 		}
 	}
+	_, unnamed := os.Lstat(f.path)
 	info, err := os.Stat(f.path)
-	fresh := err != nil || info.Mode().IsRegular() && info.Size() == 0
+	missing := errors.Is(err, fs.ErrNotExist)
+	fresh := missing || err == nil && info.Mode().IsRegular() && info.Size() == 0
 	switch {
+	case err != nil && !missing: // there may be a file
+		return fmt.Errorf("open outbox: %w", err)
 	case err == nil && info.IsDir():
 		return fmt.Errorf("%w: it is a directory", ErrDamaged)
 	case err == nil && fresh && !readOnly:
@@ -129,8 +133,10 @@ func (f *file) open(readOnly bool) error {
 	}
 	db, fd, err := openBolt(f.path, readOnly)
 	if err != nil {
-		if fresh && !readOnly && !errors.Is(err, ErrLocked) {
-			os.Remove(f.path) // a full disk left part of a file, which would look damaged
+		// A full disk leaves part of a file, which would look damaged. What was there before stays, such as a link to a disk
+		// that isn't mounted yet.
+		if missing && errors.Is(unnamed, fs.ErrNotExist) && !readOnly && !errors.Is(err, ErrLocked) {
+			os.Remove(f.path)
 		}
 		return err
 	}

@@ -2,9 +2,11 @@ package outbox_test
 
 import (
 	"errors"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -167,6 +169,53 @@ func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 		}
 		o.Close()
 	})
+}
+
+// A link in place of the file stays when it leads nowhere yet, as while the disk behind it isn't mounted. Once it leads to
+// a file, that is loaded.
+func TestALinkToAFileThatComesLateIsKept(t *testing.T) {
+	for claim, before := range map[string]func(disk string) error{
+		"its disk is missing":       func(string) error { return nil },
+		"its disk can't be reached": func(disk string) error { return os.Symlink(disk, disk) }, // to itself
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir, disk, mounted := t.TempDir(), filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "mounted")
+				ids := used(t, mounted)
+				time.Sleep(time.Hour)
+				link := filepath.Join(dir, "outbox.db")
+				err := errors.Join(before(disk), os.Symlink(filepath.Join(disk, "outbox.db"), link))
+				if err != nil && runtime.GOOS == "windows" {
+					t.Skip("only some users may make a link on Windows; CI runs this on Linux: ", err)
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				o := open(t, dir, outbox.Options{})
+				if o.Durable() == nil {
+					t.Error("it counts as durable")
+				}
+				_, _ = add(o, "NEW", "scheduled", "a")
+				synctest.Wait()
+				if info, err := os.Lstat(link); err != nil || info.Mode().Type() != fs.ModeSymlink {
+					t.Errorf("the link is gone: %v, %v", info, err)
+				}
+				if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Fatal(err)
+				}
+				if err := os.Rename(mounted, disk); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(6 * time.Second)
+				joins(o)
+				if err := errors.Join(o.Durable(), o.Close()); err != nil {
+					t.Errorf("once the disk is there Durable and Close = %v", err)
+				}
+				o = open(t, disk, outbox.Options{})
+				want(t, "pending on the disk", pending(o, "a"), append(ids, "NEW-scheduled")...)
+				o.Close()
+			})
+		})
+	}
 }
 
 // Another VM's file that returns is set aside, and nothing of it is loaded.
