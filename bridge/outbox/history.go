@@ -92,6 +92,7 @@ type page struct {
 // next page, "" if there is none.
 func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, err error) {
 	p = page{map[string][]byte{}, map[string][]Result{}}
+	file := o.fileNumber()
 	err = o.storage.Walk(bucketEvents, from, func(key string, value []byte) error {
 		if len(p.bodies) == pageSize {
 			next = key
@@ -110,7 +111,7 @@ func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, er
 		})
 	}
 	if err != nil && err != errEnough {
-		return page{}, "", o.noteDamage(err)
+		return page{}, "", o.noteDamage(file, err)
 	}
 	for _, w := range waiting {
 		if w.Key >= from && (next == "" || w.Key < next) {

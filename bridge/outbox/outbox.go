@@ -93,6 +93,7 @@ type Outbox struct {
 	state     state
 	why       error       // why not everything is on disk, or soon is; nil while it is
 	unusable  error       // why the file must be set aside; nil if it need not
+	file      uint64      // number of the file; damage that a read of an earlier one finds is ignored
 	operation uint64      // number of what the writer does; reports about earlier ones are ignored
 	tried     *sync.Cond  // mu; broadcasts when a try to write has ended
 	upkeeps   []upkeep    // that the writer is still to do

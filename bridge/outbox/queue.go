@@ -149,7 +149,7 @@ func (o *Outbox) cloudEvent(seq uint64) ([]byte, error) {
 	body, err := o.read(bucketEvents, seqKey(seq))
 	switch {
 	case err != nil:
-		return nil, o.noteDamage(err)
+		return nil, err
 	case body == nil:
 		return nil, fmt.Errorf("%w: %s has no CloudEvent %d", delivery.ErrLost, o.path, seq)
 	}
@@ -164,14 +164,14 @@ func (o *Outbox) read(bucket, key string) ([]byte, error) {
 	}
 	var record []byte
 	var err error
-	done := make(chan struct{})
+	file, done := o.fileNumber(), make(chan struct{})
 	go func() {
 		defer close(done)
 		record, err = o.storage.Read(bucket, key)
 	}()
 	select {
 	case <-done:
-		return record, err
+		return record, o.noteDamage(file, err)
 	case <-time.After(diskPatience):
 		o.hanging.Add(1)
 		go func() {
@@ -216,7 +216,7 @@ func (o *Outbox) Accepted(route string, seq uint64) (bool, error) {
 	}
 	stored, err := o.read(p.bucket, p.key)
 	if err != nil {
-		return false, o.noteDamage(err)
+		return false, err
 	}
 	if stored == nil {
 		return false, nil

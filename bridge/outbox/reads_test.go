@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -186,6 +187,77 @@ func TestFailedReadLaterLosesNothing(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A read that finds damage only after the file was set aside says nothing about the next file: what was stored there since
+// stays.
+func TestDamageThatIsFoundLateIsNotTheNextFiles(t *testing.T) {
+	for claim, read := range map[string]func(o *outbox.Outbox, seq uint64) error{
+		"Walk": func(o *outbox.Outbox, _ uint64) error { return o.Walk(0, func(outbox.Record) error { return nil }) },
+		"Show": func(o *outbox.Outbox, seq uint64) error { _, err := bodyOf(o, "a", seq); return err },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := diskOf(nil)
+				s := &lateDamage{breaking: breaking{Storage: d}, release: make(chan struct{})}
+				o := open(t, t.TempDir(), outbox.Options{Storage: s})
+				a := mustAdd(t, o, "A", "scheduled", "a")
+				end(t, o, "A")
+				s.late.Store(true)
+				found := make(chan error)
+				go func() { found <- read(o, a.Seq) }()
+				synctest.Wait()
+				s.breaks.Store(true)
+				b := mustAdd(t, o, "B", "scheduled", "a")
+				end(t, o, "B")
+				close(s.release)
+				if err := <-found; !errors.Is(err, outbox.ErrDamaged) {
+					t.Errorf("the read that was under way = %v, want that it finds damage", err)
+				}
+				time.Sleep(10 * time.Second)
+				want(t, "aside", d.aside, "damaged")
+				if _, err := bodyOf(o, "a", b.Seq); err != nil {
+					t.Errorf("what was stored in the new file: %v", err)
+				}
+				s.late.Store(true)
+				if err := read(o, a.Seq); !errors.Is(err, outbox.ErrDamaged) {
+					t.Errorf("a read of the new file = %v, want that it finds damage", err)
+				}
+				time.Sleep(10 * time.Second)
+				want(t, "aside, once a read of the new file finds damage", d.aside, "damaged", "damaged")
+				o.Close()
+			})
+		})
+	}
+}
+
+// lateDamage is a storage in which one read waits for release, and then finds the file damaged.
+type lateDamage struct {
+	breaking
+	late    atomic.Bool
+	release chan struct{}
+}
+
+func (s *lateDamage) found() error {
+	if !s.late.CompareAndSwap(true, false) {
+		return nil
+	}
+	<-s.release
+	return fmt.Errorf("%w: a page has no end", outbox.ErrDamaged)
+}
+
+func (s *lateDamage) Read(bucket, key string) ([]byte, error) {
+	if err := s.found(); err != nil {
+		return nil, err
+	}
+	return s.Storage.Read(bucket, key)
+}
+
+func (s *lateDamage) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	if err := s.found(); err != nil {
+		return err
+	}
+	return s.Storage.Walk(bucket, from, f)
 }
 
 // Walk ends with the error of its callback. It includes records that are not on disk yet.

@@ -64,13 +64,14 @@ func (o *Outbox) maintainFile(now time.Time, failed error) error {
 	if failed != nil {
 		return failed
 	}
+	file := o.fileNumber()
 	err := o.dropHistory(now)
 	if err == nil && now.Sub(o.compacted) >= compactEvery {
 		o.compacted = now
 		err = o.storage.Compact()
 	}
 	if err != nil {
-		o.log.Warn("cannot maintain the outbox", "err", o.noteDamage(err))
+		o.log.Warn("cannot maintain the outbox", "err", o.noteDamage(file, err))
 	}
 	return err
 }

@@ -195,11 +195,21 @@ func (o *Outbox) syncSoon() {
 	}
 }
 
-// noteDamage returns the error of a read. If the file is damaged, the writer handles that at once.
-func (o *Outbox) noteDamage(err error) error {
+// fileNumber returns the number of the file. A reader asks for it before it reads: see noteDamage.
+func (o *Outbox) fileNumber() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.file
+}
+
+// noteDamage returns the error of a read of the file with that number. If that file is damaged and still in use, the writer
+// handles that at once.
+func (o *Outbox) noteDamage(file uint64, err error) error {
 	if errors.Is(err, ErrDamaged) && !o.readOnly {
 		o.mu.Lock()
-		o.unusable = err
+		if file == o.file {
+			o.unusable = err
+		}
 		o.mu.Unlock()
 		wake(o.kick)
 	}
@@ -364,6 +374,7 @@ func (o *Outbox) replaceFile(why string, cause error) error {
 	}
 	o.mu.Lock()
 	o.unusable = nil
+	o.file++
 	o.mu.Unlock()
 	return o.openAndWrite()
 }
