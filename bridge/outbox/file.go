@@ -254,16 +254,17 @@ func (f *file) transact(transaction func(*bolt.DB, func(*bolt.Tx) error) error, 
 			return do(tx)
 		})
 	})
+	damaged := errors.Is(err, ErrDamaged)
+	if damaged {
+		f.damaged.Store(true) // while db can't be replaced
+	}
 	f.mu.RUnlock()
-	if errors.Is(err, ErrDamaged) {
-		f.damaged.Store(true)
-		if !begun {
-			f.mu.Lock()
-			if f.db == db {
-				f.db = nil
-			}
-			f.mu.Unlock()
+	if damaged && !begun {
+		f.mu.Lock()
+		if f.db == db {
+			f.db = nil
 		}
+		f.mu.Unlock()
 	}
 	return err
 }
@@ -389,6 +390,10 @@ func (f *file) Compact() error {
 	}
 	f.mu.Lock() // waits for all reads: closing then doesn't wait, and no read finds the file closed
 	defer f.mu.Unlock()
+	if f.damaged.Load() {
+		os.Remove(small)
+		return fmt.Errorf("compact outbox: %w: a read has found that", ErrDamaged)
+	}
 	if err := guard(f.db.Close); err != nil {
 		f.log.Warn("cannot close the outbox", "err", err)
 	}

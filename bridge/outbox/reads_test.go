@@ -3,6 +3,8 @@ package outbox_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -258,6 +260,69 @@ func (s *lateDamage) Walk(bucket, from string, f func(key string, value []byte) 
 		return err
 	}
 	return s.Storage.Walk(bucket, from, f)
+}
+
+// A file that takes the place of one while a read of that ends with damage counts as sound.
+func TestAFileIsSoundAfterADamagedOne(t *testing.T) {
+	s := outbox.File(t.TempDir(), slog.New(slog.DiscardHandler))
+	defer s.Close()
+	_, err := s.Open()
+	if err := errors.Join(err, s.Write([]outbox.Write{{Bucket: "events", Key: "1", Value: []byte("{}")}})); err != nil {
+		t.Fatal(err)
+	}
+	replaced := make(chan error, 1)
+	replace := func() {
+		err := s.SetAside("damaged", outbox.ErrDamaged)
+		_, openErr := s.Open()
+		replaced <- errors.Join(err, openErr)
+	}
+	var once sync.Once
+	_ = s.Walk("events", "", func(string, []byte) error {
+		return damageThat(func() {
+			once.Do(func() { go replace() })
+			time.Sleep(100 * time.Millisecond) // it may have to wait for the read
+		})
+	})
+	if err := <-replaced; err != nil {
+		t.Fatal(err)
+	}
+	if opened, err := s.Open(); opened || err != nil {
+		t.Errorf("it is opened again: %t, %v; want that it stays open", opened, err)
+	}
+}
+
+// damageThat is damage, and is called when somebody asks whether it is.
+type damageThat func()
+
+func (d damageThat) Error() string { return "a page has no end" }
+
+func (d damageThat) Is(target error) bool {
+	d()
+	return target == outbox.ErrDamaged
+}
+
+// A file in which a read has found damage is not compacted: bbolt could hang when it closes it.
+func TestADamagedFileIsNotCompacted(t *testing.T) {
+	dir := t.TempDir()
+	s := outbox.File(dir, slog.New(slog.DiscardHandler))
+	defer s.Close()
+	var writes, deletes []outbox.Write
+	for i := range 20 {
+		w := outbox.Write{Bucket: "events", Key: fmt.Sprintf("%02d", i), Value: make([]byte, 1<<20)}
+		writes, deletes = append(writes, w), append(deletes, outbox.Write{Bucket: w.Bucket, Key: w.Key})
+	}
+	_, err := s.Open()
+	if err := errors.Join(err, s.Write(writes), s.Write(deletes[1:])); err != nil {
+		t.Fatal(err)
+	}
+	before := s.Size()
+	_ = s.Walk("events", "", func(string, []byte) error { return outbox.ErrDamaged })
+	if err := s.Compact(); !errors.Is(err, outbox.ErrDamaged) || s.Size() != before {
+		t.Errorf("Compact = %v, and %d bytes became %d; want that it is damaged, and stays", err, before, s.Size())
+	}
+	if list, _ := filepath.Glob(filepath.Join(dir, "*.compact")); len(list) != 0 {
+		t.Errorf("%q is left", list)
+	}
 }
 
 // Walk ends with the error of its callback. It includes records that are not on disk yet.
