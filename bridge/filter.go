@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -293,7 +294,8 @@ func containsWord(words []string, w string) bool {
 	return slices.ContainsFunc(words, func(s string) bool { return imds.SameWord(s, w) })
 }
 
-// usable returns an error that names a value which can't be one of that condition.
+// usable returns an error that names a value which can't be one of that condition. A route that ignored it would get
+// something else than was meant, or nothing.
 func (f Filter) usable() error {
 	switch {
 	case f.Only.VMs != "" && !containsWord(VMsValues, f.Only.VMs):
@@ -302,6 +304,30 @@ func (f Filter) usable() error {
 		return fmt.Errorf("only.severity is %q; expected INFO, WARN or ERROR", f.Only.Severity)
 	case f.Except.VMs != "" && !containsWord(OwnVMsValues, f.Except.VMs):
 		return fmt.Errorf("except.vms is %q; expected self or leader", f.Except.VMs)
+	}
+	return cmp.Or(
+		knownChanges("only.changes", f.Only.Changes), knownChanges("except.changes", f.Except.Changes),
+		wellFormed("only.names", f.Only.Names), wellFormed("only.groups", f.Only.Groups),
+	)
+}
+
+// knownChanges returns an error that names the first of a condition's changes that is none.
+func knownChanges(key string, changes []string) error {
+	for _, c := range changes {
+		if !containsWord(ChangesValues, c) {
+			return fmt.Errorf("%s has %q; expected %s", key, c, strings.Join(ChangesValues, ", "))
+		}
+	}
+	return nil
+}
+
+// wellFormed returns an error that names the first of a condition's patterns that matches nothing.
+func wellFormed(key string, patterns []string) error {
+	for _, pattern := range patterns {
+		_, err := path.Match(pattern, "")
+		if err != nil || pattern == "" {
+			return fmt.Errorf("%s has %q; expected a pattern such as vm-db-*", key, pattern)
+		}
 	}
 	return nil
 }

@@ -1,8 +1,10 @@
 package bridge
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -29,6 +31,20 @@ type Terms struct {
 // Starts reports whether a delivery starts something, such as a command or a job: it does if the route acts, and if it has
 // LateDrop, which is for that.
 func (t Terms) Starts() bool { return t.Acts || t.Late == delivery.LateDrop }
+
+// usable returns an error that names a value which isn't one of those terms. With it a route would get or deliver something
+// else than was meant.
+func (t Terms) usable() error {
+	levels := []Level{"", LevelNone, LevelTrouble, LevelAll}
+	lates := []delivery.Late{"", delivery.LateSend, delivery.LateLatest, delivery.LateDrop}
+	switch {
+	case !slices.Contains(levels, t.Bridge):
+		return fmt.Errorf("bridge is %q; expected none, trouble or all", t.Bridge)
+	case !slices.Contains(lates, t.Late):
+		return fmt.Errorf("late is %q; expected send, latest or drop", t.Late)
+	}
+	return nil
+}
 
 // A Route is a named sink with its filter and terms. Pending deliveries belong to the name: a route that returns under
 // its name takes over its backlog.
@@ -69,7 +85,7 @@ func usable(routes []Route, rules []Rule) error {
 			return fmt.Errorf("route %q has no sink", r.Name)
 		}
 		seen[r.Name] = true
-		if err := r.Filter.usable(); err != nil {
+		if err := cmp.Or(r.Filter.usable(), r.Terms.usable()); err != nil {
 			return fmt.Errorf("route %q: %w", r.Name, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -34,6 +35,13 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 		"a rule for unknown VMs": {nil, rule("slef", ""), `only.vms is "slef"`},
 		"a rule for all VMs":     {nil, rule("all", ""), `rule "drain first": only.vms is "all"`},
 		"except unknown VMs":     {nil, rule("self", "others"), `except.vms is "others"`},
+		"an unknown change":      {route(func(r *bridge.Route) { r.Filter.Only.Changes = []string{"First", "schedule"} }), nil, `only.changes has "schedule"`},
+		"except unknown changes": {route(func(r *bridge.Route) { r.Filter.Except.Changes = []string{"end"} }), nil, `except.changes has "end"`},
+		"a malformed name":       {route(func(r *bridge.Route) { r.Filter.Only.Names = []string{"vm-*", "vm-["} }), nil, `only.names has "vm-["`},
+		"an empty name":          {route(func(r *bridge.Route) { r.Filter.Only.Names = []string{""} }), nil, `only.names has ""`},
+		"a malformed group":      {route(func(r *bridge.Route) { r.Filter.Only.Groups = []string{"[a-"} }), nil, `only.groups has "[a-"`},
+		"an unknown level":       {route(func(r *bridge.Route) { r.Terms.Bridge = "troble" }), nil, `bridge is "troble"`},
+		"an unknown late":        {route(func(r *bridge.Route) { r.Terms.Late = "latests" }), nil, `late is "latests"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			box, err := outbox.Open(t.TempDir(), outbox.Options{})
@@ -50,10 +58,17 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := b.Reload(t.Context(), tt.routes, tt.rules, bridge.SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {
+			canceled, cancel := context.WithCancel(t.Context())
+			cancel() // the bridge doesn't run, so nothing ends the wait of a reload that is not refused
+			if err := b.Reload(canceled, tt.routes, tt.rules, bridge.SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {
 				t.Errorf("Reload = %v, want %q", err, tt.why)
 			}
 		})
+	}
+	client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
+	_, err := bridge.New(bridge.Options{Client: client, Outbox: new(outbox.Outbox), Interval: -1})
+	if err == nil || !strings.Contains(err.Error(), "Interval is -1ns") {
+		t.Errorf("New with a negative interval = %v", err)
 	}
 	if _, err := bridge.New(bridge.Options{}); err == nil || !strings.Contains(err.Error(), "a Client and an Outbox") {
 		t.Errorf("New without a client = %v", err)
