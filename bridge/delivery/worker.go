@@ -24,8 +24,8 @@ type Config struct {
 	Sink    Sink
 	Terms   Terms
 	Queue   Queue
-	Secrets []string // files with credentials; when one changes, the worker tries again at once
-	Log     *slog.Logger
+	Secrets []string       // files with credentials; when one changes, the worker tries again at once
+	Log     *slog.Logger   // nil to log nothing
 	Meter   Meter          // nil to count nothing
 	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
 	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
@@ -68,6 +68,9 @@ type State struct {
 
 // NewWorker returns a Worker. It starts nothing before Run.
 func NewWorker(c Config) *Worker {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
 	if c.Meter == nil {
 		c.Meter = noMeter{}
 	}

@@ -140,6 +140,17 @@ var errDown = errors.New("connection refused")
 
 var digest = delivery.Terms{Late: delivery.LateLatest, DigestAbove: 2}
 
+// A worker without a log delivers too.
+func TestAWorkerWithoutALogDelivers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, d, stop := newMemory(), &destination{}, make(chan struct{})
+		m.add(change(1, "A", "scheduled", time.Hour))
+		close(stop)
+		delivery.NewWorker(delivery.Config{Route: "a", Sink: d, Queue: m}).Run(t.Context(), stop, nil)
+		want(t, "delivered", d.made(), "A-scheduled")
+	})
+}
+
 // Items that were not delivered within the time of the terms fall back, once, even while an attempt hangs. Heartbeats
 // don't, nor do items that are themselves fallbacks, nor what is about the fallback.
 func TestUndeliveredItemsFallBackOnce(t *testing.T) {

@@ -53,8 +53,12 @@ type Client struct {
 	fellBack time.Time // when an older version came into use, or the configured one last failed
 }
 
-// NewClient returns a client of the service at endpoint, a URL that may have a path. transport is nil except in tests.
+// NewClient returns a client of the service at endpoint, a URL that may have a path. log is nil to log
+// nothing. transport is nil except in tests.
 func NewClient(endpoint, apiVersion string, log *slog.Logger, transport http.RoundTripper) *Client {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
 	if transport == nil {
 		dialer := net.Dialer{Timeout: 10 * time.Second}
 		transport = &http.Transport{ // Proxy is nil: the service must never be reached through one

@@ -159,6 +159,24 @@ func TestConfiguredVersionIsTriedAgainAfterAnHour(t *testing.T) {
 	})
 }
 
+// A client without a log says nothing of the fallback, nor of the return to the configured version.
+func TestAClientWithoutALogFallsBackToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := azureHost{accepts: []string{"2019-08-01"}}
+		c := NewClient("http://azure.test", "2020-07-01", nil, hostFunc(h.answer))
+		wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
+		if v := c.APIVersion(); v != "2019-08-01" {
+			t.Errorf("in use is %s", v)
+		}
+		h.accepts = []string{"2020-07-01"}
+		time.Sleep(2 * time.Hour)
+		wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
+		if v := c.APIVersion(); v != "2020-07-01" {
+			t.Errorf("in use is %s", v)
+		}
+	})
+}
+
 // If all api-versions are refused, the poll fails and names the configured one. The next poll starts with it again,
 // because the VM may have moved to another host.
 func TestAllVersionsRefusedIsALastingFailure(t *testing.T) {
