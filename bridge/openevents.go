@@ -279,6 +279,9 @@ func byFirst(a, b *openEvent) int {
 
 // set replaces the states of events, nil for one that is over, and returns them as the outbox stores them.
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
+	if len(states) == 0 {
+		return nil // most commits change no event, so the order stays
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.inOrder = nil

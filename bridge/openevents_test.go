@@ -69,6 +69,21 @@ func TestTheTextOfOpenEventsIsBounded(t *testing.T) {
 	}
 }
 
+// What changes no open event leaves their order as it is: it is not sorted anew, as with thousands of them that takes long.
+func TestACommitThatChangesNoEventKeepsTheirOrder(t *testing.T) {
+	var o openEvents
+	o.load(map[string]*openEvent{"B": {event: imds.Event{ID: "B"}}, "A": {event: imds.Event{ID: "A"}}})
+	before := o.all()
+	groups := o.set(nil)
+	if after := o.all(); len(groups) != 0 || len(after) != 2 || &after[0] != &before[0] {
+		t.Errorf("%d groups are to be stored, and %d events were sorted anew", len(groups), len(after))
+	}
+	o.set(map[string]*openEvent{"A": nil})
+	if after := o.all(); len(after) != 1 || after[0].event.ID != "B" {
+		t.Errorf("after one ended %d are open, want B", len(after))
+	}
+}
+
 // A time without valid answers is a gap above ten seconds, and when the clock was set back in it. A gap stays one.
 func TestMoreThanTenSecondsWithoutAnAnswerAreAGap(t *testing.T) {
 	for d, want := range map[time.Duration]bool{10 * time.Second: false, 10*time.Second + 1: true, -1: true, 0: false} {
