@@ -197,16 +197,11 @@ func refusedBy(by string) string { return by + ": Azure refused the approval" }
 func withheldBecause(a cloudevent.Approval) string {
 	switch {
 	case a.Sink != "":
-		return sinkFailed(a.By, a.Sink, a.Error, !a.NotYet)
+		return a.By + ": " + failedFor(a.Sink, a.Error, !a.NotYet)
 	case strings.HasPrefix(a.Error, a.By): // it names the rule already
 		return a.Error
 	}
 	return a.By + ": " + a.Error
-}
-
-// sinkFailed says that a sink which a rule waits for failed, for good or not.
-func sinkFailed(rule, sink, why string, final bool) string {
-	return rule + ": " + failedFor(sink, why, final)
 }
 
 // failedFor says why a sink failed, for good or not.

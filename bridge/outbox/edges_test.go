@@ -39,7 +39,7 @@ func TestReportWithoutATimeIsOfNow(t *testing.T) {
 		mustAdd(t, o, "A", "scheduled", "hook", "other")
 		time.Sleep(time.Hour)
 		q := o.Queue("hook")
-		q.Report(delivery.Report{Accepted: q.Changes().Pending, Durable: true})
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
 		now, walked := time.Now(), 0
 		err := o.Walk(0, func(r outbox.Record) error {
 			for _, e := range r.Deliveries {
@@ -312,9 +312,8 @@ func TestDroppedHistoryIsCounted(t *testing.T) {
 	for _, bounds := range []outbox.Bounds{{History: 5}, {HistoryBytes: 5 * len(body("E0-vanished"))}} {
 		var log lines
 		forgot := map[string]int{}
-		options := outbox.Options{Bounds: bounds, Log: log.logger(),
-			Callbacks: outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }}}
-		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		inBubble(t, outbox.Options{Bounds: bounds, Log: log.logger()}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			o.SetCallbacks(outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }})
 			for i := range 9 {
 				mustAdd(t, o, fmt.Sprint("E", i), "vanished")
 			}

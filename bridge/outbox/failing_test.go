@@ -37,7 +37,7 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 		if err := o.Durable(); err != nil || !strings.Contains(log.String(), "outbox written again") {
 			t.Errorf("Durable = %v, the log says %s", err, log)
 		}
-		if n := o.Totals().InMemory; n != 0 {
+		if n := o.InMemory(); n != 0 {
 			t.Errorf("%d count as in memory only", n)
 		}
 		o.Close()
@@ -103,18 +103,18 @@ func TestFailingDiskStopsNothing(t *testing.T) {
 		want(t, "pending", pending(o, "down"), "ON-DISK", "E4-scheduled", "E5-scheduled", "E6-scheduled", "E7-scheduled")
 		want(t, "dead", deadLetters(o, "down"), "E0-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
 		want(t, "told of", died, "E0-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
-		if n := o.Totals().InMemory; n != 4 { // and there was one for a
+		if n := o.InMemory(); n != 4 { // and there was one for a
 			t.Errorf("%d are in memory only, want 4", n)
 		}
 		down := o.Queue("down")
 		down.Report(delivery.Report{Now: time.Now(), Failed: down.Changes().Pending, Error: "down"})
-		if n := o.Totals().InMemory; n != 4 {
+		if n := o.InMemory(); n != 4 {
 			t.Errorf("%d are in memory only after an attempt, want 4", n)
 		}
 		d.set(func() { d.fail = nil })
 		time.Sleep(6 * time.Second)
-		if err := o.Durable(); err != nil || o.Totals().InMemory != 0 {
-			t.Errorf("Durable = %v, %d in memory only", err, o.Totals().InMemory)
+		if err := o.Durable(); err != nil || o.InMemory() != 0 {
+			t.Errorf("Durable = %v, %d in memory only", err, o.InMemory())
 		}
 		for i := range 8 { // memory has room again
 			mustAdd(t, o, fmt.Sprint("F", i), "scheduled", "down")
@@ -158,8 +158,8 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		forgot := map[string]int{}
-		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 10},
-			Callbacks: outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }}})
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 10}})
+		o.SetCallbacks(outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }})
 		d.set(func() { d.fail = errFull })
 		open1, _ := add(o, "OPEN", "scheduled")
 		q := o.Queue("a")
@@ -327,8 +327,8 @@ func TestHangingDiskDelaysOneChange(t *testing.T) {
 		d.set(func() { d.hang = nil })
 		close(hang)
 		synctest.Wait()
-		if err := o.Durable(); err != nil || o.Totals().InMemory != 0 {
-			t.Errorf("Durable = %v, %d in memory only", err, o.Totals().InMemory)
+		if err := o.Durable(); err != nil || o.InMemory() != 0 {
+			t.Errorf("Durable = %v, %d in memory only", err, o.InMemory())
 		}
 		o.Close()
 		o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(d.recorded())})

@@ -53,7 +53,7 @@ func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 		if d, err := o.Queue("new").Read(i); err != nil || d.Event.ID() != a.ID || i.ID != a.ID || i.Group != "A" {
 			t.Errorf("it reads %v, %v: %+v", d.Event.ID(), err, i)
 		}
-		if n := o.Totals().Bytes; n != len(a.Body) {
+		if n := o.PendingBytes(); n != len(a.Body) {
 			t.Errorf("%d bytes are pending, want %d", n, len(a.Body))
 		}
 		o.Close()

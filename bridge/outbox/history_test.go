@@ -94,10 +94,8 @@ func TestHistoryIsBounded(t *testing.T) {
 // History that something still refers to is neither dropped nor counted as dropped.
 func TestReferencedHistoryIsNotCountedAsDropped(t *testing.T) {
 	forgot := 0
-	options := outbox.Options{Bounds: outbox.Bounds{History: 5}, Callbacks: outbox.Callbacks{
-		Forgot: func(_ string, n int) { forgot += n },
-	}}
-	inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		o.SetCallbacks(outbox.Callbacks{Forgot: func(_ string, n int) { forgot += n }})
 		mustAdd(t, o, "FIRST", "vanished", "b") // which never takes it
 		for i := range 5 {
 			mustAdd(t, o, fmt.Sprint("E", i), "vanished")
@@ -246,7 +244,7 @@ func TestWalkOfALongHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := o.Queue("a")
-	q.Report(delivery.Report{Accepted: q.Changes().Pending, Durable: true})
+	q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
 	for _, from := range []int{0, n - 501, n - 500, n - 499} {
 		var seqs []uint64
 		err := o.Walk(batch.Add[from].Seq, func(r outbox.Record) error {

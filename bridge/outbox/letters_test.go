@@ -17,11 +17,8 @@ func TestDeadLettersAreBounded(t *testing.T) {
 	size := len(body("E0-scheduled"))
 	for claim, bounds := range map[string]outbox.Bounds{"letters": {Dead: 5}, "bytes": {DeadBytes: 5 * size}} {
 		log, forgot := &lines{}, 0
-		options := outbox.Options{Log: log.logger(), Bounds: bounds, Callbacks: outbox.Callbacks{Forgot: func(what string,
-			n int) {
-			forgot += n
-		}}}
-		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		inBubble(t, outbox.Options{Log: log.logger(), Bounds: bounds}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+			o.SetCallbacks(outbox.Callbacks{Forgot: func(_ string, n int) { forgot += n }})
 			for i := range 8 {
 				mustAdd(t, o, fmt.Sprint("E", i), "scheduled", "a")
 			}
@@ -201,15 +198,15 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {
 	ends := map[string]func(o *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error{
 		outbox.StateAccepted: func(_ *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error {
-			q.Report(delivery.Report{Accepted: i, Durable: true})
+			q.Report(delivery.Report{Now: time.Now(), Accepted: i, Durable: true})
 			return nil
 		},
 		outbox.StateSuperseded: func(_ *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error {
-			q.Report(delivery.Report{Superseded: i, Durable: true})
+			q.Report(delivery.Report{Now: time.Now(), Superseded: i, Durable: true})
 			return nil
 		},
 		outbox.StateDead: func(_ *outbox.Outbox, q delivery.Queue, i []*delivery.Item) error {
-			q.Report(delivery.Report{Dead: i, Reason: delivery.ReasonRejected, Durable: true})
+			q.Report(delivery.Report{Now: time.Now(), Dead: i, Reason: delivery.ReasonRejected, Durable: true})
 			return nil
 		},
 		outbox.StateDropped: func(o *outbox.Outbox, _ delivery.Queue, _ []*delivery.Item) error {
@@ -251,12 +248,12 @@ func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {
 		}
 		mustAdd(t, o, "A", "scheduled", "a")
 		q := o.Queue("a")
-		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 		if _, err := replay(o, []string{o.List(outbox.Selection{})[0].Key}, "", "alice"); err != nil {
 			t.Fatal(err)
 		}
 		check(outbox.StatePending)
-		q.Report(delivery.Report{Failed: q.Changes().Pending, Error: "no", Durable: true})
+		q.Report(delivery.Report{Now: time.Now(), Failed: q.Changes().Pending, Error: "no", Durable: true})
 		reopen()
 		check(outbox.StatePending)
 		q = o.Queue("a")
@@ -280,7 +277,7 @@ func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 		mustAdd(t, o, group, "scheduled", "a")
 	}
 	q := o.Queue("a")
-	q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+	q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 	check := func(what string, unreported ...string) {
 		t.Helper()
 		want(t, what, ids(unreportedOf(o, "a")), unreported...)

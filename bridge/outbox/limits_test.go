@@ -39,8 +39,8 @@ func TestDefaultBoundsInBytes(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := o.Totals(); got.Pending != 64 || got.Bytes != 256<<20 || got.Dead != wantDead {
-				t.Errorf("%+v, want 64 pending and %d dead", got, wantDead)
+			if got := o.Totals(); got.Pending != 64 || o.PendingBytes() != 256<<20 || got.Dead != wantDead {
+				t.Errorf("%+v and %d bytes, want 64 pending and %d dead", got, o.PendingBytes(), wantDead)
 			}
 		}
 	})
@@ -214,7 +214,7 @@ func TestDiskThatHangsDuringMaintainDelaysOneChange(t *testing.T) {
 		if err := o.Durable(); err != nil {
 			t.Errorf("Durable = %v when the disk is back", err)
 		}
-		if n := o.Totals().InMemory; n != 0 {
+		if n := o.InMemory(); n != 0 {
 			t.Errorf("%d are in memory only", n)
 		}
 	})
@@ -239,8 +239,8 @@ func TestDefaultBounds(t *testing.T) {
 		{"64 MiB of dead letters", mib, 65, true, false, 0, 64},
 	} {
 		lost := 0
-		options := outbox.Options{Callbacks: outbox.Callbacks{Forgot: func(_ string, n int) { lost += n }}}
-		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			o.SetCallbacks(outbox.Callbacks{Forgot: func(_ string, n int) { lost += n }})
 			a := addition(o, "A", "scheduled")
 			a.Body = append(a.Body, make([]byte, max(0, tt.bytes-len(a.Body)))...)
 			for i := range tt.routes {
@@ -278,8 +278,8 @@ func TestDefaultBoundsOfTheFile(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			forgot := 0
 			s := &longHistory{Storage: diskOf(nil), n: tt.n, value: make([]byte, tt.bytes)}
-			o := open(t, t.TempDir(), outbox.Options{Storage: s,
-				Callbacks: outbox.Callbacks{Forgot: func(_ string, n int) { forgot += n }}})
+			o := open(t, t.TempDir(), outbox.Options{Storage: s})
+			o.SetCallbacks(outbox.Callbacks{Forgot: func(_ string, n int) { forgot += n }})
 			if err := <-o.Maintain(time.Now()); err != nil || forgot != tt.forgotten {
 				t.Errorf("%s: Maintain dropped %d of %d, want %d: %v", tt.what, forgot, tt.n, tt.forgotten, err)
 			}

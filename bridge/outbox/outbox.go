@@ -45,10 +45,9 @@ import (
 
 // Options configure an outbox. The zero value is useful.
 type Options struct {
-	Log       *slog.Logger
-	Storage   Storage // nil for a bbolt file, outbox.db in the directory
-	Bounds    Bounds
-	Callbacks Callbacks
+	Log     *slog.Logger // nil to log nothing
+	Storage Storage      // nil for a bbolt file, outbox.db in the directory
+	Bounds  Bounds
 }
 
 // Callbacks report what the outbox does by itself. They are called without a lock. Fields may be nil.
@@ -147,14 +146,14 @@ func newOutbox(dir string, options Options) *Outbox {
 	o := &Outbox{
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
 		bounds: options.Bounds.orDefaults(), memory: newMemory(), journal: journal{waiting: records{}},
-		callbacks: options.Callbacks, followers: map[chan json.RawMessage]bool{},
-		kick: make(chan struct{}, 1), arrived: make(chan struct{}), done: make(chan struct{}),
+		followers: map[chan json.RawMessage]bool{},
+		kick:      make(chan struct{}, 1), arrived: make(chan struct{}), done: make(chan struct{}),
 	}
 	o.tried = sync.NewCond(&o.mu)
 	return o
 }
 
-// SetCallbacks replaces the callbacks.
+// SetCallbacks replaces the callbacks; until then there are none.
 func (o *Outbox) SetCallbacks(c Callbacks) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -230,9 +230,6 @@ const maxUnsynced = 32
 
 func (q *queue) Report(r delivery.Report) {
 	o := q.outbox
-	if r.Now.IsZero() {
-		r.Now = time.Now()
-	}
 	n := o.change(r.Now, func(tx *Tx) { tx.report(tx.route(q.name), r) })
 	q.unsynced += len(r.Accepted) + len(r.Superseded)
 	if !r.Durable && q.unsynced < maxUnsynced {

@@ -119,10 +119,8 @@ func (o *Outbox) Stats() map[string]Stats {
 
 // Totals holds counts over all routes.
 type Totals struct {
-	Pending  int
-	Bytes    int // of the CloudEvents of pending deliveries, each counted once a delivery
-	InMemory int // pending deliveries that no disk has yet
-	Dead     int
+	Pending int
+	Dead    int
 	// Unreported counts the dead letters that the owner is still to report.
 	Unreported int
 	FileBytes  int64 // size of the file when it was last opened or written
@@ -132,10 +130,7 @@ type Totals struct {
 func (o *Outbox) Totals() Totals {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := Totals{
-		Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: len(o.unstored(false)), Dead: o.dead.n,
-		FileBytes: o.storage.Size(),
-	}
+	all := Totals{Pending: o.pending.n, Dead: o.dead.n, FileBytes: o.storage.Size()}
 	for _, r := range o.routes {
 		all.Unreported += len(r.unreported)
 	}

@@ -29,9 +29,8 @@ func TestBoundsDropTheOldestOfTheLargestQueue(t *testing.T) {
 	size := len(body("E00-scheduled"))
 	for claim, bounds := range map[string]outbox.Bounds{"deliveries": {Pending: 10}, "bytes": {PendingBytes: 10 * size}} {
 		var died []outbox.Delivery
-		options := outbox.Options{Bounds: bounds,
-			Callbacks: outbox.Callbacks{Dead: func(list []outbox.Delivery) { died = append(died, list...) }}}
-		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		inBubble(t, outbox.Options{Bounds: bounds}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+			o.SetCallbacks(outbox.Callbacks{Dead: func(list []outbox.Delivery) { died = append(died, list...) }})
 			mustAdd(t, o, "E00", "scheduled", "few")
 			q := o.Queue("many")
 			for i := 1; i <= 12; i++ {

@@ -58,9 +58,6 @@ func (tx *Tx) Reserve() uint64 {
 	return tx.last
 }
 
-// Value returns the owner's value of that name; nil if there is none.
-func (tx *Tx) Value(name string) []byte { return tx.values[name] }
-
 // Mutes is Outbox.Mutes.
 func (tx *Tx) Mutes() []*delivery.Mute { return slices.Clone(tx.mutes) }
 

@@ -143,7 +143,7 @@ func TestWhoReplayedIsKept(t *testing.T) {
 		key := apply(t, box, outbox.Batch{Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{
 			{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}})
 		q := box.Queue("ops")
-		q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 		if runs {
 			serveOutbox(t, at, box)
 		} else if err := box.Close(); err != nil {
@@ -186,7 +186,7 @@ func TestWhatIsOverIsReplayedOnlyWhereNothingActs(t *testing.T) {
 			key := apply(t, box, outbox.Batch{Routes: []outbox.Route{{Name: "ops", Late: tt.late}}, Add: []outbox.Addition{
 				{Message: message, Body: []byte(`{"id":"A-scheduled"}`), To: []string{"ops"}}}})
 			q := box.Queue("ops")
-			q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+			q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
 			if tt.runs {
 				serveOutbox(t, at, box)
 			} else if err := box.Close(); err != nil {
