@@ -13,7 +13,8 @@ type Meter interface {
 	Attempted(sink string, took time.Duration)
 	// Accepted counts an accepted delivery and the time since it was due.
 	Accepted(sink string, lag time.Duration)
-	// Superseded counts deliveries that were never made because a newer one replaces them.
+	// Superseded counts deliveries that an accepted newer one of their group replaced. What became obsolete without one isn't
+	// counted.
 	Superseded(sink string, n int)
 	// Failed counts a delivery that will be tried again, by one of the Failed constants.
 	Failed(sink, reason string)

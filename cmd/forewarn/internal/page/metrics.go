@@ -58,7 +58,7 @@ func NewMetrics() *Metrics {
 	m.events = counter("events_total", "CloudEvents created, by type.", "type")
 	m.delivered = counter("deliveries_total", "Deliveries that the sink accepted.", "sink")
 	m.superseded = counter("deliveries_superseded_total",
-		"Deliveries replaced by a newer one of the same event before they were sent.", "sink")
+		"Deliveries that an accepted newer one of the same event replaced; not those that became obsolete without one.", "sink")
 	m.failed = counter("deliveries_failed_total", "Deliveries that failed and will be tried again "+
 		"(blocked, rate_limited, timeout, again) or became dead letters (the other reasons).", "reason", "sink")
 	m.requests = counter("delivery_requests_total", "Delivery attempts; one may carry several deliveries.", "sink")
