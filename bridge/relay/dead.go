@@ -56,7 +56,7 @@ type deadLetters struct {
 
 func deadSubject(stream string) string { return "forewarn_dead." + stream }
 
-// key returns <sink>/<id of the CloudEvent>. Where another set has used that id, -2 and so on follow.
+// key returns <sink>/<id of the CloudEvent>. Where another event or set has used that id, a dash and 16 hex digits follow.
 func (l deadLetter) key() string { return entryKey(l.Sink, l.Key) }
 
 // subject returns the subject of the dead letter with that key, "" if no key is like that.
@@ -69,7 +69,8 @@ func (d *deadLetters) subject(key string) string {
 }
 
 // add stores a dead letter with its CloudEvent, which may be nil. It replaces an earlier one of the same CloudEvent. What
-// another set publishes with its id is another one.
+// has its id and is of another event or set is another one. However many of those there are, add makes three requests at
+// most: whoever publishes chooses the id.
 func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Event) error {
 	if ce != nil {
 		body, err := ce.MarshalJSON()
@@ -81,27 +82,24 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 	letter.Error = imds.CutText(letter.Error, 1<<10)
 	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
 	defer cancel()
-	first := letter.Key
-	for n := 2; ; n++ {
-		_, err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
-		if streams.IsConflict(err) {
-			_, was, unread := d.get(ctx, letter.key())
-			switch {
-			case unread == nil && was.ID == letter.ID && was.Event == letter.Event && was.Set == letter.Set:
-				_, err = d.put(ctx, letter)
-			case unread == nil, errors.Is(unread, streams.ErrUnreadable):
-				letter.Key = first + "-" + strconv.Itoa(n)
-				continue
-			default:
-				err = errors.Join(err, unread)
-			}
+	_, err := d.put(ctx, letter, jetstream.WithExpectLastSequencePerSubject(0))
+	if streams.IsConflict(err) {
+		_, was, unread := d.get(ctx, letter.key())
+		switch {
+		case unread != nil && !errors.Is(unread, streams.ErrUnreadable):
+			err = errors.Join(err, unread)
+		case unread == nil && was.ID == letter.ID && was.Event == letter.Event && was.Set == letter.Set:
+			_, err = d.put(ctx, letter)
+		default:
+			letter.Key += "-" + streams.ShortHash(streams.GroupOf(letter.Event, letter.Set))
+			_, err = d.put(ctx, letter)
 		}
-		if err != nil {
-			return fmt.Errorf("stream %s: %w", d.name, err)
-		}
-		d.added(letter)
-		return nil
 	}
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", d.name, err)
+	}
+	d.added(letter)
+	return nil
 }
 
 // put publishes a dead letter, without its CloudEvent if that is too large. It returns its sequence number in the stream of

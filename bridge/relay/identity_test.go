@@ -478,8 +478,8 @@ func TestACopiedIDTakesNothingFromItsOwner(t *testing.T) {
 		sources("the fallback got", fellBack)
 		hook.say(hear(&replayed))
 		dead := keys(t, r, "hook")
-		if want := []string{keyOf("hook", honest), keyOf("hook", honest) + "-2"}; !slices.Equal(dead, want) {
-			t.Errorf("the dead letters are %q, want %q", dead, want)
+		if key := keyOf("hook", honest); len(dead) != 2 || dead[0] != key || !strings.HasPrefix(dead[1], key+"-") {
+			t.Errorf("the dead letters are %q, want %s and one that begins so", dead, key)
 		}
 		if again, err := r.Replay(t.Context(), dead, "", "alice"); err != nil || len(again) != 2 {
 			t.Errorf("Replay = %v, %v", again, err)

@@ -99,6 +99,43 @@ func TestACloudEventHasOneDeadLetter(t *testing.T) {
 	})
 }
 
+// Whoever publishes chooses the ids. However many events have a change of the same one, each has a dead letter of its own,
+// and none of them takes long: what follows is told in time.
+func TestManyEventsWithOneIDHoldNothingUp(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, wire := newRecorder(), &cable{}
+		sink.answer = fails(fmt.Errorf("no: %w", delivery.ErrRejected))
+		hook := with(route("hook", sink), func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{hook}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		const events = 60
+		same := func(n int) event.Event {
+			ce := eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			ce.SetID("same")
+			return ce
+		}
+		for n := range events {
+			s.publish(same(n))
+		}
+		pause(time.Minute)
+		sink.say(nil)
+		wire.slow(100 * time.Millisecond)
+		late := same(events)
+		pause(time.Minute)
+		begun := eventNo(events).say(t, imds.Started, "vm-2")
+		s.publish(begun)
+		pause(10 * time.Second)
+		next := eventNo(events+1).in(5*time.Minute).say(t, imds.Scheduled, "vm-1")
+		s.publish(late, next)
+		pause(10 * time.Second)
+		wantIDs(t, "told", sink.all(), begun, next)
+		if dead := keys(t, r, "hook"); len(slices.Compact(sorted(dead))) != events+1 {
+			t.Errorf("the dead letters are %q, want one of each of %d events", dead, events+1)
+		}
+		stop()
+	})
+}
+
 // remake deletes a stream and makes it again.
 func (s *stage) remake(name string) {
 	s.Helper()
