@@ -40,12 +40,10 @@ func (q *queue) readOn() error {
 		if err != nil {
 			return err
 		}
-		for err := q.takeAll(batch); err != nil; err = q.takeAll(batch) {
-			q.setReadErr(err)
-			if err := streams.Sleep(q.ctx, readRetry); err != nil {
-				return err
-			}
+		if err := q.takeAll(batch); err != nil {
+			return err
 		}
+		q.offer(batch)
 		q.setReadErr(nil)
 		if len(batch) == 0 && time.Since(q.checked) >= checkEvery {
 			if err := q.resume(); err != nil {
@@ -72,8 +70,23 @@ func (q *queue) setReadErr(err error) {
 	}
 }
 
-// takeAll takes messages in, in order, and then lets the Worker have those that are pending.
+// takeAll takes messages in, in order. After an error it goes on where that was, until the lease ends.
 func (q *queue) takeAll(batch []streams.Raw) error {
+	for {
+		n, err := q.take(batch)
+		if err == nil {
+			return nil
+		}
+		q.setReadErr(err)
+		if err := streams.Sleep(q.ctx, readRetry); err != nil {
+			return err
+		}
+		batch = batch[n:]
+	}
+}
+
+// take takes messages in, in order, until that fails. It returns how many it has taken.
+func (q *queue) take(batch []streams.Raw) (taken int, err error) {
 	messages, failures := make([]streams.Message, len(batch)), make([]error, len(batch))
 	wanted := map[string]bool{} // records
 	for n, r := range batch {
@@ -83,19 +96,18 @@ func (q *queue) takeAll(batch []streams.Raw) error {
 		}
 	}
 	if err := q.storeInvalid(batch, failures); err != nil {
-		return err
+		return 0, err
 	}
 	if err := q.loadGroups(wanted); err != nil {
-		return err
+		return 0, err
 	}
 	for n, r := range batch {
-		if q.knows(r.Seq) { // it is read again, because one behind it was lost or could not be taken in
+		if q.knows(r.Seq) { // it is read again, because one behind it was lost
 			continue
 		}
 		if err := q.noteDeleted(r.Seq); err != nil {
-			return err
+			return n, err
 		}
-		var err error
 		switch {
 		case failures[n] != nil:
 			q.noteInvalid(r, failures[n])
@@ -105,12 +117,11 @@ func (q *queue) takeAll(batch []streams.Raw) error {
 			err = q.admit(messages[n], r)
 		}
 		if err != nil {
-			return err
+			return n, err
 		}
 		q.setRead(r.Seq, r.Stored)
 	}
-	q.offer(batch)
-	return nil
+	return len(batch), nil
 }
 
 // setRead records that the stream was read as far as seq.

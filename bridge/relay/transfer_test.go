@@ -3,6 +3,7 @@ package relay_test
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
 )
 
@@ -135,6 +137,35 @@ func TestASinkGoesOnWhileItsFallbackCannotGetWhatFailed(t *testing.T) {
 		pause(time.Minute)
 		if got := first.all(); len(got) != 41 {
 			t.Errorf("the sink heard %d, want all 41", len(got))
+		}
+		stop()
+	})
+}
+
+// A message that can't be accepted is logged and counted once, also while what follows it can't be kept as a dead letter.
+func TestWhatCannotBeAcceptedIsLoggedOnceWhileTheNextCannotBeKept(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		hook := newRecorder()
+		r := with(route("hook", hook), func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{r}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		pause(2 * time.Second)
+		late := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		pause(time.Minute)
+		begun := eventNo(1).say(t, imds.Started, "vm-2")
+		s.publish(begun)
+		pause(10 * time.Second)
+		s.change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 10 })
+		next := eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publishRaw("forewarn.events.junk", nil, []byte("junk"))
+		s.publish(late, next)
+		pause(time.Minute)
+		wantIDs(t, "while it can't be kept", hook.all(), begun)
+		s.change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.MaxMsgSize = -1 })
+		pause(10 * time.Second)
+		wantIDs(t, "when it can", hook.all(), begun, next)
+		if n := log.count("a message of the stream can't be accepted"); n != 1 {
+			t.Errorf("it is logged %d times, want once", n)
 		}
 		stop()
 	})
