@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -39,12 +40,19 @@ type sinkState struct {
 	// Read is the last message that was read, and ReadAt when the stream stored it; zero if that is unknown.
 	Read   uint64    `json:"read"`
 	ReadAt time.Time `json:"readAt,omitzero"`
-	// From is the first message that the sink gets. Of older ones it gets those of Open: about the Azure events that were
-	// open when it was new.
+	// From is the first message that the sink gets. Of older ones it gets those of Open, if they are after After: about the
+	// Azure events that were open when it was new.
 	From uint64   `json:"from"`
 	Open []uint64 `json:"open,omitempty"`
 	// Blocked means that the other sinks were told that this one is.
 	Blocked bool `json:"blocked,omitempty"`
+}
+
+// openLeft returns the numbers of Open that may still be asked for, in order, each once: a loss of messages adds more.
+func (s sinkState) openLeft() []uint64 {
+	open := slices.Sorted(slices.Values(s.Open))
+	open = slices.DeleteFunc(open, func(seq uint64) bool { return seq <= s.After || seq >= s.From })
+	return slices.Compact(open)
 }
 
 // gets reports whether the sink gets the message with that number at all.
@@ -177,6 +185,7 @@ func (q *queue) saveState(ctx context.Context) error {
 		next.Read, next.ReadAt = q.pos.last, q.pos.lastAt
 	}
 	q.mu.Unlock()
+	next.Open = next.openLeft()
 	if q.ctx.Err() != nil && q.stateEntry.Unanswered != nil {
 		return nil // the next relay may have written the same, and put could not tell them apart
 	}

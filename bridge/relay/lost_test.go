@@ -390,6 +390,66 @@ func TestWhatFollowsLostMessagesIsToldToASinkThatWaited(t *testing.T) {
 	})
 }
 
+// The state of a sink names only open events that may still have to be told, each once, so that it doesn't grow with each
+// loss. What waits is told all the same.
+func TestTheStateOfASinkDoesNotGrowWithEachLoss(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		open := func() (numbers []uint64) {
+			kv, err := s.js.KeyValue(t.Context(), "FOREWARN_records")
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, err := kv.Get(t.Context(), "sink.hook")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var state struct {
+				Open []uint64 `json:"open"`
+			}
+			if err := json.Unmarshal(e.Value(), &state); err != nil {
+				t.Fatal(err)
+			}
+			return state.Open
+		}
+		var all []event.Event
+		say := func() {
+			all = append(all, eventNo(len(all)).in(240*time.Hour).say(t, imds.Scheduled, "vm-1"))
+			s.publish(all[len(all)-1])
+		}
+		hook := newRecorder()
+		hook.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			if batch[0].Event.ID() == all[1].ID() {
+				return delivery.Answer{}, errRefused
+			}
+			return delivery.Answer{}, nil
+		}
+		for range 3 {
+			say()
+		}
+		_, stop := s.run(route("hook", hook)) // one is settled, one waits, and one is behind it
+		for n := range 3 {
+			pause(65 * time.Minute) // longer than what is read again after a loss
+			if got, want := open(), []uint64{2, 3}; !slices.Equal(got, want) {
+				t.Errorf("after %d losses the state names %d, want %d", n, got, want)
+			}
+			s.crash("FOREWARN", func() {
+				s.publish(eventNo(100+n).say(t, imds.Vanished, "vm-1"))
+				pause(10 * time.Second)
+			})
+			pause(time.Minute)
+			say()
+		}
+		hook.say(nil)
+		pause(10 * time.Minute)
+		told := slices.DeleteFunc(hook.all(), func(id string) bool { return strings.HasSuffix(id, "vanished") })
+		wantIDs(t, "told", sorted(told), all...)
+		if got := open(); len(got) > 0 {
+			t.Errorf("when all is told the state names %d, want none", got)
+		}
+		stop()
+	})
+}
+
 // crash restarts the server, which loses what a stream takes while f runs.
 func (s *stage) crash(stream string, f func()) {
 	s.Helper()
