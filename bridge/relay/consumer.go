@@ -124,8 +124,8 @@ func (q *queue) goOn(was sinkState, info *jetstream.StreamInfo) (s sinkState, er
 			s.After = floor
 		}
 	default:
-		q.log.Warn("the consumer of this sink was deleted, so the stream is read again from where a relay took the sink "+
-			"over; what is on record is not sent again", "consumer", consumerName(q.route.Name), "from", was.After+1)
+		q.log.Warn("this sink has no consumer, so the stream is read again from what was last saved as settled; what is on "+
+			"record is not sent again", "consumer", consumerName(q.route.Name), "from", was.After+1)
 		s = was
 	}
 	s.Blocked = was.Blocked
