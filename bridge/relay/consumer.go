@@ -297,8 +297,8 @@ func (q *queue) follows(info *jetstream.ConsumerInfo) bool {
 	q.mu.Lock()
 	unsettled := q.unsettled()
 	q.mu.Unlock()
-	refused := q.js.Conn().LastError() // without one the server is only slow
-	if info.NumAckPending > unsettled && refused != nil && !q.saidUnacked {
+	refused := q.js.Conn().LastError() // without a violation the server is only slow
+	if info.NumAckPending > unsettled && errors.Is(refused, nats.ErrPermissionViolation) && !q.saidUnacked {
 		q.saidUnacked = true
 		q.log.Warn("what is settled is acknowledged in vain, so it is read again now and then; a relay needs the right to "+
 			"publish to $JS.ACK.<stream>.>", "messages", info.NumAckPending-unsettled, "err", refused)

@@ -2,6 +2,8 @@ package relay_test
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -248,4 +250,59 @@ func TestADeadLetterNeedsNoFurtherRight(t *testing.T) {
 		wantIDs(t, "the other is told", two.all(), said)
 		stop()
 	})
+}
+
+// That a relay lacks the right to acknowledge is said if the servers have said so, and not after another error.
+func TestThatTheRightToAcknowledgeIsMissingIsSaidOnlyIfItIs(t *testing.T) {
+	for what, want := range map[string]int{"may not": 1, "may": 0} {
+		t.Run(what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				admin, as := nats.UserInfo("admin", "admin"), "admin"
+				if what == "may not" {
+					as = "relay"
+				}
+				srv := startServerWith(t, func(o *server.Options) {
+					o.Users = []*server.User{{Username: "admin", Password: "admin"}, {Username: "relay", Password: "relay",
+						Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"$JS.ACK.>"}}}}}
+				}, admin)
+				wire := &cable{server: srv, options: func() []nats.Option { return []nats.Option{nats.UserInfo(as, as)} }}
+				conn := srv.connect(wire)
+				f := &fleet{T: t, conn: conn}
+				var err error
+				if f.js, err = jetstream.New(conn); err != nil {
+					t.Fatal(err)
+				}
+				f.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+				if what == "may" {
+					wire.fail("$JS.ACK.")
+					f.floods(conn)
+				}
+				var log syncedBuffer
+				_, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())},
+					Connect: func(context.Context) (*nats.Conn, error) { return conn, nil },
+					Log:     slog.New(slog.NewTextHandler(&log, nil))})
+				pause(5 * time.Minute)
+				stop()
+				if n := log.count("acknowledged in vain"); n != want {
+					t.Errorf("it is logged %d times, want %d", n, want)
+				}
+			})
+		})
+	}
+}
+
+// floods has a connection report a subscriber that is too slow.
+func (f *fleet) floods(conn *nats.Conn) {
+	f.Helper()
+	slow, err := conn.SubscribeSync("flood")
+	if err == nil {
+		err = slow.SetPendingLimits(1, -1)
+	}
+	for range 3 {
+		err = errors.Join(err, conn.Publish("flood", nil))
+	}
+	pause(time.Second)
+	if err != nil || !errors.Is(conn.LastError(), nats.ErrSlowConsumer) {
+		f.Fatalf("the last error is %v, want %v; %v", conn.LastError(), nats.ErrSlowConsumer, err)
+	}
 }

@@ -129,7 +129,7 @@ func TestARelayThatCannotReadIsNotReady(t *testing.T) {
 				if ready > 0 || len(sink.all()) > 0 {
 					t.Errorf("in %d of 290 samples it is ready; told %q", ready, sink.all())
 				}
-				if n := log.count("the stream can't be read, trying again"); n != 1 {
+				if n := log.count("the stream can't be read on, trying again"); n != 1 {
 					t.Errorf("it is logged %d times, want once", n)
 				}
 				wire.fail("")

@@ -88,7 +88,7 @@ type position struct {
 	lastAt    time.Time // when the stream stored that message; zero if that is unknown
 	catchUpTo uint64    // the Worker gets only what is urgent before the stream is read to here; 0 when it gets all
 	deleted   uint64    // messages that the stream's limits deleted, and that the sink may not have got
-	err       error     // why the stream can't be read; nil if it can
+	err       error     // why the stream can't be read on; nil if it can
 	errSince  time.Time // since when it can't; zero if it can
 }
 

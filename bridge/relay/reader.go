@@ -53,7 +53,7 @@ func (q *queue) readOn() error {
 	}
 }
 
-// setReadErr records why the stream can't be read, nil if it can, and logs the first of such errors.
+// setReadErr records why the stream can't be read on, nil if it can, and logs the first of such errors.
 func (q *queue) setReadErr(err error) {
 	q.mu.Lock()
 	was := q.pos.err
@@ -66,7 +66,7 @@ func (q *queue) setReadErr(err error) {
 	}
 	q.mu.Unlock()
 	if err != nil && was == nil {
-		q.log.Warn("the stream can't be read, trying again", "err", err)
+		q.log.Warn("the stream can't be read on, trying again", "err", err)
 	}
 }
 

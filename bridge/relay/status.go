@@ -230,7 +230,7 @@ func (q *queue) status() queueStatus {
 		{q.room.overflowed > 0, fmt.Sprintf("%d deliveries are unsettled, so the oldest that isn't urgent becomes a dead letter "+
 			"for each that comes: %d so far%s", q.room.most, q.room.overflowed, q.room.overflowsFirst())},
 		{!q.room.fullSince.IsZero() && q.room.overflowed == 0, fmt.Sprintf("%d deliveries are unsettled", q.room.most)},
-		{q.pos.err != nil, fmt.Sprintf("the stream can't be read: %v", q.pos.err)},
+		{q.pos.err != nil, fmt.Sprintf("the stream can't be read on: %v", q.pos.err)},
 		{q.records.err != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.records.err)},
 		{len(q.transfers.errs) > 0, q.transferProblem()},
 	} {
