@@ -133,7 +133,8 @@ func (r *record) accept(id string, w waiting) {
 
 // A group is a record in memory, with the deliveries that belong to it. The queue's mu guards all but entry.
 type group struct {
-	entry           streams.Entry // guarded by queue.saving
+	entry           streams.Entry // guarded by queue.saving, and so is
+	failedAt        time.Time     // when the record last could not be written; zero if it could
 	rec             record
 	version         int               // number of changes made to rec
 	savedVersion    int               // the version in the bucket

@@ -55,7 +55,17 @@ func (q *queue) save(groups []*group) error {
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
 	ctx := context.WithoutCancel(q.ctx) // each request has a timeout of its own
-	err := atOnce(len(groups), func(n int) error { return q.saveGroup(ctx, groups[n]) })
+	// atOnce ends with the first error, so what failed last comes last.
+	slices.SortFunc(groups, func(a, b *group) int { return a.failedAt.Compare(b.failedAt) })
+	err := atOnce(len(groups), func(n int) error {
+		g := groups[n]
+		err := q.saveGroup(ctx, g)
+		g.failedAt = time.Time{}
+		if err != nil {
+			g.failedAt = time.Now()
+		}
+		return err
+	})
 	if errors.Is(err, streams.ErrOvertaken) {
 		q.endLease(err)
 	}
@@ -154,15 +164,28 @@ func (q *queue) knowsMore(late record, g *group) bool {
 	return false
 }
 
-// setSaveErr records why the bucket can't be written, nil if it can, and logs the first of such errors.
+// setSaveErr records why records can't be written, and logs the first of such errors. It ends when each of them is written.
+// saving is held.
 func (q *queue) setSaveErr(err error) {
 	q.mu.Lock()
 	was := q.records.err
-	q.records.err = err
+	if err != nil || !q.anyUnwritable() {
+		q.records.err = err
+	}
 	q.mu.Unlock()
 	if err != nil && was == nil {
 		q.log.Warn("what was delivered can't be recorded, trying again", "err", err)
 	}
+}
+
+// anyUnwritable reports whether a record could not be written, and isn't since. saving and mu are held.
+func (q *queue) anyUnwritable() bool {
+	for g := range q.records.dirty {
+		if !g.failedAt.IsZero() {
+			return true
+		}
+	}
+	return false
 }
 
 // keepSaving calls flush regularly until the lease ends, and once more then. It also wakes the Worker when a lead has come:
