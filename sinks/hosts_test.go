@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -89,6 +90,9 @@ func TestAnErrorOfTheNetworkIsSaid(t *testing.T) {
 
 // A host whose certificate is for another one is named too.
 func TestAHostWithTheCertificateOfAnotherIsNamed(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows asks who signed a certificate before it looks at its names")
+	}
 	t.Parallel()
 	cert := newAuthority(t).issue(t, "another.test", time.Hour)
 	srv := httptest.NewUnstartedServer(http.NotFoundHandler())

@@ -27,7 +27,9 @@ func TestAUserThatMayBeTheKeyIsNotShown(t *testing.T) {
 		}))
 		server, _ := natsFake(t, func(conn net.Conn, r *bufio.Reader) {
 			fmt.Fprintf(conn, natsInfo, "")
-			r.ReadString('\n')
+			for range 2 { // CONNECT and PING; what is left unread resets the connection, on Windows before the error is read
+				r.ReadString('\n')
+			}
 			fmt.Fprintf(conn, "-ERR 'Authorization Violation: %s'\r\n", says)
 			conn.Close()
 		})

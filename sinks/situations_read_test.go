@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	_ "time/tzdata" // Windows has no zones of its own
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
