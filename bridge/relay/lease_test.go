@@ -602,3 +602,17 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 		})
 	}
 }
+
+// A relay is ready once somebody serves its sinks: what is published then is told.
+func TestARelayIsReadyOnceItsSinksAreServed(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())}, Connect: s.over(&cable{latency: 20 * time.Millisecond})})
+		defer stop()
+		for !r.Status().Ready {
+			pause(5 * time.Millisecond)
+		}
+		if k := r.Status().Sinks[0]; k.State != bridge.SinkOK {
+			t.Errorf("it is ready and its sink is %s", k.State)
+		}
+	})
+}

@@ -149,9 +149,12 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 		return k, nil
 	}
 	k.Relay = s.holder.Relay
-	if s.err != nil {
+	switch {
+	case s.err != nil:
 		k.LastError = s.err.Error()
 		reasons = append(reasons, fmt.Sprintf("the sink %s is not served: %s", route.Name, delivery.WithoutClass(k.LastError)))
+	case s.queue == nil && (k.Relay == "" || s.holder.ID == r.self.ID) && r.down == nil:
+		reasons = append(reasons, fmt.Sprintf("the sink %s is not served yet", route.Name))
 	}
 	if s.queue == nil {
 		return k, reasons
