@@ -15,6 +15,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/internal/streams"
 	"forewarn/bridge/relay"
 	"forewarn/bridge/systemtest"
 )
@@ -163,6 +164,42 @@ func (s *stage) changeConsumer(name string, change func(*jetstream.ConsumerConfi
 	change(&config)
 	_, err := s.js.UpdateConsumer(s.Context(), "FOREWARN", config)
 	return err
+}
+
+// puller reads the stream of the test with a consumer of its own.
+func (s *stage) puller() *streams.Puller {
+	s.Helper()
+	c, err := s.js.CreateConsumer(s.Context(), "FOREWARN", jetstream.ConsumerConfig{
+		AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: time.Hour,
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	p, err := streams.NewPuller(s.js, "FOREWARN", c.CachedInfo().Name)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return p
+}
+
+// What came one by one while a reader was busy it gets at once, as far as it wants.
+func TestWhatCameWhileAReaderWasBusyIsOneBatch(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		p := s.puller()
+		defer p.Close()
+		for _, one := range []struct{ come, most, want int }{
+			{come: 1, most: streams.ReadAhead, want: 1}, {come: 10, most: streams.ReadAhead, want: 10},
+			{come: 10, most: 7, want: 7}, {come: 0, most: streams.ReadAhead, want: 3},
+		} {
+			for range one.come {
+				s.publishRaw("forewarn.events.x", nil, []byte("it"))
+			}
+			pause(time.Millisecond)
+			if got, err := p.Batch(t.Context(), one.most); err != nil || len(got) != one.want {
+				t.Errorf("it read %d messages: %v, want %d", len(got), err, one.want)
+			}
+		}
+	})
 }
 
 // What nats.go takes for a word of the server's, because of its headers, is read like any other message.

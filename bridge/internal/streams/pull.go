@@ -66,7 +66,7 @@ func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 	}
 	silent := time.NewTimer(time.Until(p.until) + pullGrace)
 	defer silent.Stop()
-	for p.left > 0 {
+	for p.left > 0 && len(batch) < n {
 		select {
 		case msg := <-p.messages:
 			if msg.Reply == "" {
@@ -84,7 +84,7 @@ func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if p.AtEnd && len(batch) > 0 {
+		if p.AtEnd && len(batch) > 0 && len(p.messages) == 0 {
 			break
 		}
 	}
