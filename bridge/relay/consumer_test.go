@@ -202,6 +202,24 @@ func TestWhatCameWhileAReaderWasBusyIsOneBatch(t *testing.T) {
 	})
 }
 
+// Whoever reads a stream may be busy for seconds, and then reads on: what the server sent meanwhile isn't said to be missing.
+func TestAReaderThatWasBusyForSecondsReadsOn(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		p := s.puller()
+		defer p.Close()
+		for n := range 50 {
+			s.publishRaw("forewarn.events.x", nil, []byte("before"))
+			if got, err := p.Batch(t.Context(), streams.ReadAhead); err != nil || len(got) != 1 {
+				t.Fatalf("before it was busy for the %dth time it read %d messages: %v, want 1", n+1, len(got), err)
+			}
+			pause(10 * time.Second)
+			if got, err := p.Batch(t.Context(), streams.ReadAhead); err != nil || len(got) > 0 {
+				t.Fatalf("after it was busy for the %dth time it read %d messages: %v, want none", n+1, len(got), err)
+			}
+		}
+	})
+}
+
 // What nats.go takes for a word of the server's, because of its headers, is read like any other message.
 func TestAMessageThatLooksLikeAWordOfTheServersIsRead(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -64,7 +64,7 @@ func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 			return nil, err
 		}
 	}
-	silent := time.NewTimer(time.Until(p.until) + pullGrace)
+	silent := time.NewTimer(max(0, time.Until(p.until)) + pullGrace) // whoever comes late hears what came
 	defer silent.Stop()
 	for p.left > 0 && len(batch) < n {
 		select {
