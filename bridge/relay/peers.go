@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/internal/streams"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -168,7 +169,7 @@ func (r *Relay) otherSettings() (all []string) {
 // them: one with other settings may not have them, and one that rests has failed itself. mu is held.
 func (r *Relay) giveUpFailing(now time.Time) {
 	for name, s := range r.services {
-		if s.handOver == nil || !s.queue.hasFailed(now, restAfter) {
+		if s.handOver == nil || !s.queue.hasFailed(s.worker.State(), now, restAfter) {
 			continue
 		}
 		if slices.ContainsFunc(r.peers, func(p peer) bool {
@@ -180,10 +181,18 @@ func (r *Relay) giveUpFailing(now time.Time) {
 	}
 }
 
-// hasFailed reports whether all attempts have failed, or the stream couldn't be read, for so long.
-func (q *queue) hasFailed(now time.Time, long time.Duration) bool {
+// hasFailed reports whether what failed has waited to be tried again for so long, and nothing was accepted, or the stream
+// couldn't be read for so long. It is asked every few seconds. What is muted or over isn't tried again; and a destination
+// that asks to wait is reached, so another relay could do no better.
+func (q *queue) hasFailed(w delivery.State, now time.Time, long time.Duration) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	switch {
+	case !w.Retrying || w.Waits == delivery.WaitsForRetryAfter:
+		q.tally.failingSince = time.Time{}
+	case q.tally.failingSince.IsZero():
+		q.tally.failingSince = now
+	}
 	return slices.ContainsFunc([]time.Time{q.tally.failingSince, q.pos.errSince}, func(since time.Time) bool {
 		return !since.IsZero() && now.Sub(since) >= long
 	})

@@ -116,7 +116,7 @@ type updates struct {
 type tally struct {
 	accepted     int // number of deliveries
 	lastAccepted time.Time
-	failingSince time.Time // when an attempt first failed since then; zero if none did
+	failingSince time.Time // since when what failed waits to be tried again, as hasFailed saw it; zero if nothing does
 }
 
 // A pendingItem is one delivery that isn't settled.

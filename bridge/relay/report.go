@@ -200,12 +200,9 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	for _, i := range slices.Concat(r.Accepted, r.Failed, r.Dead) {
 		delete(q.superseded, i.Seq) // the attempt has ended
 	}
-	switch {
-	case len(r.Accepted) > 0:
+	if len(r.Accepted) > 0 {
 		q.tally.accepted += len(r.Accepted)
 		q.tally.lastAccepted, q.tally.failingSince = r.Now.UTC(), time.Time{}
-	case len(r.Failed) > 0 && q.tally.failingSince.IsZero():
-		q.tally.failingSince = r.Now
 	}
 	return changed
 }
