@@ -219,8 +219,9 @@ func (r *Relay) session(ctx context.Context) error {
 	all.Go(func() { r.followMutes(ctx, st) })
 	all.Go(func() { r.reportTroubles(ctx) })
 	all.Go(func() {
-		if r.awaitHeartbeats(ctx, st) == nil {
-			r.fleet.Watch(ctx, st.source())
+		src, err := r.sourceWithHeartbeats(ctx, st)
+		if err == nil {
+			r.fleet.Watch(ctx, src)
 		}
 	})
 	for ctx.Err() == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// storage is where JetStream keeps everything for the relays of a stream.
+// storage is where JetStream keeps everything for the relays of a stream. It doesn't change once it is open.
 type storage struct {
 	js         jetstream.JetStream
 	stream     jetstream.Stream
@@ -147,18 +147,20 @@ func (st *storage) checkReplicas(name string, stream, audit jetstream.Stream) {
 	st.notes = append(st.notes, text+"; forewarn relay --provision with nats.provision.replicas: 3 mends that")
 }
 
-// awaitHeartbeats waits until a stream takes heartbeats, as after --provision. The error is that of ctx.
-func (r *Relay) awaitHeartbeats(ctx context.Context, st *storage) error {
-	for st.heartbeats == "" {
+// sourceWithHeartbeats waits until a stream takes heartbeats, as after --provision, and returns what the fleet is read from
+// then. The error is that of ctx.
+func (r *Relay) sourceWithHeartbeats(ctx context.Context, st *storage) (fleet.Source, error) {
+	src := st.source()
+	for src.Heartbeats == "" {
 		if err := streams.Sleep(ctx, time.Minute); err != nil {
-			return err
+			return src, err
 		}
 		if now, err := openStorage(ctx, st.js, r.Stream); err == nil {
-			st.heartbeats = now.heartbeats
+			src.Heartbeats = now.heartbeats
 			r.locked(func() { r.storageNotes = now.notes })
 		}
 	}
-	return ctx.Err()
+	return src, ctx.Err()
 }
 
 // note adds a note about something that --provision repairs.
