@@ -68,7 +68,7 @@ type Fleet struct {
 	sets          map[string]*set        // the same events and VMs, by cloudevent.Place.String
 	surplus       map[string]*set        // those of them that have more VMs than Azure allows
 	bytes         int                    // of all events
-	full          bool                   // a VM isn't watched, because there are too many
+	full          time.Time              // when a VM that may fall silent was last left out, because there are too many
 	silent        map[string]time.Time   // see silenceRecord.Silent
 }
 
@@ -93,6 +93,14 @@ type azureEvent struct {
 // deletes reports whether the event deletes its VMs.
 func (l *azureEvent) deletes() bool {
 	return l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
+}
+
+// longest returns how long the event counts as open after its last change, if nobody tells its end.
+func (l *azureEvent) longest() time.Duration {
+	if l.deletes() {
+		return ForgetVM
+	}
+	return period
 }
 
 // setObserver sets the observer of the last change.
@@ -186,7 +194,7 @@ func (f *Fleet) forgetLost(ctx context.Context, src Source) error {
 		defer f.mu.Unlock()
 		f.lastRead, f.lastReadAt, f.events, f.ended, f.bytes = 0, time.Time{}, map[string]*azureEvent{}, 0, 0
 		for _, s := range f.sets {
-			s.events, s.bytes = map[string]*azureEvent{}, 0
+			s.events, s.bytes, s.leftOut = map[string]*azureEvent{}, 0, time.Time{}
 		}
 	}
 	return err
@@ -390,11 +398,7 @@ func (f *Fleet) excuses() map[string]excuse {
 // endMissed ends the events whose end nobody told, such as those of a VM that was deleted and made again. mu is held.
 func (f *Fleet) endMissed(now time.Time) {
 	for _, l := range f.events {
-		longest := period
-		if l.deletes() {
-			longest = ForgetVM
-		}
-		if !l.ended && now.Sub(later(l.lastChange, l.latest.NotBefore)) > longest {
+		if !l.ended && now.Sub(later(l.lastChange, l.latest.NotBefore)) > l.longest() {
 			l.ended = true
 			f.ended++
 		}

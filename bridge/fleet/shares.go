@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 )
 
 // The shares of a set in what a relay keeps of its fleet, so that whoever lies about one set takes no room from the
@@ -26,8 +27,8 @@ type set struct {
 	vms     map[string]*vm         // by vmKey
 	events  map[string]*azureEvent // by group
 	bytes   int                    // of the events
-	leftOut int                    // open events that were forgotten, because there were too many
-	refused bool                   // a VM of it isn't watched, because it has too many
+	leftOut time.Time              // until then events may be open that were forgotten, because there were too many
+	refused time.Time              // when a VM that may fall silent was last left out, because the set has too many
 }
 
 // setNamed returns what the fleet keeps of a set. mu is held.
@@ -70,7 +71,7 @@ func (f *Fleet) forgetOldest(s *set) {
 	})
 	for _, l := range all[:(len(all)+7)/8] {
 		if !l.ended {
-			s.leftOut++
+			s.leftOut = later(s.leftOut, l.lastChange.Add(l.longest()))
 		}
 		f.forgetEvent(l)
 	}
@@ -106,16 +107,25 @@ func (f *Fleet) dropIfEmpty(s *set) {
 // addVM adds a VM of a set, or returns false if the set, or all sets together, have too many. It makes room in that set, or
 // in one that has more VMs than Azure allows. mu is held.
 func (f *Fleet) addVM(set, key string, v *vm) bool {
-	s := f.setNamed(set)
+	s, now := f.setNamed(set), time.Now()
 	if len(s.vms) >= maxVMsOfSet {
-		s.refused = true
-		if !f.forgetOldestVM(s) {
+		forgotten := f.forgetOldestVM(s)
+		if forgotten == nil || forgotten.mayFallSilent(now) {
+			s.refused = now
+		}
+		if forgotten == nil {
 			return false
 		}
 	}
 	if len(f.vms) >= MaxVMs {
-		f.full = true
-		if len(s.vms) >= azureVMsOfSet || !f.forgetSurplusVM() {
+		var forgotten *vm
+		if len(s.vms) < azureVMsOfSet {
+			forgotten = f.forgetSurplusVM()
+		}
+		if forgotten == nil || forgotten.mayFallSilent(now) {
+			f.full = now
+		}
+		if forgotten == nil {
 			f.dropIfEmpty(s)
 			return false
 		}
@@ -127,19 +137,29 @@ func (f *Fleet) addVM(set, key string, v *vm) bool {
 	return true
 }
 
-// forgetSurplusVM forgets a VM of the set that has most, if those are more than Azure allows. mu is held.
-func (f *Fleet) forgetSurplusVM() bool {
+// mayFallSilent reports whether a VM is told as silent if it publishes nothing more. One that was deleted, or has stopped, is
+// not, nor one that sends no heartbeats.
+func (v *vm) mayFallSilent(now time.Time) bool {
+	return v.interval > 0 && !v.stopped() && now.Sub(v.lastHeard) < silentAfter(v.interval)+maxGather
+}
+
+// forgetSurplusVM forgets a VM of the set that has most, if those are more than Azure allows, and returns it. mu is held.
+func (f *Fleet) forgetSurplusVM() *vm {
 	var most *set
 	for _, s := range f.surplus {
 		if most == nil || len(s.vms) > len(most.vms) {
 			most = s
 		}
 	}
-	return most != nil && f.forgetOldestVM(most)
+	if most == nil {
+		return nil
+	}
+	return f.forgetOldestVM(most)
 }
 
-// forgetOldestVM forgets the VM of a set that was last heard longest ago, but none that was announced as silent. mu is held.
-func (f *Fleet) forgetOldestVM(s *set) bool {
+// forgetOldestVM forgets the VM of a set that was last heard longest ago, but none that was announced as silent, and returns
+// it; nil if there is none. mu is held.
+func (f *Fleet) forgetOldestVM(s *set) *vm {
 	var oldest string
 	var of *vm
 	for key, v := range s.vms {
@@ -150,11 +170,10 @@ func (f *Fleet) forgetOldestVM(s *set) bool {
 			oldest, of = key, v
 		}
 	}
-	if of == nil {
-		return false
+	if of != nil {
+		f.forgetVM(s.name, oldest)
 	}
-	f.forgetVM(s.name, oldest)
-	return true
+	return of
 }
 
 // forgetVM forgets a VM of a set. mu is held.
@@ -168,22 +187,25 @@ func (f *Fleet) forgetVM(set, key string) {
 	f.dropIfEmpty(s)
 }
 
-// Warnings returns a warning for whatever is left out, at most maxNamed of them and one more.
+// Warnings returns a warning for whatever is left out, at most maxNamed of them and one more. It warns of a VM
+// for a day, and of events until none of them can be open.
 func (f *Fleet) Warnings() (warnings []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	now := time.Now()
+	lately := func(at time.Time) bool { return !at.IsZero() && now.Sub(at) < ForgetVM }
 	for _, s := range f.sets {
 		set := strings.ReplaceAll(s.name, ".", "/")
-		if s.leftOut > 0 {
+		if now.Before(s.leftOut) {
 			warnings = append(warnings, fmt.Sprintf("the set %s has told of more events than a relay keeps (%d of a set, %d in "+
-				"all); the oldest %d that were not over are not shown", set, maxEventsOfSet, maxEvents, s.leftOut))
+				"all); the oldest that are not over are not shown", set, maxEventsOfSet, maxEvents))
 		}
-		if s.refused {
+		if lately(s.refused) {
 			warnings = append(warnings, fmt.Sprintf("the set %s has more VMs than a relay watches, which is %d of a set; nobody "+
 				"hears when one that is left out falls silent", set, maxVMsOfSet))
 		}
 	}
-	if f.full {
+	if lately(f.full) {
 		warnings = append(warnings, fmt.Sprintf("there are more VMs than a relay watches, which is %d; nobody hears when one "+
 			"that is left out falls silent", MaxVMs))
 	}

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -48,7 +49,7 @@ func TestASetWithTooManyVMsKeepsNoOtherOut(t *testing.T) {
 		f := New(Options{})
 		for n := range MaxVMs {
 			set := fmt.Sprint("set-", n/of)
-			if !f.addVM(set, fmt.Sprint(set, ".", n), &vm{lastHeard: time.Unix(int64(n), 0)}) {
+			if !f.addVM(set, fmt.Sprint(set, ".", n), &vm{lastHeard: time.Now(), interval: time.Hour}) {
 				t.Fatalf("VM %d isn't watched", n)
 			}
 		}
@@ -68,6 +69,58 @@ func TestASetWithTooManyVMsKeepsNoOtherOut(t *testing.T) {
 			t.Errorf("beside sets of %d there is a set db: %v", of, empty)
 		}
 	}
+}
+
+// That something is left out is said as long as it matters. VMs that are gone make room, and nobody misses them.
+func TestWarningsEndWhenNothingIsLeftOutAnyMore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := New(Options{Log: slog.New(slog.DiscardHandler)})
+		added := 0
+		add := func(v vm) {
+			added++
+			time.Sleep(time.Nanosecond)
+			v.lastHeard = time.Now()
+			f.addVM("spot", fmt.Sprint("spot.", added), &v)
+		}
+		warns := func(when string, want int) {
+			t.Helper()
+			if got := f.Warnings(); len(got) != want {
+				t.Errorf("%s it warns %q, want %d warnings", when, got, want)
+			}
+		}
+		beating, stopped := vm{interval: time.Minute}, vm{interval: time.Minute, lastStop: time.Now()}
+		for range maxVMsOfSet {
+			add(beating)
+		}
+		time.Sleep(time.Hour)
+		for range maxVMsOfSet {
+			add(stopped)
+		}
+		for range maxVMsOfSet {
+			add(beating)
+		}
+		warns("of VMs that took the place of others that are gone", 0)
+		add(beating)
+		warns("of one more that is there than may be", 1)
+		time.Sleep(ForgetVM - time.Second)
+		warns("within a day", 1)
+		time.Sleep(time.Second)
+		warns("a day later", 0)
+
+		raw := announcement(t, "web", 0, 1)
+		body := raw.Data
+		for n := range maxEventsOfSet + 1 {
+			raw.Seq = uint64(1 + n)
+			raw.Data = bytes.ReplaceAll(body, []byte("-8000-000000000000"), fmt.Appendf(nil, "-8000-%012d", n))
+			f.add(raw)
+		}
+		warns("of events", 1)
+		time.Sleep(period - time.Second)
+		warns("while one that is left out may be open", 1)
+		time.Sleep(time.Second)
+		warns("after that", 0)
+	})
 }
 
 // A set that tells of large events fills its share of bytes only, and all sets together have theirs, of bytes and of events:

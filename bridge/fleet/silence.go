@@ -58,7 +58,12 @@ func (o *observer) silentAt(watchedSince time.Time) time.Time {
 			since = at
 		}
 	}
-	return since.Add(max(missedHeartbeats*o.interval, minSilence))
+	return since.Add(silentAfter(o.interval))
+}
+
+// silentAfter returns after how long without a heartbeat a VM counts as silent.
+func silentAfter(interval time.Duration) time.Duration {
+	return max(missedHeartbeats*interval, minSilence)
 }
 
 // A silenceRecord is what all relays of a stream remember of silent VMs. The relay that writes a new revision publishes
