@@ -85,7 +85,7 @@ type azureEvent struct {
 	heardHere  time.Time  // when this relay heard it
 	latest     imds.Event // according to the last change
 	from       cloudevent.Place
-	observer   imds.Observer // of the last change, with no other set or group than those of from
+	observer   imds.Observer // of the last change: see observerAt
 	stage      streams.Stage
 	approval   bridge.ToldApproval
 }
@@ -103,15 +103,15 @@ func (l *azureEvent) longest() time.Duration {
 	return period
 }
 
-// setObserver sets the observer of the last change.
-func (l *azureEvent) setObserver(o imds.Observer) {
-	if cloudevent.SubjectToken(o.ScaleSet) != l.from.Set {
+// observerAt returns an observer of a place without a set or group that isn't the place's.
+func observerAt(at cloudevent.Place, o imds.Observer) imds.Observer {
+	if cloudevent.SubjectToken(o.ScaleSet) != at.Set {
 		o.ScaleSet = ""
 	}
-	if cloudevent.SubjectToken(o.ResourceGroup) != l.from.Group {
+	if cloudevent.SubjectToken(o.ResourceGroup) != at.Group {
 		o.ResourceGroup = ""
 	}
-	l.observer = o
+	return o
 }
 
 // vmKey returns the key of a VM that the event names: one of the event's scale set, or one that is in none.
@@ -248,7 +248,7 @@ func (f *Fleet) add(r streams.Raw) {
 	}
 	l.seq, l.lastChange, l.heardHere = r.Seq, r.Stored, time.Now()
 	if data.Observer.Name != "" {
-		l.setObserver(data.Observer)
+		l.observer = observerAt(l.from, data.Observer)
 	}
 	ofAzure := m.Change.Kind.OfAzure()
 	if ofAzure && (l.stage.HasPassed(m) || l.stage.Outdated(m)) {
@@ -315,6 +315,7 @@ func (f *Fleet) heardFrom(from cloudevent.Place, o imds.Observer, at time.Time) 
 			return nil
 		}
 	}
+	o = observerAt(from, o)
 	v.set, v.group = o.ScaleSet, o.ResourceGroup
 	if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) && at.After(last) {
 		v.backSince = time.Now()

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -441,6 +442,34 @@ func TestASetFillsItsShareOfVMsOnly(t *testing.T) {
 		if got, want := ops.news(), []string{"silent 1: db_0"}; !slices.Equal(got, want) {
 			t.Errorf("told %q, want %q", got, want)
 		}
+	})
+}
+
+// Nor does a VM count to the group of another one because it says so: what a set says is of its own group.
+func TestAVMIsInNoGroupOfAnother(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run(route("hook", newRecorder()))
+		ce := eventNo(1).in(24*time.Hour).sayAs(t, imds.Scheduled, ofSet("web", "web_0"), time.Now())
+		own := ownSubject(ce)
+		data := bytes.Replace(ce.Data(), []byte(`"resourceGroup":"rg"`), []byte(`"resourceGroup":"victim"`), 1)
+		if err := ce.SetData("application/json", json.RawMessage(data)); err != nil {
+			t.Fatal(err)
+		}
+		s.publishAs(own, ce)
+		pause(5 * time.Second)
+		st := r.Status()
+		if len(st.Events) != 1 || st.Events[0].Group != "" {
+			t.Errorf("the events are %+v, want one of no group", st.Events)
+		}
+		for _, v := range st.Relay.VMs {
+			if v.Group != "" || v.Set != "web" && v.Set != "" {
+				t.Errorf("the VM %s is one of %q in the group %q, want no group", v.Name, v.Set, v.Group)
+			}
+		}
+		if len(st.Relay.VMs) == 0 {
+			t.Error("there is no VM")
+		}
+		stop()
 	})
 }
 
