@@ -76,10 +76,6 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (part ReplayPar
 	if state.Msgs == 0 || p.After >= state.LastSeq || state.LastTime.Before(p.Since) {
 		return part, nil
 	}
-	kv, err := st.js.KeyValue(asked, recordsBucket(r.Stream))
-	if err != nil {
-		return ReplayPart{}, err
-	}
 	if p.Event == "" && route.Terms.Late.OverAtEnd(false) { // so it must be known which events are over
 		if err := r.fleet.CatchUp(asked, st.source()); err != nil {
 			return ReplayPart{}, err
@@ -90,7 +86,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (part ReplayPar
 		from = streams.StartAfter(p.After)
 	}
 	x := replayer{
-		request: p, route: route, js: st.js, bucket: streams.Bucket{KV: kv}, last: state.LastSeq,
+		request: p, route: route, js: st.js, bucket: st.records, last: state.LastSeq,
 		records: map[string]*record{}, done: map[string]bool{}, fleet: r.fleet, began: time.Now(), part: part,
 	}
 	err = streams.ReadToEnd(ctx, st.js, r.Stream, from, func(m streams.Raw) error { return x.take(ctx, m) })
