@@ -21,8 +21,8 @@ import (
 // The bounds of a fleet.
 const (
 	ForgetVM = 24 * time.Hour // after its last message a VM is forgotten, if no open event names it
-	MaxVMs   = 200_000        // that are watched
 
+	maxVMs         = 200_000             // that are watched
 	period         = 40 * 24 * time.Hour // how far back the stream is read
 	maxEndedEvents = 2_000
 	excusePeriod   = time.Hour // an open event explains no silence of VMs heard so long after its last change

@@ -117,7 +117,7 @@ func (f *Fleet) addVM(set, key string, v *vm) bool {
 			return false
 		}
 	}
-	if len(f.vms) >= MaxVMs {
+	if len(f.vms) >= maxVMs {
 		var forgotten *vm
 		if len(s.vms) < azureVMsOfSet {
 			forgotten = f.forgetSurplusVM()
@@ -207,7 +207,7 @@ func (f *Fleet) Warnings() (warnings []string) {
 	}
 	if lately(f.full) {
 		warnings = append(warnings, fmt.Sprintf("there are more VMs than a relay watches, which is %d; nobody hears when one "+
-			"that is left out falls silent", MaxVMs))
+			"that is left out falls silent", maxVMs))
 	}
 	if len(f.silent) >= maxSilent {
 		warnings = append(warnings, fmt.Sprintf("%d VMs are silent, and a relay remembers no more; nobody hears of others before "+

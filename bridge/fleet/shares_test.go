@@ -47,7 +47,7 @@ func TestASetWithTooManyVMsKeepsNoOtherOut(t *testing.T) {
 	t.Parallel()
 	for of, kept := range map[int]bool{maxVMsOfSet: false, azureVMsOfSet: true} {
 		f := New(Options{})
-		for n := range MaxVMs {
+		for n := range maxVMs {
 			set := fmt.Sprint("set-", n/of)
 			if !f.addVM(set, fmt.Sprint(set, ".", n), &vm{lastHeard: time.Now(), interval: time.Hour}) {
 				t.Fatalf("VM %d isn't watched", n)
@@ -59,7 +59,7 @@ func TestASetWithTooManyVMsKeepsNoOtherOut(t *testing.T) {
 				t.Errorf("beside sets of %d another VM is watched: %v", of, !kept)
 			}
 		}
-		if n := len(f.vms); n != MaxVMs {
+		if n := len(f.vms); n != maxVMs {
 			t.Errorf("%d VMs are watched", n)
 		}
 		if n := len(f.Warnings()); n != 1 {

@@ -173,7 +173,7 @@ func TestTooManyVMsAreSaid(t *testing.T) {
 		t.Errorf("of nothing it warns: %q", got)
 	}
 	f.silent = map[string]time.Time{}
-	for n := range MaxVMs {
+	for n := range maxVMs {
 		f.vms[fmt.Sprint(n)] = &vm{}
 		if n < maxSilent {
 			f.silent[fmt.Sprint(n)] = time.Now()

@@ -37,15 +37,9 @@ func (r Raw) Message() (Message, error) {
 	return newMessage(r.Seq, r.Stored, r.Header, r.Subject, r.Data)
 }
 
-// follow calls f with each message of the stream in order, from the place that from names, until f fails, the stream
-// can't be read, or ctx is done. It never skips a message: if one may be lost with a connection, it returns an error.
-func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
-	f func(Raw) error) error {
-	return read(ctx, js, stream, from, false, f)
-}
-
-// ReadToEnd is follow, but returns nil when no message is left to read, or when f returns ErrStop. It doesn't compare
-// with the stream's last sequence number, because that message may be deleted.
+// ReadToEnd calls f with each message of the stream in order, from the place that from names, until no message is left to
+// read, or f returns ErrStop. It doesn't compare with the stream's last sequence number, because that message may be deleted.
+// It never skips a message: if one may be lost with a connection, it returns an error.
 func ReadToEnd(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
 	f func(Raw) error) error {
 	err := read(ctx, js, stream, from, true, f)
@@ -55,8 +49,8 @@ func ReadToEnd(ctx context.Context, js jetstream.JetStream, stream string, from 
 	return err
 }
 
-// KeepFollowing calls f with the messages of a stream until ctx is done. Whenever the stream can't be read, it calls
-// problem, and begins again where from says.
+// KeepFollowing calls f with the messages of a stream, in order, until ctx is done. Whenever the stream can't be read, it
+// calls problem, and begins again where from says.
 func KeepFollowing(
 	ctx context.Context, js jetstream.JetStream, stream string, from func() (jetstream.ConsumerConfig, error),
 	problem func(error), f func(Raw),
@@ -64,7 +58,7 @@ func KeepFollowing(
 	for ctx.Err() == nil {
 		begin, err := from()
 		if err == nil {
-			err = follow(ctx, js, stream, begin, func(m Raw) error {
+			err = read(ctx, js, stream, begin, false, func(m Raw) error {
 				f(m)
 				return nil
 			})
@@ -79,7 +73,7 @@ func KeepFollowing(
 // followAgain is how long KeepFollowing waits after an error.
 const followAgain = time.Second
 
-// read implements follow and ReadToEnd, with a consumer of its own.
+// read implements ReadToEnd and, without toEnd, KeepFollowing, with a consumer of its own.
 func read(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, toEnd bool,
 	f func(Raw) error) (err error) {
 	defer func() {
