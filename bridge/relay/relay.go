@@ -194,8 +194,11 @@ func (r *Relay) session(ctx context.Context) error {
 		return err
 	}
 	ctx, end := context.WithCancelCause(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
 	defer end(nil)
-	go endWhenClosed(ctx, conn, conn.StatusChanged(nats.CLOSED), end)
+	closed := conn.StatusChanged(nats.CLOSED)
+	all.Go(func() { endWhenClosed(ctx, conn, closed, end) })
 	st, err := openStorage(ctx, js, r.Stream)
 	if err != nil {
 		return explainSilence(conn, err)
@@ -213,7 +216,6 @@ func (r *Relay) session(ctx context.Context) error {
 		}
 	})
 
-	var all sync.WaitGroup
 	all.Go(func() { r.housekeeping(ctx, st, end) })
 	all.Go(func() { r.fleet.Follow(ctx, st.source()) })
 	all.Go(func() { r.followMutes(ctx, st) })
