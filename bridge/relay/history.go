@@ -20,7 +20,7 @@ func (r *Relay) Histories(ctx context.Context, p bridge.Period) (histories []bri
 	told, err := r.deliveries(ctx, groups)
 	for n, h := range histories {
 		for i, change := range h.Changes {
-			if all := told[deliveriesKey{recordOf(groups[n]), streams.Token(change.ID)}]; all != nil {
+			if all := told[deliveriesKey{recordSuffix(groups[n]), streams.Token(change.ID)}]; all != nil {
 				h.Changes[i].Deliveries = all
 			}
 		}
@@ -48,11 +48,11 @@ func (r *Relay) deliveries(
 	told = map[deliveriesKey][]bridge.HistoryDelivery{}
 	wanted := map[string]bool{}
 	for _, group := range groups {
-		wanted[recordOf(group)] = true
+		wanted[recordSuffix(group)] = true
 	}
 	prefix, which := "$KV."+recordsBucket(r.Stream)+".record.", ">"
 	if len(wanted) == 1 {
-		which = "*." + recordOf(groups[0])
+		which = "*." + recordSuffix(groups[0])
 	}
 	from := streams.LastOf(prefix + which)
 	err = streams.ReadToEnd(ctx, st.js, "KV_"+recordsBucket(r.Stream), from, func(m streams.Raw) error {

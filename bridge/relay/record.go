@@ -153,11 +153,11 @@ type settlement struct {
 // recordKey returns the key of a record in the bucket: record.<sink>.<id>.<subscription>.<group>.<set>, with the id of an
 // Azure event or a CloudEvent.
 func recordKey(sink, group string) string {
-	return "record." + streams.Token(sink) + "." + recordOf(group)
+	return "record." + streams.Token(sink) + "." + recordSuffix(group)
 }
 
-// recordOf returns what a record's key has behind the sink.
-func recordOf(group string) string {
+// recordSuffix returns what a record's key has behind the sink.
+func recordSuffix(group string) string {
 	id, set := streams.CutGroup(group)
 	return streams.Token(id) + "." + set
 }

@@ -124,7 +124,7 @@ func (r *room) overflowsFirst() string {
 // slashed returns a set for people, as <subscription>/<group>/<set>.
 func slashed(set string) string { return strings.ReplaceAll(set, ".", "/") }
 
-// readable returns how many messages to ask for. One more than there is room for, so that the next is known.
+// readable returns how many messages to ask for: those for which there is room, and at least one, so that the next is known.
 func (q *queue) readable() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

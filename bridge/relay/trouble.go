@@ -40,7 +40,9 @@ func (r *Relay) reportSilent(now time.Time) {
 		since  time.Time
 	}
 	var all []served
+	var zone *time.Location
 	r.locked(func() {
+		zone = r.Settings.Location()
 		for _, s := range r.services {
 			if s.queue != nil {
 				all = append(all, served{s.queue, s.worker, s.since})
@@ -52,7 +54,7 @@ func (r *Relay) reportSilent(now time.Time) {
 		if oldest.IsZero() || now.Sub(later(later(oldest, accepted), s.since)) < trouble.SilentAfter {
 			continue
 		}
-		if why := trouble.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now, r.Settings.Location()); why != nil {
+		if why := trouble.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now, zone); why != nil {
 			r.reportTrouble(s.queue, why)
 		}
 	}
@@ -121,13 +123,13 @@ func (c *deadCollector) add(route, key, reason string, i delivery.Item) {
 }
 
 // take takes what is to be reported, by route, as the data of CloudEvents: the first dead letter of a route at once,
-// further ones together, while after the last report.
-func (c *deadCollector) take(now time.Time, while time.Duration) map[string]map[string]any {
+// further ones together, at that interval.
+func (c *deadCollector) take(now time.Time, interval time.Duration) map[string]map[string]any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	due := map[string]map[string]any{}
 	for route, n := range c.routes {
-		if now.Sub(n.last) < while {
+		if now.Sub(n.last) < interval {
 			continue
 		}
 		if n.count == 0 {
@@ -149,12 +151,12 @@ type deadReport struct {
 
 // reportDead reports the dead letters that are due, to other sinks than theirs. What can't be published is tried again
 // first, and further dead letters are collected until then. It must not be called concurrently.
-func (r *Relay) reportDead(ctx context.Context, while time.Duration) {
+func (r *Relay) reportDead(ctx context.Context, interval time.Duration) {
 	st, err := r.connected()
 	if err != nil || !r.publishDeadReports(ctx, st) {
 		return // they stay collected
 	}
-	for sink, data := range r.dead.take(time.Now(), while) {
+	for sink, data := range r.dead.take(time.Now(), interval) {
 		ce, _, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data)
 		if err != nil {
 			r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
