@@ -52,7 +52,8 @@ func (q *queue) requireSaved(groups []*group) {
 	}
 }
 
-// storeDeadLetter stores a dead letter. Unless it is late, the fallback gets it before, if it hasn't got it yet.
+// storeDeadLetter stores a dead letter. Unless it is late, the fallback of what was attempted gets it before, if it
+// hasn't got it yet.
 func (q *queue) storeDeadLetter(u *transfer, why string) error {
 	i, r := u.item, u.report
 	letter := deadLetter{

@@ -57,7 +57,7 @@ func NewPuller(js jetstream.JetStream, stream, consumer string) (*Puller, error)
 func (p *Puller) Close() { _ = p.sub.Unsubscribe() }
 
 // Batch returns the next messages, at most n: as soon as no further one is there, none if none came for a while. After
-// an error a message may be lost, and the puller is of no more use.
+// an error a message may be lost: Again goes on if none is, else a new puller.
 func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 	if p.left == 0 {
 		if err := p.request(n); err != nil {
