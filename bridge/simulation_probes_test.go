@@ -187,6 +187,13 @@ func (o *oracle) probes() {
 					}
 				}
 			}
+			for id := range o.taken { // so does what else was told of an event later
+				for _, t := range o.taken[id][r.name] {
+					if made := o.made(t); !azures(t.change) && made >= began.at-time.Minute && made <= ended.at {
+						n++
+					}
+				}
+			}
 			n += o.releases(r.name, began.at, ended.at)
 			for _, isNew := range new {
 				if isNew {
