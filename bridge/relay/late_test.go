@@ -3,6 +3,7 @@ package relay_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -254,4 +255,33 @@ func TestWhatANewerChangeOvertakesIsNotReportedAsGivenUpOnARelay(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What a sink gave back of an event isn't lost when a newer change settles what was attempted meanwhile, and it failed.
+func TestTheReceiptOfAFailedReminderOutlivesIt(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var told []string
+		chat := newRecorder()
+		chat.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			told = append(told, strings.TrimPrefix(batch[0].Event.Type(), cloudevent.EventPrefix)+" "+string(batch[0].Receipt))
+			if len(told) != 2 {
+				return delivery.Answer{}, nil
+			}
+			pause(3 * time.Second)
+			return delivery.Answer{Receipt: []byte("ts-1")}, errRefused
+		}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("chat", chat)}})
+		pause(2 * time.Second)
+		a := eventNo(1).in(10 * time.Minute)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(time.Second)
+		s.publish(a.say(t, imds.Reminder, "vm-1"))
+		pause(time.Second)
+		s.publish(a.say(t, imds.Started, "vm-1"))
+		pause(time.Minute)
+		if want := []string{"scheduled ", "reminder ", "started ts-1"}; !slices.Equal(told, want) {
+			t.Errorf("it was told %q, want %q", told, want)
+		}
+		stop()
+	})
 }

@@ -156,6 +156,12 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 func (q *queue) apply(r delivery.Report) (changed []*group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	touch := func(g *group) {
+		q.markDirty(g)
+		if !slices.Contains(changed, g) {
+			changed = append(changed, g)
+		}
+	}
 	each := func(items []*delivery.Item, f func(*pendingItem)) {
 		for _, i := range items {
 			e := q.pending[i.Seq]
@@ -166,15 +172,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 				continue
 			}
 			f(e)
-			q.markDirty(e.group)
-			if !slices.Contains(changed, e.group) {
-				changed = append(changed, e.group)
-			}
-		}
-	}
-	keepReceipt := func(e *pendingItem) {
-		if r.Answer.Receipt != nil && e.item.Group != "" {
-			e.group.rec.Receipt = r.Answer.Receipt
+			touch(e.group)
 		}
 	}
 	settle := func(how, answer string, attempts int) func(*pendingItem) {
@@ -186,8 +184,13 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 		why := imds.CutText(cmp.Or(r.Error, e.item.Error), 200)
 		q.settle(e, result{At: r.Now.UTC(), State: resultDead, Answer: r.Reason, Attempts: attemptsOf(e.item, r), Error: why})
 	}
-	for _, items := range [][]*delivery.Item{r.Accepted, r.Failed, r.Dead} {
-		each(items, keepReceipt)
+	attempted := slices.Concat(r.Accepted, r.Failed, r.Dead)
+	for _, i := range attempted {
+		g := q.records.groups[recordKey(q.route.Name, i.Group)]
+		if r.Answer.Receipt != nil && i.Group != "" && g != nil { // also of what was superseded meanwhile
+			g.rec.Receipt = r.Answer.Receipt
+			touch(g)
+		}
 	}
 	each(r.Failed, func(e *pendingItem) { q.retry(e, afterFailure(*e.item, r)) })
 	each(r.FellBack, func(e *pendingItem) {
@@ -198,7 +201,7 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 	each(r.Superseded, settle(resultSuperseded, "", 0))
 	each(r.Accepted, settle(resultAccepted, imds.CutText(r.Answer.Status, 200), 1))
 	each(r.Dead, dead)
-	for _, i := range slices.Concat(r.Accepted, r.Failed, r.Dead) {
+	for _, i := range attempted {
 		delete(q.superseded, i.Seq) // the attempt has ended
 	}
 	if len(r.Accepted) > 0 {

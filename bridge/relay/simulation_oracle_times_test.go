@@ -64,6 +64,12 @@ func (o *oracle) takeover(stored time.Duration) time.Duration {
 		return 0
 	}
 	kill, limit := o.breaks[i], o.breaks[i].from+12*time.Second
+	rests := slices.ContainsFunc(o.breaks, func(b breakage) bool { // who can't read for a minute leaves a sink to others first
+		return (b.how == recordsLost || b.how == requestsLost) && b.to > b.from+time.Minute && b.to > kill.from-5*time.Minute
+	})
+	if rests {
+		limit += 10 * time.Second
+	}
 	limit = max(limit, stored+5*time.Second)
 	from := kill.from - 20*time.Second
 	for _, b := range o.breaks {
