@@ -112,7 +112,7 @@ func New(o Options) (*Bridge, error) {
 		return nil, errors.New("a bridge needs a Client and an Outbox")
 	}
 	if o.Interval < 0 {
-		return nil, fmt.Errorf("Interval is %v; expected a time between polls, or 0 for %v", o.Interval, defaultInterval)
+		return nil, fmt.Errorf("the interval is %v; expected a time between polls, or 0 for %v", o.Interval, defaultInterval)
 	}
 	if err := usable(o.Routes, o.Rules); err != nil {
 		return nil, err

@@ -67,7 +67,7 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 	}
 	client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
 	_, err := bridge.New(bridge.Options{Client: client, Outbox: new(outbox.Outbox), Interval: -1})
-	if err == nil || !strings.Contains(err.Error(), "Interval is -1ns") {
+	if err == nil || !strings.Contains(err.Error(), "the interval is -1ns") {
 		t.Errorf("New with a negative interval = %v", err)
 	}
 	if _, err := bridge.New(bridge.Options{}); err == nil || !strings.Contains(err.Error(), "a Client and an Outbox") {
