@@ -603,6 +603,30 @@ func TestARecordThatComesLateRepeatsNothing(t *testing.T) {
 	}
 }
 
+// Nor does a reload make a relay ready that can't read the stream: it is when it has read something.
+func TestAReloadDoesNotEndWhatKeepsARelayFromReading(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		wire, routes := &cable{}, []bridge.Route{route("hook", newRecorder())}
+		r, stop := s.start(relay.Options{Routes: routes, Connect: s.over(wire)})
+		defer stop()
+		pause(2 * time.Second)
+		wire.fail(requestsLost)
+		pause(30 * time.Second)
+		r.Reload(routes, bridge.SettingsInfo{})
+		for range 40 {
+			pause(100 * time.Millisecond)
+			if r.Status().Ready {
+				t.Fatal("it is ready although it can't read")
+			}
+		}
+		wire.fail("")
+		pause(10 * time.Second)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("it can read and isn't ready because of %q", st.Reasons)
+		}
+	})
+}
+
 // A relay is ready once somebody serves its sinks: what is published then is told.
 func TestARelayIsReadyOnceItsSinksAreServed(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -61,13 +61,20 @@ func (q *queue) setReadErr(err error) {
 	switch {
 	case err == nil:
 		q.pos.errSince = time.Time{}
-	case was == nil:
+	case q.pos.errSince.IsZero():
 		q.pos.errSince = time.Now()
 	}
 	q.mu.Unlock()
 	if err != nil && was == nil {
 		q.log.Warn("the stream can't be read on, trying again", "err", err)
 	}
+}
+
+// readErr returns why the stream can't be read on; nil if it can.
+func (q *queue) readErr() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pos.err
 }
 
 // takeAll takes messages in, in order. After an error it goes on where that was, until the lease ends.

@@ -26,6 +26,7 @@ type service struct {
 	handOver  func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
 	restsTill time.Time // until then other relays go first, because the sink has failed here
 	left      int       // pending deliveries when the last session ended; 0 during one
+	readErr   error     // why the stream couldn't be read when this relay last stopped serving it; nil if it could
 }
 
 // A serving is how a route is served over one connection, until a reload.
@@ -99,7 +100,10 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), v serving, l *leas
 	}
 	q.init()
 	q.room.most = cmp.Or(r.MaxUnsettled, defaultUnsettled)
-	r.locked(func() { q.room.maxBodies = maxBodies / max(1, len(r.Routes)) })
+	r.locked(func() {
+		q.room.maxBodies = maxBodies / max(1, len(r.Routes))
+		q.pos.err = s.readErr // it ends when something is read, not with a reload
+	})
 	if err := q.open(); err != nil {
 		return err
 	}
@@ -129,6 +133,7 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), v serving, l *leas
 	endLease(nil)
 	r.locked(func() {
 		s.queue, s.worker, s.handOver = nil, nil, nil
+		s.readErr = q.readErr()
 		if session.Err() != nil {
 			s.left = q.status().pending
 		}
