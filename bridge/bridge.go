@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -148,89 +147,42 @@ func New(o Options) (*Bridge, error) {
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
 	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Forgot: o.Meter.Forgot})
-	b.decodeValue(valueObserver, o.Outbox.Value(valueObserver), &b.observer)
-	b.decodeValue(valueAnswer, o.Outbox.Value(valueAnswer), &b.answer)
-	events, unreadable := decodeAll(o.Outbox.Groups())
-	for _, err := range unreadable {
+	was := decodeStored(o.Outbox.Value, o.Outbox.Groups())
+	for _, err := range was.unreadable {
 		o.Log.Error(cannotRead, "err", err)
 	}
-	b.events.load(events)
+	b.observer, b.answer = was.observer, was.answer
+	b.events.load(was.events)
 	b.setObserver(imds.Observer{})
 	return b, nil
 }
 
-// decodeValue decodes a value of the outbox, if there is one.
-func (b *Bridge) decodeValue(name string, value []byte, to any) {
-	if value == nil {
-		return
-	}
-	if err := json.Unmarshal(value, to); err != nil {
-		b.log.Error("cannot read a value of the outbox", "name", name, "err", err)
-	}
+// cannotRead is the log message about a part of stored that can't be read.
+const cannotRead = "cannot read a part of the outbox"
+
+// stored is what the outbox holds of the bridge's state.
+type stored struct {
+	observer   imds.Observer
+	answer     lastAnswer
+	events     map[string]*openEvent // by EventId
+	unreadable []error               // why parts of it are left out
 }
 
-// takeOver takes over an outbox's file that becomes readable only now, as a start does with that of the run before. It
-// waits until it is known whether the file is this machine's, and then until a document has shown which of its events are
-// over, before it delivers what is pending in it.
-func (b *Bridge) takeOver(ctx context.Context) {
-	select {
-	case <-b.outbox.Returned():
-		b.awaitName(ctx, nameForBacklog)
-	case <-ctx.Done():
+// decodeStored decodes values and groups of the outbox.
+func decodeStored(value func(name string) []byte, groups map[string]outbox.Group) (s stored) {
+	s.events, s.unreadable = decodeAll(groups)
+	for name, to := range map[string]any{valueObserver: &s.observer, valueAnswer: &s.answer} {
+		v := value(name)
+		if v == nil {
+			continue
+		}
+		err := json.Unmarshal(v, to)
+		if err != nil {
+			s.unreadable = append(s.unreadable, fmt.Errorf("value %s: %w", name, err))
+		}
 	}
-	if ctx.Err() != nil {
-		return // the outbox takes it over when it is closed
-	}
-	b.log.Info("the outbox's file can be read now", "file", b.outbox.Path())
-	b.reloading.Lock()
-	b.mu.Lock()
-	routes := b.routes
-	b.mu.Unlock()
-	var show func()
-	b.update(func() (c commit) {
-		c, show = b.join()
-		return c
-	})
-	b.update(func() commit { return b.offerTo(routes, true) })
-	b.reloading.Unlock()
-	b.awaitPoll(ctx)
-	show()
-	b.deliver(ctx)
+	return s
 }
-
-// join merges what a late file holds with what is known already, which is newer. No worker starts before the next poll.
-// The caller holds deciding.
-func (b *Bridge) join() (c commit, show func()) {
-	file, show := b.outbox.Join()
-	var observer imds.Observer
-	var answer lastAnswer
-	b.decodeValue(valueObserver, file.Values[valueObserver], &observer)
-	b.decodeValue(valueAnswer, file.Values[valueAnswer], &answer)
-	b.mu.Lock()
-	if b.answer.At.IsZero() {
-		b.answer = answer
-	}
-	if b.observer == (imds.Observer{}) {
-		b.observer = observer
-	}
-	b.delivering, b.current, b.polled = false, false, make(chan struct{})
-	routes := b.routes
-	b.mu.Unlock()
-	b.reread.Store(true)
-	events, unreadable := decodeAll(file.Groups)
-	added, _ := b.newRoutes(routes)
-	for _, op := range events { // what was told of an earlier route of that name says nothing about this one
-		op.forget(func(route string) bool { return slices.Contains(added, route) })
-	}
-	c = b.events.join(events, answer.At, b.options.Booted)
-	for _, err := range unreadable {
-		c.log(slog.LevelError, cannotRead, "err", err)
-	}
-	return c, show
-}
-
-// cannotRead is the log message about an open event that can't be read.
-const cannotRead = "cannot read an open event from the outbox"
 
 // lastAnswer returns the last valid answer, of this run or an earlier one.
 func (b *Bridge) lastAnswer() lastAnswer {

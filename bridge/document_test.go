@@ -38,7 +38,7 @@ func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
 		pause(2 * time.Second)
 		b.end()
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		if n := strings.Count(s.log.String(), "cannot read an open event"); n != 2 {
+		if n := strings.Count(s.log.String(), "cannot read a part of the outbox"); n != 2 {
 			t.Errorf("the log says %d times that one can't be read, want 2", n)
 		}
 	})

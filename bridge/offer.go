@@ -184,14 +184,10 @@ func (r Route) Hears(c imds.Change, self string) bool {
 // whose latest change it does not have yet. joined means that a late file was taken up, which doesn't know the routes that
 // came since the start: what they get of an event since then stays so. The caller holds deciding.
 func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
-	c.Routes, c.Values = []outbox.Route{}, map[string][]byte{}
-	for _, r := range routes {
-		c.Routes = append(c.Routes, outbox.Route{
-			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
-		})
-	}
+	c.Routes, c.Values = inOutbox(routes), map[string][]byte{}
 	now := time.Now()
-	added, back := b.newRoutes(routes)
+	var added, back []string
+	b.outbox.Update(now, func(tx *outbox.Tx) { added, back = tx.NewRoutes(c.Routes) })
 	for _, name := range added { // what was told of an earlier route of that name says nothing about this one
 		if b.reported(valueBlocked + name) {
 			c.Values[valueBlocked+name] = []byte(troubleBefore)
@@ -214,14 +210,15 @@ func (b *Bridge) offerTo(routes []Route, joined bool) (c commit) {
 	return c
 }
 
-// newRoutes returns the names of the routes that are new to the outbox, and of those that return.
-func (b *Bridge) newRoutes(routes []Route) (added, back []string) {
-	var all []outbox.Route
+// inOutbox returns the routes as the outbox knows them.
+func inOutbox(routes []Route) []outbox.Route {
+	all := make([]outbox.Route, 0, len(routes)) // not nil, which would change nothing: see outbox.Batch
 	for _, r := range routes {
-		all = append(all, outbox.Route{Name: r.Name})
+		all = append(all, outbox.Route{
+			Name: r.Name, Fallback: r.Terms.Fallback.Sink, Late: r.Terms.Late, People: r.Terms.People,
+		})
 	}
-	b.outbox.Update(time.Now(), func(tx *outbox.Tx) { added, back = tx.NewRoutes(all) })
-	return added, back
+	return all
 }
 
 // withdrawUnwanted takes back the changes that became pending for returning routes while they were gone, and that their filters

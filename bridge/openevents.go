@@ -176,43 +176,6 @@ func (o *openEvents) load(byID map[string]*openEvent) {
 	o.byID, o.inOrder = byID, nil
 }
 
-// join merges the events of a late file with those of this run, and returns the commit of what changes. until is the last
-// valid answer in the file. booted is when the observer did.
-func (o *openEvents) join(file map[string]*openEvent, until, booted time.Time) (c commit) {
-	rebooted := !until.IsZero() && booted.After(until)
-	for id, was := range file {
-		op := o.get(id)
-		switch {
-		case op == nil:
-			was.unwatched(elapsed(until, time.Now()), rebooted)
-			was.lastListed = until
-			c.setOpen(id, was)
-		case op.Occurrence == 1: // else the occurrence in the file ended meanwhile, and the event came back
-			op = c.change(op)
-			op.unwatched(elapsed(until, op.Announced), was.Rebooted || rebooted)
-			op.merge(was)
-		}
-	}
-	return c
-}
-
-// merge adds what was known of an event before it was taken for new.
-func (op *openEvent) merge(was *openEvent) {
-	if !was.Begun.IsZero() {
-		op.Begun = was.Begun
-	}
-	op.Announced, op.Occurrence = was.Announced, max(op.Occurrence, was.Occurrence)
-	op.LongestPause = max(op.LongestPause, was.LongestPause)
-	op.Asked = cmp.Or(op.Asked, was.asked())
-	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved || op.Asked != nil
-	op.Routes, op.Alerted = union(op.Routes, was.Routes), union(op.Alerted, was.Alerted)
-}
-
-// union returns what is in a or b, that of a first.
-func union(a, b []string) []string {
-	return slices.Concat(a, slices.DeleteFunc(slices.Clone(b), func(s string) bool { return slices.Contains(a, s) }))
-}
-
 // decodeAll decodes open events. It leaves out those that can't be read, and says why.
 func decodeAll(groups map[string]outbox.Group) (byID map[string]*openEvent, unreadable []error) {
 	byID = make(map[string]*openEvent, len(groups))

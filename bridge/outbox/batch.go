@@ -152,7 +152,7 @@ func (tx *Tx) addPending(m *message, r *route, i delivery.Item) {
 	}
 	e := newEntry(m, r, i)
 	e.change = tx.number
-	tx.show(e.Group)
+	tx.showOlder(e.Group)
 	tx.store(e)
 }
 

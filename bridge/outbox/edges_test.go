@@ -242,7 +242,7 @@ func TestTheStateOfTheOwnerIsKept(t *testing.T) {
 		if g := all["A"]; len(all) != 1 || g.Latest != a.Seq || string(g.State) != `"scheduled"` || string(o.Value("x")) != "1" {
 			t.Errorf("stored are %+v and %q, want the group A and the value x", all, o.Value("x"))
 		}
-		if file, _ := o.Join(); file.Groups != nil || file.Values != nil {
+		if file := join(o); file.Groups != nil || file.Values != nil {
 			t.Errorf("late came %+v, want nothing", file)
 		}
 		o.Close()

@@ -17,37 +17,17 @@ func (o *Outbox) Returned() <-chan struct{} { return o.arrived }
 
 // Join adds the records of a returned file to memory, which is newer, and returns the owner's state in the file. Then
 // only the routes in the file count as known: the next change of routes must set them all. Readers see what the file
-// has pending when show is called, or before something new of the same group. If the file is another VM's, it is set
-// aside. If no file has returned, Join does nothing.
-func (o *Outbox) Join() (file Stored, show func()) {
-	o.Update(time.Now(), func(tx *Tx) {
-		returned := o.returned
-		o.returned = nil
-		if returned != nil {
-			file = o.merge(tx, returned)
-		}
-	})
+// has pending when ShowJoined is called, or before something new about the same group. If the file is another VM's, it is
+// set aside. If no file has returned, Join does nothing.
+func (tx *Tx) Join() (file Stored) {
+	o := tx.outbox
+	returned := o.returned
+	if returned == nil {
+		return Stored{}
+	}
+	o.returned = nil
 	wake(o.kick)
-	return file, func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		for group := range o.hidden {
-			o.show(group)
-		}
-	}
-}
-
-// show shows readers what is hidden of a group.
-func (m *memory) show(group string) {
-	for _, e := range m.hidden[group] {
-		e.route.reader.touch(e.Seq)
-	}
-	delete(m.hidden, group)
-}
-
-// merge adds the records of a returned file to memory: records in memory, and those still to be written, are newer.
-func (o *Outbox) merge(tx *Tx, returned *memory) Stored {
-	err := checkOwner(returned.owner, o.owner)
+	err := checkOwner(returned.owner, tx.owner)
 	if err != nil { // the owner was set since the file was read
 		o.unusable = err
 		return Stored{}
@@ -65,10 +45,10 @@ func (o *Outbox) merge(tx *Tx, returned *memory) Stored {
 			mine.body = msg.body
 		}
 	})
-	o.given = o.last
-	tx.hideBacklog(returned, newer.writes)
+	tx.given, tx.joined = tx.last, true
+	tx.supersedeJoined(returned, newer.writes)
 	tx.assignMutes()
-	file := Stored{Values: returned.values, Groups: returned.openGroups()}
+	file = Stored{Values: returned.values, Groups: returned.openGroups()}
 	maps.DeleteFunc(file.Groups, func(id string, _ Group) bool {
 		mine, known := newer.writes[address{bucketGroups, id}]
 		return known && mine == nil
@@ -76,10 +56,9 @@ func (o *Outbox) merge(tx *Tx, returned *memory) Stored {
 	return file
 }
 
-// hideBacklog hides what a returned file has pending, and supersedes what of it is out of date, because a newer change
-// of its group was committed before the file returned. A route that delivers every change still gets that, but for
-// reminders.
-func (tx *Tx) hideBacklog(returned *memory, newer records) {
+// supersedeJoined supersedes what a returned file has pending of a group of which a newer change was committed before the
+// file returned. A route that delivers every change still gets that, but for reminders.
+func (tx *Tx) supersedeJoined(returned *memory, newer records) {
 	pendingTable.each(returned, func(key string, d *Delivery) {
 		e := tx.pendingEntry(d.Route, d.Seq)
 		_, decided := newer[address{bucketPending, key}]
@@ -89,10 +68,30 @@ func (tx *Tx) hideBacklog(returned *memory, newer records) {
 		_, overtaken := newer[address{bucketGroups, e.Group}]
 		if overtaken && !e.Replayed && (e.route.newestCounts() || e.Reminds()) {
 			tx.supersede(e, "")
-			return
 		}
-		tx.hidden[e.Group] = append(tx.hidden[e.Group], e)
 	})
+}
+
+// ShowJoined shows readers what Join has added.
+func (o *Outbox) ShowJoined() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.joined = false
+	for _, r := range o.routes {
+		for _, e := range r.pending {
+			r.reader.touch(e.Seq)
+		}
+	}
+}
+
+// showOlder shows readers what is pending of a group, if Join may have added it.
+func (m *memory) showOlder(group string) {
+	if !m.joined {
+		return
+	}
+	for e := range m.group(group).pending {
+		e.route.reader.touch(e.Seq)
+	}
 }
 
 // forgetRoutes forgets which routes are in the settings.

@@ -41,9 +41,14 @@ func comes(t testing.TB, dir, file string) {
 
 // joins takes over a file that has returned, if there is one, and waits until it is written.
 func joins(o *outbox.Outbox) {
-	_, show := o.Join()
-	show()
+	join(o)
+	o.ShowJoined()
 	synctest.Wait()
+}
+
+func join(o *outbox.Outbox) (file outbox.Stored) {
+	o.Update(time.Now(), func(tx *outbox.Tx) { file = tx.Join() })
+	return file
 }
 
 // A file that returns is older than memory: records that memory lacks are loaded, the others are kept as they are
@@ -76,7 +81,7 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		}
 		want(t, "pending before Join", pending(o, "a"), "A-started")
 		changes(q)
-		file, show := o.Join()
+		file := join(o)
 		if values, groups := slices.Sorted(maps.Keys(file.Values)), slices.Sorted(maps.Keys(file.Groups)); len(values) != 3 ||
 			!slices.Equal(groups, []string{"A", "B"}) {
 			t.Errorf("the file had the values %v, and of what is open %v", values, groups)
@@ -99,9 +104,9 @@ func TestFileReadLateOverwritesNothing(t *testing.T) {
 		check()
 		ids, _ := changes(q)
 		want(t, "the reader hears before it is shown", ids)
-		show()
+		o.ShowJoined()
 		ids, _ = changes(q)
-		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "C-scheduled")
+		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
 		if err := o.Durable(); err != nil {
 			t.Errorf("Durable = %v", err)
 		}
@@ -126,13 +131,13 @@ func TestWhatAReturnedFileHasPendingComesInOrder(t *testing.T) {
 		q := o.Queue("a")
 		release()
 		<-o.Returned()
-		_, show := o.Join()
+		join(o)
 		_, _ = add(o, "A", "started", "a") // the disk may not have it yet
 		ids, _ := changes(q)
 		want(t, "the reader hears", ids, "A-scheduled", "A-started")
-		show()
+		o.ShowJoined()
 		ids, _ = changes(q)
-		want(t, "the reader hears then", ids, "B-scheduled")
+		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "A-started")
 		o.Close()
 	})
 }

@@ -25,9 +25,9 @@ type memory struct {
 	marks    map[string]Mark   // by id
 	routes   map[string]*route
 	isSetUp  bool // a bridge has told which routes are in its settings: see Batch.Routes
+	joined   bool // readers are still to be shown what Join has added
 
-	hidden  map[string][]*entry // by group: what is pending that Join has added and readers are not shown yet
-	recent  []*entry            // includes all deliveries that are not on disk
+	recent  []*entry // includes all deliveries that are not on disk
 	pending tally
 	dead    tally
 }
@@ -88,7 +88,7 @@ type group struct {
 func newMemory() memory {
 	return memory{
 		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
-		latest: map[uint64]*group{}, marks: map[string]Mark{}, routes: map[string]*route{}, hidden: map[string][]*entry{},
+		latest: map[uint64]*group{}, marks: map[string]Mark{}, routes: map[string]*route{},
 	}
 }
 

@@ -391,7 +391,7 @@ func (o *Outbox) openAndWrite() error {
 	o.mu.Unlock()
 	switch {
 	case returned && last: // nobody takes it over any more
-		o.Join()
+		o.change(time.Now(), func(tx *Tx) { tx.Join() })
 	case returned:
 		return errNotJoined
 	}
