@@ -306,16 +306,20 @@ func (f Filter) usable() error {
 		return fmt.Errorf("except.vms is %q; expected self or leader", f.Except.VMs)
 	}
 	return cmp.Or(
-		knownChanges("only.changes", f.Only.Changes), knownChanges("except.changes", f.Except.Changes),
+		knownWords("only.types", f.Only.Types, TypesValues), knownWords("except.types", f.Except.Types, TypesValues),
+		knownWords("only.sources", f.Only.Sources, SourcesValues),
+		knownWords("except.sources", f.Except.Sources, SourcesValues),
+		knownWords("only.changes", f.Only.Changes, ChangesValues),
+		knownWords("except.changes", f.Except.Changes, ChangesValues),
 		wellFormed("only.names", f.Only.Names), wellFormed("only.groups", f.Only.Groups),
 	)
 }
 
-// knownChanges returns an error that names the first of a condition's changes that is none.
-func knownChanges(key string, changes []string) error {
-	for _, c := range changes {
-		if !containsWord(ChangesValues, c) {
-			return fmt.Errorf("%s has %q; expected %s", key, c, strings.Join(ChangesValues, ", "))
+// knownWords returns an error that names the first of a condition's words that is none of its values.
+func knownWords(key string, words, values []string) error {
+	for _, w := range words {
+		if !containsWord(values, w) {
+			return fmt.Errorf("%s has %q; expected %s", key, w, strings.Join(values, ", "))
 		}
 	}
 	return nil

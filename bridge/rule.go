@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -371,5 +372,9 @@ func (r Rule) usable() error {
 			return fmt.Errorf("%s is %q; expected self or leader", key, vms)
 		}
 	}
-	return nil
+	return cmp.Or(
+		knownWords("only.types", r.Only.Types, TypesValues), knownWords("except.types", r.Except.Types, TypesValues),
+		knownWords("only.sources", r.Only.Sources, SourcesValues),
+		knownWords("except.sources", r.Except.Sources, SourcesValues),
+	)
 }
