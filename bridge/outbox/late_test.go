@@ -272,6 +272,39 @@ func TestCloneForgetsWhatIsBeingWritten(t *testing.T) {
 	})
 }
 
+// A file that is another VM's is set aside as such, also if somebody finds meanwhile that it is damaged: nothing of it may
+// count, and the word in its name says where to look.
+func TestADamagedFileOfAnotherVMIsForeign(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: tornHistory{d}})
+		own(o, "vmid-0")
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		_ = submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "A", "scheduled", "a")}})
+		synctest.Wait()
+		o.Update(time.Now(), func(tx *outbox.Tx) { tx.Own("vmid-1") })
+		if err := o.Walk(0, func(outbox.Record) error { return nil }); !errors.Is(err, outbox.ErrDamaged) {
+			t.Errorf("Walk = %v, want ErrDamaged", err)
+		}
+		d.set(func() { d.hang = nil })
+		close(hang)
+		synctest.Wait()
+		want(t, "set aside", d.aside, "foreign")
+		o.Close()
+	})
+}
+
+// tornHistory is a storage whose history can't be read.
+type tornHistory struct{ outbox.Storage }
+
+func (s tornHistory) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	if bucket == "events" {
+		return outbox.ErrDamaged
+	}
+	return s.Storage.Walk(bucket, from, f)
+}
+
 // An outbox belongs to one VM. On a cloned machine it is set aside at once, and nothing of it counts any more, not even
 // items that its readers hold or results that they report.
 func TestCloneStartsEmpty(t *testing.T) {

@@ -207,7 +207,7 @@ func (o *Outbox) fileNumber() uint64 {
 func (o *Outbox) noteDamage(file uint64, err error) error {
 	if errors.Is(err, ErrDamaged) && !o.readOnly {
 		o.mu.Lock()
-		if file == o.file {
+		if file == o.file && o.unusable == nil {
 			o.unusable = err
 		}
 		o.mu.Unlock()
