@@ -146,7 +146,15 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...bridge.Route) *running {
 	}
 	ctx, cancel := context.WithCancel(s.t.Context())
 	r.cancel = cancel
-	go func() { r.done <- r.Run(ctx) }()
+	go func() {
+		r.done <- r.Run(ctx)
+		close(r.done)
+	}()
+	s.t.Cleanup(func() { // or its files would be removed under it
+		cancel()
+		for range r.done {
+		}
+	})
 	return r
 }
 

@@ -19,11 +19,13 @@ import (
 // trouble returns a route of what administrators must know, and of no Azure event.
 func (e *recorder) trouble(name string) bridge.Route {
 	r := e.all(name)
-	r.Filter.Only.Types = []string{"None"}
+	r.Filter.When = never
 	r.Filter.Only.VMs = "leader"
 	r.Terms.Bridge = bridge.LevelTrouble
 	return r
 }
+
+var never, _ = bridge.ParseWhen("false")
 
 var errRefused = fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked)
 
