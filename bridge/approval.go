@@ -308,7 +308,7 @@ func (b *Bridge) takeBack(id string, d decision, approved bool) {
 			return c
 		}
 		op = c.change(op)
-		op.Approval, op.Approved = &d, approved
+		op.Approval, op.Approved = &d, approved || op.Asked != nil // by hand meanwhile
 		return c
 	})
 }

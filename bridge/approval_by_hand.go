@@ -37,7 +37,8 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 		doc, e, result, why = b.confirm(ctx, id, shown)
 	}
 	if why != "" {
-		b.keep(id, func(now *openEvent) bool { now.Approved = op.Approved; return true })
+		// Somebody else's may have been sent meanwhile.
+		b.keep(id, func(now *openEvent) bool { now.Approved = op.Approved || now.Asked != nil; return true })
 		return notSent(result, why)
 	}
 	answer, err := b.askAzure(ctx, doc, e)

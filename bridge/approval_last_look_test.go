@@ -1,9 +1,11 @@
 package bridge_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -374,4 +376,94 @@ func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 			})
 		})
 	}
+}
+
+type person struct{}
+
+// Nor when a second person's approval, which was under way at the same time, came to nothing.
+func TestWhatOneOfTwoPeopleApprovedIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &recorder{}
+		looks := 0
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if r.Context().Value(person{}) != nil && r.Method == http.MethodGet {
+					looks++
+					if looks == 2 { // the look after the slow write
+						time.Sleep(3 * time.Second)
+						return nil, errSinkDown
+					}
+				}
+				return next.RoundTrip(r)
+			})
+		}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		shown := s.shown(idA)
+		release := s.disk.block()
+		time.AfterFunc(2*time.Second, release)
+		second := make(chan cloudevent.Approval)
+		go func() {
+			second <- b.ApproveNow(context.WithValue(t.Context(), person{}, true), idA, shown, "jane")
+		}()
+		pause(100 * time.Millisecond)
+		if a := b.ApproveNow(t.Context(), idA, shown, "root"); a.Result != cloudevent.ResultApproved {
+			t.Errorf("the first is %+v, want it approved", a)
+		}
+		if a := <-second; a.Result != cloudevent.ResultRefused {
+			t.Errorf("the second is %+v, want it not sent", a)
+		}
+		s.endsUnknown(audit)
+		b.end()
+	})
+}
+
+// Nor when an attempt of a rule, which was under way at the same time, was not made after all.
+func TestWhatWasAskedBesideARuleIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &recorder{}
+		var down atomic.Bool
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				byHand := r.Context().Value(person{}) != nil
+				look := r.Method == http.MethodGet && r.Header.Get("If-None-Match") == "" && strings.HasSuffix(r.URL.Path, "/scheduledevents")
+				switch {
+				case byHand && r.Method == http.MethodPost:
+					_, _ = next.RoundTrip(r)
+					return nil, errSinkDown // Azure has it
+				case !byHand && look && down.Load(): // the rule's, after its slow write
+					down.Store(false)
+					time.Sleep(3 * time.Second)
+					return nil, errSinkDown
+				}
+				return next.RoundTrip(r)
+			})
+		}
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		release := func() {}
+		var once sync.Once
+		s.logged = func(words string) { // then the attempt of the rule is written
+			if words == "approving event" {
+				once.Do(func() { release = s.disk.block() })
+			}
+		}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		shown := s.shown(idA)
+		time.AfterFunc(2*time.Second, func() { down.Store(true); release() })
+		a := b.ApproveNow(context.WithValue(t.Context(), person{}, true), idA, shown, "root")
+		if a.Result != cloudevent.ResultUnanswered {
+			t.Errorf("it is %+v, want it unanswered", a)
+		}
+		wantIDs(t, s.approvals(), idA)
+		pause(3100 * time.Millisecond) // the rule has not tried again
+		s.endsUnknown(audit)
+		b.end()
+	})
 }
