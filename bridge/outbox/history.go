@@ -78,7 +78,7 @@ func ReadHistory(path string, f func(Record) error) error {
 	o := newOutbox("", Options{})
 	stored := newFile(path, true, o.log)
 	stored.db, stored.fd = db, fd
-	o.storage, o.readOnly = stored, true
+	o.storage, o.readOnly = salvage{stored}, true
 	return errors.Join(o.Walk(0, f), stored.Close())
 }
 

@@ -1,9 +1,11 @@
 package outbox_test
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -301,4 +303,39 @@ func (s *awayStorage) Open() (bool, error) {
 		return false, errors.New("not mounted")
 	}
 	return s.Storage.Open()
+}
+
+// The history of a damaged file whose pages lead in a circle ends too, with an error.
+func TestTheHistoryOfAFileWithACircleEnds(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	for i := range 300 {
+		_, _ = add(o, fmt.Sprintf("E%04d", i), "scheduled")
+	}
+	path := o.Path()
+	if err := o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, circles := os.Getpagesize(), 0
+	for at := 2 * size; at < len(data); at += size {
+		page := data[at:]
+		if binary.NativeEndian.Uint64(page) == uint64(at/size) && binary.NativeEndian.Uint16(page[8:]) == 1 { // a branch
+			binary.NativeEndian.PutUint64(page[16+8:], uint64(at/size))
+			circles++
+		}
+	}
+	if circles == 0 {
+		t.Fatal("the file has no branches")
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err = outbox.ReadHistory(path, func(outbox.Record) error { return nil })
+	if !errors.Is(err, outbox.ErrDamaged) {
+		t.Errorf("ReadHistory = %v, want that it is damaged", err)
+	}
 }

@@ -32,6 +32,7 @@ type pageWalk struct {
 	file    *os.File
 	size    int64  // of a page
 	used    []bool // by the number of a page; its length is the number of pages
+	first   []byte // pages with smaller keys only are left out
 	answers func() // is called again and again
 }
 
@@ -82,7 +83,7 @@ func (w *pageWalk) run(tx *bolt.Tx) error {
 		return err
 	}
 	w.used[0], w.used[1] = true, true // the meta pages
-	err = w.tree(uint64(tx.Cursor().Bucket().Root()), nil, nil)
+	err = w.tree(uint64(tx.Cursor().Bucket().Root()), nil, nil, w.bucketsOf)
 	if err != nil {
 		return err
 	}
@@ -103,8 +104,7 @@ func (w *pageWalk) read(id uint64) ([]byte, error) {
 	if id >= uint64(len(w.used)) {
 		return nil, damaged("there is no page %d", id)
 	}
-	data := make([]byte, w.size)
-	_, err := w.file.ReadAt(data, int64(id)*w.size)
+	data, err := w.readAt(id, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -119,8 +119,17 @@ func (w *pageWalk) read(id uint64) ([]byte, error) {
 		}
 	}
 	if n > 1 {
-		data = make([]byte, int64(n)*w.size)
-		_, err = w.file.ReadAt(data, int64(id)*w.size)
+		data, err = w.readAt(id, n)
+	}
+	return data, err
+}
+
+// readAt returns the bytes of n pages.
+func (w *pageWalk) readAt(id, n uint64) ([]byte, error) {
+	data := make([]byte, int64(n)*w.size)
+	_, err := w.file.ReadAt(data, int64(id)*w.size)
+	if err == io.EOF {
+		err = damaged("it is cut, page %d isn't there", id)
 	}
 	return data, err
 }
@@ -134,8 +143,9 @@ func (w *pageWalk) use(id uint64) error {
 	return nil
 }
 
-// tree walks a page and those below it. Their keys are at least from and below to, which is nil for no bound.
-func (w *pageWalk) tree(id uint64, from, to []byte) error {
+// tree walks a page and those below it, and calls leaf with each element of a leaf. Their keys are at least from and below
+// to, which is nil for no bound.
+func (w *pageWalk) tree(id uint64, from, to []byte, leaf func(element) error) error {
 	data, err := w.read(id)
 	if err != nil {
 		return err
@@ -151,9 +161,11 @@ func (w *pageWalk) tree(id uint64, from, to []byte) error {
 			if i+1 < len(elements) {
 				below = elements[i+1].key
 			}
-			err = w.tree(e.page, e.key, below)
-		case e.isBucket:
-			err = w.bucket(e.value)
+			if below == nil || bytes.Compare(below, w.first) > 0 {
+				err = w.tree(e.page, e.key, below, leaf)
+			}
+		default:
+			err = leaf(e)
 		}
 		if err != nil {
 			return err
@@ -162,18 +174,29 @@ func (w *pageWalk) tree(id uint64, from, to []byte) error {
 	return nil
 }
 
+// bucketsOf walks the bucket that an element may be.
+func (w *pageWalk) bucketsOf(e element) error {
+	if !e.isBucket {
+		return nil
+	}
+	return w.bucket(e.value, w.bucketsOf)
+}
+
 // bucket walks the pages of a bucket. A small one has no page, but all its elements in its value.
-func (w *pageWalk) bucket(value []byte) error {
+func (w *pageWalk) bucket(value []byte, leaf func(element) error) error {
 	if len(value) < bucketSize {
 		return damaged("a bucket is too short")
 	}
 	root := native.Uint64(value)
 	if root != 0 {
-		return w.tree(root, nil, nil)
+		return w.tree(root, nil, nil, leaf)
 	}
 	elements, err := elementsOf(value[bucketSize:], nil, nil)
 	if err == nil && slices.ContainsFunc(elements, func(e element) bool { return e.isBranch || e.isBucket }) {
 		err = damaged("a small bucket has others in it")
+	}
+	for i := 0; i < len(elements) && err == nil; i++ {
+		err = leaf(elements[i])
 	}
 	return err
 }
@@ -259,4 +282,27 @@ func guard(f func() error) (err error) {
 		}
 	}()
 	return f()
+}
+
+// A salvage reads a file that may be damaged. bbolt would follow a damaged page wherever that leads.
+type salvage struct{ *file }
+
+// Walk is file.Walk, up to the damage.
+func (s salvage) Walk(bucket, from string, do func(key string, value []byte) error) error {
+	return s.transact((*bolt.DB).View, func(tx *bolt.Tx) error {
+		w := newPageWalk(tx, s.fd, s.answers)
+		root := uint64(tx.Cursor().Bucket().Root())
+		return w.tree(root, nil, nil, func(e element) error {
+			if !e.isBucket || string(e.key) != bucket {
+				return nil
+			}
+			w.first = []byte(from)
+			return w.bucket(e.value, func(e element) error {
+				if string(e.key) < from {
+					return nil
+				}
+				return do(string(e.key), e.value)
+			})
+		})
+	})
 }
