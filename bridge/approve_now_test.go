@@ -490,3 +490,29 @@ func TestWhatWasApprovedBeforeItWasSeenIsToldSo(t *testing.T) {
 		})
 	}
 }
+
+// An event that no document has shown yet isn't over.
+func TestAnEventThatWasNotSeenYetIsNotOver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Interval = time.Minute
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse})
+		stream := &recorder{}
+		b := s.start(stream.all("stream").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
+		pause(90 * time.Second)
+		s.userReboot(idA)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
+			t.Fatalf("ApproveNow = %+v, want it refused", a)
+		}
+		pause(time.Second)
+		for _, h := range stream.accepted() {
+			if h.EventOver {
+				t.Errorf("%s is delivered as one whose event is over", h.Event.ID())
+			}
+		}
+		if n := len(stream.accepted()); n != 1 {
+			t.Errorf("%d are delivered, want 1", n)
+		}
+		b.end()
+	})
+}

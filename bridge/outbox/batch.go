@@ -18,7 +18,7 @@ type Batch struct {
 	Marks  map[string]Mark   // by the ids that were used; kept until 30 days after their group is over
 	Add    []Addition
 	// Groups that change. nil: the group is over, and what is pending of it is settled where the route's Late asks for
-	// that; its marks and receipts stay 30 days more.
+	// that; its marks and receipts stay 30 days more. What is added about a group that was never open counts as over.
 	Groups map[string]*Group
 }
 

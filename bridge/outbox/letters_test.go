@@ -313,3 +313,28 @@ func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
 	}
 	check("one is dropped")
 }
+
+// The oldest pending delivery is the one that waits for longest, whatever its number: what is replayed waits from then on.
+func TestTheOldestIsWhatWaitsForLongest(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "hook"}); err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "scheduled", "hook")
+		q := o.Queue("hook")
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
+		time.Sleep(time.Hour)
+		since := time.Now()
+		mustAdd(t, o, "B", "scheduled", "hook")
+		time.Sleep(time.Hour)
+		if _, err := replay(o, []string{o.List(outbox.Selection{State: outbox.StateDead})[0].Key}, "", "root"); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := setRoutes(o, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if got := o.Stats()["hook"].Oldest; !got.Equal(since) {
+			t.Errorf("the oldest is pending since %v, want %v", got, since)
+		}
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -305,4 +306,77 @@ func (s *longHistory) Walk(bucket, from string, f func(key string, value []byte)
 		}
 	}
 	return nil
+}
+
+// Upkeep that becomes due while the disk hangs doesn't pile up: the history is walked through once for it, not once for
+// each second of the hang.
+func TestUpkeepDoesNotPileUpWhileTheDiskHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &walkedDisk{disk: diskOf(nil)}
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{History: 160}})
+		<-o.Maintain(time.Now())
+		for range 11 { // as many as make the next upkeep due
+			mustAdd(t, o, "", "test")
+		}
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		wait := submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "", "test")}})
+		_ = wait() // the disk takes too long
+		d.walks.Store(0)
+		for range 9 * 60 {
+			time.Sleep(time.Second)
+			o.Maintain(time.Now())
+		}
+		d.set(func() { d.hang = nil })
+		close(hang)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := d.walks.Load(); n > 8 { // two buckets, each twice, and what the last minute may add
+			t.Errorf("after a hang of nine minutes the history is walked through %d times", n)
+		}
+		o.Close()
+	})
+}
+
+// A walkedDisk counts the walks through its history.
+type walkedDisk struct {
+	*disk
+	walks atomic.Int32
+}
+
+func (d *walkedDisk) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	d.walks.Add(1)
+	return d.disk.Walk(bucket, from, f)
+}
+
+// That an event is over stays known for as long as something about it is pending, or can become that again: a relay behind
+// the sink would begin something because of it.
+func TestTheEndOfAnEventIsKnownForAsLongAsSomethingAboutItIs(t *testing.T) {
+	for claim, letter := range map[string]bool{"what is pending": false, "a dead letter that is replayed": true} {
+		inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+			if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "hook", Late: delivery.LateSend}); err != nil {
+				t.Fatal(err)
+			}
+			mustAdd(t, o, "A", "started", "hook")
+			q := o.Queue("hook")
+			i := q.Changes().Pending[0]
+			if letter {
+				q.Report(delivery.Report{Now: time.Now(), Dead: []*delivery.Item{i}, Reason: delivery.ReasonRejected})
+			}
+			end(t, o, "A")
+			time.Sleep(31 * 24 * time.Hour)
+			if err := <-o.Maintain(time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			if letter {
+				if _, err := replay(o, []string{o.List(outbox.Selection{})[0].Key}, "", "root"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d, err := q.Read(i)
+			if err != nil || !d.EventOver {
+				t.Errorf("%s is read a month after the end as one whose event is over: %v, %v", claim, d.EventOver, err)
+			}
+		})
+	}
 }

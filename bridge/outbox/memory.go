@@ -80,6 +80,7 @@ type group struct {
 	state    []byte
 	latest   *message          // nil unless it is open
 	ended    time.Time         // when it ended, or got its last mark or receipt after that; zero while it is open
+	unseen   bool              // it got its first mark in this run, and was not open yet
 	marks    []string          // their ids
 	receipts map[string][]byte // by route: what its sink remembers
 	pending  map[*entry]bool   // nil if there are none
@@ -198,7 +199,7 @@ func (m *memory) setLatest(g *group, to *message) {
 		delete(m.latest, g.latest.Seq)
 		g.latest.body = nil
 	}
-	g.latest = to
+	g.latest, g.unseen = to, false
 	if to != nil {
 		m.latest[to.Seq] = g
 	}
@@ -293,10 +294,11 @@ func (m *memory) release(e *entry) {
 	m.dropIfEmpty(e.Group)
 }
 
-// isOver reports whether a group has ended. What belongs to no group is never over.
+// isOver reports whether a group is over: it isn't open, and nothing says that it is still to be opened. What belongs to no
+// group is never over.
 func (m *memory) isOver(id string) bool {
 	g := m.groups[id]
-	return id != "" && g != nil && g.latest == nil && !g.ended.IsZero()
+	return id != "" && (g == nil || g.latest == nil && !g.unseen)
 }
 
 // dropIfEmpty deletes the group if it has no content.
@@ -338,6 +340,7 @@ func (m *memory) setMark(id string, to Mark) {
 	to.Times = max(to.Times, was.Times)
 	to.At = to.At.UTC()
 	m.marks[id] = to
+	g.unseen = g.unseen || g.latest == nil && g.ended.IsZero()
 	g.extendEnd(to.At)
 }
 

@@ -30,7 +30,7 @@ func (o *Outbox) Maintain(now time.Time) <-chan error {
 	grown := o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
 	due := grown && o.state != failing || now.Sub(o.maintained) >= maintainEvery
 	if due {
-		o.maintained = now
+		o.maintained, o.grown = now, tally{}
 	}
 	o.mu.Unlock()
 	aged := 0
@@ -118,9 +118,6 @@ func (tx *Tx) dropEnded(most int) {
 
 // dropHistory drops history on disk that is too old or over its bounds.
 func (o *Outbox) dropHistory(now time.Time) error {
-	o.mu.Lock()
-	o.grown = tally{}
-	o.mu.Unlock()
 	oldest := seqKey(uint64(max(0, now.Add(-KeepHistory).UnixMicro())))
 	var old []address
 	for _, bucket := range []string{bucketEvents, bucketSettled} {

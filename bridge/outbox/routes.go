@@ -85,17 +85,20 @@ type Stats struct {
 	Dead       int
 	Unreported int       // of the dead, those that the owner is still to report
 	Delivered  int       // since the start
-	Oldest     time.Time // when the oldest pending delivery became that; zero if there is none
+	Oldest     time.Time // of a removed route: when the oldest pending delivery became that; zero if there is none
 	Accepted   time.Time // the last acceptance since the start
 	Gone       time.Time // when it was removed from the settings; zero while it is in them
 }
 
-// oldest returns when the oldest pending delivery became that; zero if there is none.
-func (r *route) oldest() time.Time {
-	if len(r.pending) == 0 {
-		return time.Time{}
+// oldest returns when the oldest pending delivery became that; zero if there is none. It looks at all: what was replayed, or
+// has fallen back, may have the lowest number and be the newest.
+func (r *route) oldest() (since time.Time) {
+	for _, e := range r.pending {
+		if since.IsZero() || e.PendingSince.Before(since) {
+			since = e.PendingSince
+		}
 	}
-	return r.pending[0].PendingSince
+	return since
 }
 
 // Stats returns the figures of every route that the outbox knows or has deliveries of, by name.
@@ -110,7 +113,9 @@ func (o *Outbox) Stats() map[string]Stats {
 		s := Stats{
 			Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
 			Unreported: len(r.unreported), Gone: r.removed,
-			Oldest: r.oldest(),
+		}
+		if !s.Gone.IsZero() {
+			s.Oldest = r.oldest()
 		}
 		all[name] = s
 	}
