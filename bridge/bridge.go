@@ -123,7 +123,7 @@ func New(o Options) (*Bridge, error) {
 		o.Interval = defaultInterval
 	}
 	if o.Meter == nil {
-		o.Meter = noMeter{}
+		o.Meter = NoMeter{}
 	}
 	if o.Warnings == nil {
 		o.Warnings = func() []string { return nil }

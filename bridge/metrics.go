@@ -1,8 +1,6 @@
 package bridge
 
 import (
-	"time"
-
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
@@ -27,13 +25,9 @@ var FailureReasons = []string{
 	delivery.ReasonLost, delivery.ReasonSubject,
 }
 
-// noMeter counts nothing.
-type noMeter struct{}
+// NoMeter is a Meter that counts nothing.
+type NoMeter struct{ delivery.NoMeter }
 
-func (noMeter) Polled(imds.PollClass)           {}
-func (noMeter) Committed(string)                {}
-func (noMeter) Attempted(string, time.Duration) {}
-func (noMeter) Accepted(string, time.Duration)  {}
-func (noMeter) Superseded(string, int)          {}
-func (noMeter) Failed(string, string)           {}
-func (noMeter) Forgot(string, int)              {}
+func (NoMeter) Polled(imds.PollClass) {}
+func (NoMeter) Committed(string)      {}
+func (NoMeter) Forgot(string, int)    {}

@@ -43,12 +43,16 @@ func failure(err error) string {
 	return FailedAgain
 }
 
-// measure counts an attempt. The owner of the queue counts dead letters.
+// measure counts an attempt, if one was made, and the deliveries that are tried again. The owner of the queue counts dead
+// letters.
 func (w *Worker) measure(r result) {
-	w.Meter.Attempted(w.Route, r.took)
+	if !r.unsent {
+		w.Meter.Attempted(w.Route, r.took)
+	}
 	rejected := errors.Is(r.err, ErrRejected)
 	for _, i := range r.batch {
 		switch {
+		case errors.Is(r.err, ErrSettled): // nothing is left to try
 		case r.err == nil:
 			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(w.since(i))))
 		case rejected && r.comesApart():
@@ -62,10 +66,10 @@ func (w *Worker) measure(r result) {
 	}
 }
 
-// noMeter counts nothing.
-type noMeter struct{}
+// NoMeter is a Meter that counts nothing.
+type NoMeter struct{}
 
-func (noMeter) Attempted(string, time.Duration) {}
-func (noMeter) Accepted(string, time.Duration)  {}
-func (noMeter) Superseded(string, int)          {}
-func (noMeter) Failed(string, string)           {}
+func (NoMeter) Attempted(string, time.Duration) {}
+func (NoMeter) Accepted(string, time.Duration)  {}
+func (NoMeter) Superseded(string, int)          {}
+func (NoMeter) Failed(string, string)           {}

@@ -72,7 +72,7 @@ func NewWorker(c Config) *Worker {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.Meter == nil {
-		c.Meter = noMeter{}
+		c.Meter = NoMeter{}
 	}
 	if c.Trouble == nil {
 		c.Trouble = func(error) {}

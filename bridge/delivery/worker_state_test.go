@@ -303,3 +303,25 @@ func TestStateSaysWhatIsMutedAndHowOldTheRestIs(t *testing.T) {
 		}
 	})
 }
+
+// What was settled before its attempt began is counted neither as an attempt nor as a failure.
+func TestWhatWasNotAttemptedIsNotCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		count, q := &tally{counts: map[string]int{}}, settlingQueue{newMemory()}
+		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: &destination{}, Queue: q, Meter: count})
+		go w.Run(t.Context(), nil, nil)
+		q.add(change(1, "E1", "scheduled", time.Hour))
+		pause(time.Second)
+		if n := count.counts["attempted"] + count.counts[delivery.FailedAgain]; n != 0 {
+			t.Errorf("counted are %v, want nothing", count.counts)
+		}
+	})
+}
+
+// A settlingQueue settles each item in the moment in which it is read.
+type settlingQueue struct{ *memory }
+
+func (q settlingQueue) Read(i *delivery.Item) (delivery.Delivery, error) {
+	q.remove(i.Seq)
+	return delivery.Delivery{}, delivery.ErrSettled
+}

@@ -16,7 +16,6 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/fleet"
-	"forewarn/bridge/imds"
 	"forewarn/bridge/internal/streams"
 )
 
@@ -93,7 +92,7 @@ type Relay struct {
 // New returns a Relay. It does nothing before Run.
 func New(o Options) *Relay {
 	if o.Meter == nil {
-		o.Meter = noMeter{}
+		o.Meter = bridge.NoMeter{}
 	}
 	if o.Warnings == nil {
 		o.Warnings = func() []string { return nil }
@@ -321,17 +320,6 @@ func (r *Relay) SettingsFailed(err error) {
 	defer r.mu.Unlock()
 	r.Settings.LastError = err.Error()
 }
-
-// noMeter counts nothing.
-type noMeter struct{}
-
-func (noMeter) Polled(imds.PollClass)           {}
-func (noMeter) Committed(string)                {}
-func (noMeter) Attempted(string, time.Duration) {}
-func (noMeter) Accepted(string, time.Duration)  {}
-func (noMeter) Superseded(string, int)          {}
-func (noMeter) Failed(string, string)           {}
-func (noMeter) Forgot(string, int)              {}
 
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
