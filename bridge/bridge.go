@@ -146,6 +146,7 @@ func New(o Options) (*Bridge, error) {
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
+	o.Outbox.Update(b.began, func(tx *outbox.Tx) { tx.HoldActing(true) }) // until beginActing
 	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Forgot: o.Meter.Forgot})
 	was := decodeStored(o.Outbox.Value, o.Outbox.Groups())
 	for _, err := range was.unreadable {
@@ -194,15 +195,11 @@ func (b *Bridge) lastAnswer() lastAnswer {
 // beginActing lets what acts begin, because a valid answer is committed and shows which events are over.
 func (b *Bridge) beginActing() {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.current {
-		return
-	}
+	was := b.current
 	b.current = true
-	if b.delivering && !b.stopping {
-		for _, r := range b.routes {
-			b.startWorker(r)
-		}
+	b.mu.Unlock()
+	if !was {
+		b.outbox.Update(time.Now(), func(tx *outbox.Tx) { tx.HoldActing(false) })
 	}
 }
 

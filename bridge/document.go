@@ -38,7 +38,6 @@ type situation struct {
 	mutes    []*delivery.Mute
 	approver string                 // this VM, for rules; "" while that is not confirmed
 	durable  bool                   // what is committed is on disk
-	current  bool                   // Azure has answered since the start
 	marks    map[string]outbox.Mark // of ids that were used before
 }
 
@@ -64,7 +63,7 @@ func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return situation{
 		observation: o, routes: b.routes, orphans: orphans, booted: b.options.Booted, rules: b.rules, mutes: mutes,
-		approver: approver, durable: durable, current: b.current, marks: marks,
+		approver: approver, durable: durable, marks: marks,
 		common: cloudevent.Circumstances{
 			Observer: observer, Host: b.options.Host, Source: b.options.Source, Time: o.now,
 		},

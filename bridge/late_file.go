@@ -46,6 +46,7 @@ func (b *Bridge) join() (routes []Route) {
 	var c commit
 	b.outbox.Update(time.Now(), func(tx *outbox.Tx) {
 		file := tx.Join()
+		tx.HoldActing(true)
 		was = decodeStored(func(name string) []byte { return file.Values[name] }, file.Groups)
 		added, _ := tx.NewRoutes(inOutbox(routes))
 		for _, op := range was.events { // what was told of an earlier route of that name says nothing about this one

@@ -153,12 +153,10 @@ func (s situation) audience(routes []Route, change imds.Change, op *openEvent, o
 	return to
 }
 
-// due returns those of the routes that wait for a lead which has come. What acts also waits for Azure's first answer
-// after a start: the event may be over.
+// due returns those of the routes that wait for a lead which has come.
 func (s situation) due(op *openEvent, routes []Route) []Route {
 	return routesThat(func(r Route) bool {
-		may := s.current || r.Terms.Late != delivery.LateDrop
-		return may && slices.Contains(op.Waiting, r.Name) && !r.LeadTime(imds.Scheduled, op.event.NotBefore).After(s.now)
+		return slices.Contains(op.Waiting, r.Name) && !r.LeadTime(imds.Scheduled, op.event.NotBefore).After(s.now)
 	}, routes)
 }
 

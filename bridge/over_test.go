@@ -479,3 +479,90 @@ func TestASinkKnowsThatTheEventIsOver(t *testing.T) {
 		b.end()
 	})
 }
+
+// The same holds for a fallback that acts: what another sink could not deliver before the start.
+func TestAFallbackBeginsNothingBeforeAzuresFirstAnswer(t *testing.T) {
+	for name, isOver := range map[string]bool{"the event is over": true, "it is still to come": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				hook, drain := &recorder{answer: always(errSinkDown)}, &recorder{}
+				first := hook.all("hook").With(func(x *bridge.Terms) {
+					x.Fallback = delivery.Fallback{Sink: "drain", After: 2 * time.Minute}
+				})
+				second := drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
+				second.Filter.Only.Types = []string{"Freeze"}
+				b := s.start(first, second)
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(time.Minute)
+				b.end()
+				if isOver {
+					s.azure.End(idA)
+				}
+				pause(2 * time.Minute)
+				s.azure.SetFault(imdstest.Fault{Status: 503})
+				b = s.start(first, second)
+				pause(time.Minute)
+				wantIDs(t, drain.ids())
+				s.azure.ClearFaults()
+				pause(4 * time.Minute)
+				want := idA + "-scheduled"
+				if isOver {
+					want = idA + "-vanished"
+				}
+				wantIDs(t, drain.ids(), want)
+				b.end()
+			})
+		})
+	}
+}
+
+// The same holds for what forewarn itself says of an approval.
+func TestAWithheldApprovalStartsNothingBeforeAzuresFirstAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		runbook := &recorder{}
+		acts := runbook.all("runbook").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
+		acts.Filter.Only.Changes = []string{"approved"}
+		rule := rebootRule
+		rule.Wait = 5 * time.Minute
+		s.opts.Rules = []bridge.Rule{rule}
+		b := s.start(acts)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(time.Minute)
+		b.end()
+		s.azure.End(idA)
+		s.opts.Rules = nil
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		b = s.start(acts)
+		pause(time.Minute)
+		wantIDs(t, runbook.ids())
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		wantIDs(t, runbook.ids())
+		b.end()
+	})
+}
+
+// What it is told of trouble doesn't wait: it may be the only sink that somebody hears of it from.
+func TestWhatActsHearsOfTroubleBeforeAzuresFirstAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain := &recorder{answer: always(errSinkDown)}
+		r := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Bridge = delivery.LateDrop, bridge.LevelTrouble })
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(time.Minute)
+		b.end()
+		drain.say(nil)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		b = s.start(r)
+		pause(20 * time.Minute)
+		wantIDs(t, drain.types(), "imds.unavailable")
+		if k := b.Status().Sinks[0]; k.Pending != 1 || k.WaitsFor != delivery.WaitsForAnswer {
+			t.Errorf("the status says that %d are pending, for %q", k.Pending, k.WaitsFor)
+		}
+		b.end()
+	})
+}

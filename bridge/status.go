@@ -17,8 +17,8 @@ import (
 type Status struct {
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"startedAt"`
-	// Ready means that the endpoint answers, that a crash would lose nothing, and that no sink is blocked while an event
-	// is due soon. Otherwise Reasons says why not.
+	// Ready means that the endpoint answers, that a crash would lose nothing, that no sink is blocked while an event is due
+	// soon, and that nothing urgent is overdue. Otherwise Reasons says why not.
 	Ready   bool     `json:"ready"`
 	Reasons []string `json:"reasons"`
 	// Warnings are problems that do not prevent notifications.
@@ -323,9 +323,6 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 		s.pendingSince(st.Oldest, now)
 		return s
 	case c == nil:
-		if st.Pending > 0 && !b.current {
-			s.WaitsFor = delivery.WaitsForAnswer
-		}
 		return s
 	}
 	w := c.State()
@@ -337,7 +334,10 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 	case w.Retrying:
 		s.State = SinkRetrying
 	}
-	if st.Pending > 0 {
+	switch {
+	case st.Pending > 0 && w.Oldest.IsZero() && !b.current:
+		s.WaitsFor = delivery.WaitsForAnswer
+	case st.Pending > 0:
 		s.NextAttempt, s.WaitsFor = w.Next.UTC(), w.Waits
 	}
 	return s

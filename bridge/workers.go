@@ -82,18 +82,9 @@ func (b *Bridge) awaitedPoll() chan struct{} {
 	return b.polled
 }
 
-// waitsForAnswer reports whether a route begins nothing yet: what is pending about an event may start something, and the
-// event may be over by now. beginActing starts its worker. The caller holds mu.
-func (b *Bridge) waitsForAnswer(r Route) bool {
-	return !b.current && r.Terms.Late == delivery.LateDrop && b.outbox.Stats()[r.Name].Pending > 0
-}
-
 // startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. It
 // does nothing if the route has one. The caller holds mu.
 func (b *Bridge) startWorker(r Route) {
-	if b.waitsForAnswer(r) {
-		return
-	}
 	was := b.workers[r.Name]
 	if was != nil && was.generation == b.generation {
 		return
@@ -131,7 +122,7 @@ func (b *Bridge) startWorker(r Route) {
 				b.log.Debug("cannot close sink", "err", err)
 			}
 		}
-		b.forget(r.Name)
+		b.forget(r.Name, c)
 	}()
 }
 
@@ -187,11 +178,12 @@ func (b *Bridge) saidLast(route, id string) (d delivery.Delivery, ok bool) {
 	return d, hasChange
 }
 
-// forget drops the worker of a route that was removed, when one of that name has ended: a later one makes no attempt.
-func (b *Bridge) forget(route string) {
+// forget drops a worker that has ended, if its route was removed.
+func (b *Bridge) forget(route string, c *routeWorker) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !slices.ContainsFunc(b.routes, func(r Route) bool { return r.Name == route }) {
+	isThere := slices.ContainsFunc(b.routes, func(r Route) bool { return r.Name == route })
+	if !isThere && b.workers[route] == c {
 		delete(b.workers, route)
 	}
 }

@@ -88,6 +88,7 @@ type Outbox struct {
 	callbacks  Callbacks
 	maintained time.Time // when Maintain last dropped history
 	returned   *memory   // what a file holds that waits for Join
+	held       bool      // see Tx.HoldActing
 
 	state     state
 	why       error       // why not everything is on disk, or soon is; nil while it is
@@ -200,7 +201,8 @@ func (o *Outbox) Owner() string {
 	return o.owner
 }
 
-// Durable returns nil while everything older than 50 ms is on disk; otherwise the reason why it isn't.
+// Durable returns nil while everything older than 50 ms is on disk, or the disk has not had its 5 s for it yet; otherwise the
+// reason why it isn't.
 func (o *Outbox) Durable() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -67,6 +67,8 @@ func (q *queue) Changes() (c delivery.Changes) {
 			c.Gone = append(c.Gone, seq)
 		case o.why == nil && e.change > o.stored && !e.shown:
 			continue // the reader must not see it yet
+		case o.held && e.Group != "" && e.route.late == delivery.LateDrop && !e.shown:
+			continue
 		default:
 			e.shown = true
 			c.Pending = append(c.Pending, &e.Item)
@@ -190,7 +192,7 @@ func (o *Outbox) Pending(group string) []Delivery {
 }
 
 // Delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if its CloudEvent is the
-// latest of an open group. Any other has no state.
+// latest of an open group, or pending or dead for another route. Any other has no state.
 func (o *Outbox) Delivery(route string, seq uint64) Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -108,6 +108,13 @@ func (tx *Tx) SetReported(d Delivery) {
 	tx.replace(e, next)
 }
 
+// HoldActing sets whether routes with delivery.LateDrop get nothing about groups, because nobody knows yet which of these
+// are over. What they have been given already stays so.
+func (tx *Tx) HoldActing(hold bool) {
+	tx.outbox.held = hold
+	tx.outbox.wakeReaders()
+}
+
 // Own makes the VM the owner of the outbox. An outbox of another VM, whose disk was cloned, is set aside and never
 // sent; fresh is true then.
 func (tx *Tx) Own(vmID string) (fresh bool) {
