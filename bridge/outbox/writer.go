@@ -30,7 +30,7 @@ type state int
 
 const (
 	opening state = iota // Open waits for the file
-	healthy              // everything older than 50 ms is on disk
+	healthy              // everything older than 50 ms is on disk, or being written
 	slow                 // the disk gives no answer, or its file waits for Join: what is written later is not lost
 	failing              // the disk can't be written, and is tried again every few seconds
 	closed               // the writer tries once more, and ends
