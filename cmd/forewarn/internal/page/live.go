@@ -6,6 +6,7 @@ import (
 	"embed"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"io/fs"
@@ -36,10 +37,12 @@ const (
 	streamQuiet   = 5 * time.Second  // longest time without a message to the browser
 	streamTimeout = 10 * time.Second // for writing one message
 	historyCache  = 2 * time.Minute  // how long the history stays in memory after the last request
+
+	historyPatience = 5 * time.Second // how long a request waits for the history
 )
 
-// A webPage is the page for people. It starts no goroutines: each browser that follows it is served by the goroutine of
-// its request, which ends with the connection and with the server.
+// A webPage is the page for people. Each browser that follows it is served by the goroutine of its request, which ends with
+// the connection and with the server.
 type webPage struct {
 	facts func() pageFacts // at most pageAge old
 	turn  chan struct{}    // holds one while a part of a fleet is rendered: one at a time, so that many leave the CPU to others
@@ -84,12 +87,14 @@ func parsePage() (*template.Template, error) {
 const pageChanges = 1000
 
 // A past is the history that the page shows. It is read again only when something has changed, and at most a twentieth of
-// the time is spent on that. It may be large, so it is dropped when nobody looks at the page for a while.
+// the time is spent on that. It may be large, so it is dropped when nobody looks at the page for a while. The page doesn't
+// wait long for it, because a disk may hang.
 type past struct {
 	read func(now time.Time) (histories []bridge.EventHistory, more bool, err error)
 	drop *time.Timer
 
-	mu        sync.Mutex // guards the fields below
+	mu        sync.Mutex    // guards the fields below
+	reading   chan struct{} // is closed when the last read has ended
 	histories []bridge.EventHistory
 	more      bool
 	failed    error
@@ -98,8 +103,12 @@ type past struct {
 	took      time.Duration
 }
 
+// errSlow is the error of a history whose read goes on.
+var errSlow = errors.New("it takes too long")
+
 func newPast(read func(now time.Time) ([]bridge.EventHistory, bool, error)) *past {
-	h := &past{read: read}
+	h := &past{read: read, reading: make(chan struct{})}
+	close(h.reading)
 	h.drop = time.AfterFunc(historyCache, func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -110,15 +119,47 @@ func newPast(read func(now time.Time) ([]bridge.EventHistory, bool, error)) *pas
 
 // show sets the history of f. The history changes only if state does.
 func (h *past) show(f *pageFacts, state string) {
+	slow := false
+	select {
+	case <-h.refresh(state):
+	case <-time.After(historyPatience):
+		slow = true
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := time.Now()
-	h.drop.Reset(historyCache)
-	if since := now.Sub(h.at); since > time.Minute || since > 20*h.took && (state != h.known || h.failed != nil) {
-		h.histories, h.more, h.failed = h.read(now)
-		h.known, h.at, h.took = state, now, time.Since(now)
-	}
 	f.Histories, f.MoreHistories, f.Err = h.histories, h.more, h.failed
+	if slow {
+		f.Err = errSlow
+	}
+}
+
+// refresh reads the history, unless that goes on already or isn't needed. It returns a channel that is closed when it has
+// been read.
+func (h *past) refresh(state string) (done <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.drop.Reset(historyCache)
+	now := time.Now()
+	since := now.Sub(h.at)
+	fresh := since <= time.Minute && (since <= 20*h.took || state == h.known && h.failed == nil)
+	select {
+	case <-h.reading:
+	default:
+		return h.reading
+	}
+	if fresh {
+		return h.reading
+	}
+	h.reading = make(chan struct{})
+	go func(done chan<- struct{}) {
+		defer close(done)
+		histories, more, err := h.read(now)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.histories, h.more, h.failed = histories, more, err
+		h.known, h.at, h.took = state, now, time.Since(now)
+	}(h.reading)
+	return h.reading
 }
 
 // bridgeFacts returns a function that reads the facts of the page from a bridge and its outbox.

@@ -435,3 +435,30 @@ func TestPageDropsTheHistoryWhenIdle(t *testing.T) {
 		}
 	})
 }
+
+// While the history can't be read, as on a disk that hangs, the page shows what is open, and says so. One read goes on,
+// however often somebody looks.
+func TestThePageDoesNotWaitForAHistoryThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang, reads := make(chan struct{}), atomic.Int32{}
+		h := newPast(func(time.Time) ([]bridge.EventHistory, bool, error) {
+			reads.Add(1)
+			<-hang
+			return make([]bridge.EventHistory, 1), false, nil
+		})
+		for range 3 {
+			began, f := time.Now(), pageFacts{}
+			h.show(&f, "changed "+began.String())
+			if took := time.Since(began); took != historyPatience || f.Err != errSlow {
+				t.Errorf("it took %v and says %v", took, f.Err)
+			}
+		}
+		close(hang)
+		synctest.Wait()
+		var f pageFacts
+		h.show(&f, "as before")
+		if len(f.Histories) != 1 || f.Err != nil || reads.Load() > 2 {
+			t.Errorf("then it shows %d events, %v, after %d reads", len(f.Histories), f.Err, reads.Load())
+		}
+	})
+}
