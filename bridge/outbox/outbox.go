@@ -24,6 +24,13 @@
 // what is old is dropped, and Close at the end. Everything that was added is pending until its route has accepted it or it
 // has become a dead letter, across restarts. Example shows all of it.
 //
+// # What stands for a CloudEvent
+//
+//   - An Addition is a new one, with the routes that get it. Its delivery.Message is what all its deliveries have in common.
+//   - A Delivery is one that is pending for a route, or dead, as the file and commands have it. The delivery.Item in it is
+//     what a Worker needs of it, and a delivery.Delivery is what a Sink gets.
+//   - A Record is one in the history, with the Result of each of its deliveries.
+//
 // # How it keeps what it knows
 //
 // Memory is authoritative, and the file is its durable copy. Every change of state is made by one function under one
