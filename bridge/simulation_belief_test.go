@@ -124,3 +124,16 @@ func (b belief) perhapsWithout(route string, at time.Duration) belief {
 	}
 	return b
 }
+
+// perhapsNotAdded returns the belief in which a route need not have been given what was seen before it came: the program
+// may have forgotten that it did, and then its filter decides about what is seen later.
+func (b belief) perhapsNotAdded(route string) belief {
+	b = b.undecided(route).copy()
+	for n, c := range b.changes {
+		if c.routes[route] && slices.Contains(c.later, route) {
+			b.changes[n].routes = maps.Clone(c.routes)
+			b.changes[n].routes[route] = false
+		}
+	}
+	return b
+}

@@ -326,6 +326,15 @@ var knownStories = []struct {
 		{at(40 * time.Minute), endpointTrouble{"is empty", 45 * time.Minute}},
 		{at(50 * time.Minute), restyle{}},
 	}},
+	{"the machine crashes before it is written that a sink came, whose filter refuses what the event is before the file comes", []step{
+		{at(time.Second), reload{routes: []string{"well", "webhook"}, changes: map[string]routeChange{
+			"second": {"when: notice > 600", func(r *routePlan) { r.types, r.when = nil, conditions[1] }},
+		}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(32 * time.Minute), restart{crash: true, writes: 1, sooner: true, off: time.Second, late: 6 * time.Minute}},
+		{at(32*time.Minute + 100*time.Millisecond), reload{}},
+		{at(60 * time.Minute), unlist{reboot.id}},
+	}},
 }
 
 var (

@@ -15,6 +15,7 @@ type truth struct {
 	beliefs map[string][]belief
 	routes  []routePlan
 	gone    map[string]fact // routes that are not set up, and since when
+	came    map[string]fact // routes that came, or returned, while the program ran, and when they last did
 	empty   bool            // the last answer was empty
 	version int             // of the document last taken in, in this run of the program
 	valid   time.Duration   // when the last valid answer came, in this run of the program; below 0 for none
@@ -40,7 +41,7 @@ const (
 )
 
 func truthOf(w *world) map[string][]belief {
-	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, owners: []int{-1}}
+	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, came: map[string]fact{}, owners: []int{-1}}
 	type moment struct {
 		seq  int
 		take func()
@@ -119,6 +120,12 @@ func (w *world) takenUp(b *boot) fact {
 func (t *truth) begin(b *boot) {
 	stored, kept, owners := t.stored, t.kept, t.owners
 	t.before = func() { t.stored, t.kept, t.owners = stored, kept, owners }
+	var unsure []string // routes of whose coming the file may not know
+	for name, f := range t.came {
+		if t.writes(f) == maybe {
+			unsure = append(unsure, name)
+		}
+	}
 	t.boot, t.named, t.any = b, t.stored, t.kept
 	t.each(belief.anyhow)
 	if b.late == 0 {
@@ -126,6 +133,9 @@ func (t *truth) begin(b *boot) {
 	}
 	t.named, t.any = no, no
 	t.each(func(b belief) belief {
+		for _, name := range unsure {
+			b = b.perhapsNotAdded(name)
+		}
 		return belief{times: map[string]int{}, accepted: map[string]bool{}, changes: b.changes, kept: &b}
 	})
 }
@@ -445,6 +455,7 @@ func (t *truth) setup(s setup) {
 			}
 		}
 		delete(t.gone, r.name)
+		t.came[r.name] = s.fact
 	}
 	for _, was := range t.routes {
 		i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == was.name })
