@@ -373,7 +373,7 @@ func (r Rule) usable() error {
 		}
 	}
 	return cmp.Or(
-		knownWords("only.types", r.Only.Types, TypesValues), knownWords("except.types", r.Except.Types, TypesValues),
+		knownWords("except.types", r.Except.Types, TypesValues),
 		knownWords("only.sources", r.Only.Sources, SourcesValues),
 		knownWords("except.sources", r.Except.Sources, SourcesValues),
 	)
