@@ -16,7 +16,8 @@ const (
 	ReadAhead = 500             // messages that are asked for at once
 	pullFor   = 2 * time.Second // how long the server waits for messages; less than a lease takes to expire
 	pullGrace = 2 * time.Second // within which its last word must come
-	pullBytes = 8 * 1024 * 1024 // of messages that are asked for at once
+	pullBytes = 1024 * 1024     // of messages that are asked for at once: a lease is renewed behind them
+	pullExtra = 32 * 1024       // what the server counts of a message besides its payload, at most
 )
 
 // A Puller takes the messages of a pull consumer in order, and notices when one is lost on the way.
@@ -37,6 +38,7 @@ type Puller struct {
 	left     int       // those that the server may still send for it
 	until    time.Time // when that request ends
 	AtEnd    bool      // nothing is left to read, as far as the server said
+	failed   error     // what the next Batch returns, because the last one had messages
 }
 
 // ErrLost means that a message of the consumer didn't arrive, or may not have.
@@ -57,8 +59,12 @@ func NewPuller(js jetstream.JetStream, stream, consumer string) (*Puller, error)
 func (p *Puller) Close() { _ = p.sub.Unsubscribe() }
 
 // Batch returns the next messages, at most n: as soon as no further one is there, none if none came for a while. After
-// an error a message may be lost: Again goes on if none is, else a new puller.
+// an error a message may be lost, but none that was returned: Again goes on if none is, else a new puller.
 func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
+	if err := p.failed; err != nil {
+		p.failed = nil
+		return nil, err
+	}
 	if p.left == 0 {
 		if err := p.request(n); err != nil {
 			return nil, err
@@ -74,12 +80,18 @@ func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 				break
 			}
 			var r Raw
-			r, err = p.take(msg)
-			batch = append(batch, r)
+			if r, err = p.take(msg); err == nil {
+				batch = append(batch, r)
+			}
+			silent.Reset(max(0, time.Until(p.until)) + pullGrace) // the line may be narrow
 		case <-silent.C:
 			err = errUnanswered
 		case <-ctx.Done():
 			err = ctx.Err()
+		}
+		if err != nil && len(batch) > 0 {
+			p.failed = err
+			return batch, nil
 		}
 		if err != nil {
 			return nil, err
@@ -94,7 +106,7 @@ func (p *Puller) Batch(ctx context.Context, n int) (batch []Raw, err error) {
 // request asks for n messages.
 func (p *Puller) request(n int) error {
 	body, err := json.Marshal(map[string]any{
-		"batch": n, "expires": pullFor, "max_bytes": max(pullBytes, 2*p.js.Conn().MaxPayload()),
+		"batch": n, "expires": pullFor, "max_bytes": max(pullBytes, p.js.Conn().MaxPayload()+pullExtra),
 	})
 	if err != nil {
 		return err
