@@ -241,6 +241,7 @@ func (q *queue) beginAfter(seq uint64) error {
 	if q.puller != nil {
 		q.puller.Close()
 	}
+	q.forgetReplies()
 	q.puller, err = streams.NewPuller(q.js, stream, name)
 	if err == nil && consumer.CachedInfo().NumPending == 0 {
 		q.mu.Lock()
@@ -345,6 +346,22 @@ func (q *queue) floor() uint64 {
 		floor = min(floor, seq-1)
 	}
 	return floor
+}
+
+// forgetReplies forgets on which subjects the consumer before wanted its messages acknowledged. A server of version 2.10
+// goes on behind whatever is acknowledged, and would skip what it hasn't sent again by then.
+func (q *queue) forgetReplies() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.records.unacked = nil
+	for _, e := range q.pending {
+		e.reply = ""
+	}
+	for g := range q.records.dirty {
+		for n := range g.settled {
+			g.settled[n].reply = ""
+		}
+	}
 }
 
 // ack acknowledges messages. What can't be acknowledged now is by the next flush.

@@ -109,7 +109,7 @@ func (q *queue) take(batch []streams.Raw) (taken int, err error) {
 		return 0, err
 	}
 	for n, r := range batch {
-		if q.knows(r.Seq) { // it is read again, because one behind it was lost
+		if q.knows(r) { // it is read again, because one behind it was lost
 			continue
 		}
 		if err := q.noteDeleted(r.Seq); err != nil {
@@ -140,17 +140,33 @@ func (q *queue) setRead(seq uint64, stored time.Time) {
 	}
 }
 
-// knows reports whether a message is pending, or settled and not on record yet.
-func (q *queue) knows(seq uint64) bool {
+// knows reports whether a message is pending, or settled and not on record yet. From then on it is acknowledged as this
+// copy of it wants to be.
+func (q *queue) knows(r streams.Raw) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.pending[seq] != nil || q.records.unsaved[seq]
+	if e := q.pending[r.Seq]; e != nil {
+		e.reply = r.Reply
+		return true
+	}
+	if !q.records.unsaved[r.Seq] {
+		return false
+	}
+	for g := range q.records.dirty {
+		for n := range g.settled {
+			if g.settled[n].seq == r.Seq {
+				g.settled[n].reply = r.Reply
+			}
+		}
+	}
+	return true
 }
 
 // offer lets the Worker have what is pending of a batch, once it is on record that it is.
 func (q *queue) offer(batch []streams.Raw) {
 	if len(batch) > 0 {
-		q.flush() // records.err holds an error; nothing urgent waits for longer than one attempt to write
+		q.saveSoon(q.unsaved()) // nothing urgent waits for longer than one attempt to write
+		q.ack()
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

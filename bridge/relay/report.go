@@ -27,7 +27,7 @@ func (q *queue) Report(r delivery.Report) {
 	r.Dead, r.FellBack = q.transferEach(r.Dead, r, true), q.transferEach(r.FellBack, r, false)
 	changed := q.apply(r)
 	q.requireSaved(changed)
-	_ = q.save(changed) // records.err holds the error
+	q.saveSoon(changed)
 	for q.tooFarAhead() && streams.Sleep(q.ctx, saveEvery) == nil {
 	}
 }
@@ -83,6 +83,9 @@ func (q *queue) keepLetter(letter deadLetter, ce *event.Event) error {
 	if err := q.ctx.Err(); err != nil {
 		return err
 	}
+	if !q.lease.valid() {
+		return errLeaseExpired
+	}
 	return q.dead.add(context.WithoutCancel(q.ctx), letter, ce)
 }
 
@@ -137,6 +140,9 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	fallback := q.fallbackOf(i)
 	if fallback == "" {
 		return nil
+	}
+	if !q.lease.valid() {
+		return errLeaseExpired
 	}
 	header := nats.Header{streams.HeaderFallbackFor: {q.route.Name},
 		streams.HeaderFallbackError: {percentEncoded(imds.CutText(cmp.Or(why, "no answer"), 1<<10))}}

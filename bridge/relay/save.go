@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -54,6 +55,29 @@ func (q *queue) save(groups []*group) error {
 	}
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
+	return q.saveEach(groups)
+}
+
+// saveSoon is save, unless records can't be written just now: then keepSaving tries again, and nobody waits for that.
+func (q *queue) saveSoon(groups []*group) {
+	if len(groups) == 0 || q.saveErr() != nil {
+		return
+	}
+	q.saving <- struct{}{}
+	defer func() { <-q.saving }()
+	if q.saveErr() == nil { // an attempt that was under way has not failed
+		_ = q.saveEach(groups) // records.err holds the error
+	}
+}
+
+func (q *queue) saveErr() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.records.err
+}
+
+// saveEach implements save. saving is held.
+func (q *queue) saveEach(groups []*group) error {
 	ctx := context.WithoutCancel(q.ctx) // each request has a timeout of its own
 	// atOnce ends with the first error, so what failed last comes last.
 	slices.SortFunc(groups, func(a, b *group) int { return a.failedAt.Compare(b.failedAt) })
@@ -213,18 +237,22 @@ func (q *queue) wakeForLead() {
 	}
 }
 
+// unsaved returns the groups whose records aren't saved.
+func (q *queue) unsaved() []*group {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Collect(maps.Keys(q.records.dirty))
+}
+
 // flush writes all records that aren't saved yet, and acknowledges what can be.
 func (q *queue) flush() {
+	unsaved := q.unsaved()
 	q.mu.Lock()
-	var unsaved []*group
-	for g := range q.records.dirty {
-		unsaved = append(unsaved, g)
-	}
 	stale := q.records.state.Blocked != q.notices.published || time.Since(q.records.stateSaved) >= stateEvery
 	due := stale || q.ctx.Err() != nil
 	q.mu.Unlock()
-	_ = q.save(unsaved) // records.err holds the error
-	if due {
+	err := q.save(unsaved)                                // which records.err holds
+	if due && !errors.Is(err, context.DeadlineExceeded) { // then nobody answers
 		_ = q.saveState(context.WithoutCancel(q.ctx)) // an older one loses nothing
 	}
 	q.ack()

@@ -105,3 +105,32 @@ func TestNoRecordWaitsForOneThatCannotBeWritten(t *testing.T) {
 		stop()
 	})
 }
+
+// Nothing urgent waits for longer than one attempt to write a record.
+func TestWhatIsUrgentWaitsForOneAttemptToWrite(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, wire := newRecorder(), &cable{}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		wire.fail("PUB $KV.FOREWARN_records.")
+		var worst time.Duration
+		for n := range 20 {
+			a := eventNo(n).in(5 * time.Minute)
+			a.typ = "Preempt"
+			ce := a.say(t, imds.Scheduled, "vm-1")
+			s.publish(ce)
+			began := time.Now()
+			for len(hook.attempts()) <= n && time.Since(began) < time.Minute {
+				pause(100 * time.Millisecond)
+			}
+			worst = max(worst, time.Since(began))
+			t.Log(n, time.Since(began))
+			pause(time.Duration(n) * 700 * time.Millisecond)
+		}
+		if worst > 5*time.Second {
+			t.Errorf("something urgent waited for %v", worst)
+		}
+		wire.fail("")
+		stop()
+	})
+}
