@@ -319,13 +319,13 @@ func (f *Fleet) catchUp(ctx context.Context, src Source, lastHeartbeat uint64) e
 // lastToRead returns the sequence number up to which the stream is to be taken in, 0 if all of it is older than
 // period. The last number that the stream gave may be that of a message which was deleted.
 func (f *Fleet) lastToRead(ctx context.Context, src Source, audit *jetstream.StreamInfo) (uint64, error) {
-	if audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= period {
+	if audit.State.Msgs == 0 || streams.TimeOf(audit).Sub(audit.State.LastTime) >= period {
 		return 0, nil
 	}
 	if read := f.readTo(); read < audit.State.LastSeq {
 		from, more := streams.StartAfter(read), false
 		if read == 0 { // as Follow
-			from = streams.StartAt(audit.TimeStamp.Add(-period))
+			from = streams.StartAt(streams.TimeOf(audit).Add(-period))
 		}
 		err := streams.ReadToEnd(ctx, src.JS, src.name(), from, func(streams.Raw) error {
 			more = true

@@ -264,6 +264,9 @@ func (q *queue) waits(e *pendingItem, now time.Time) bool {
 // addPending makes a message pending. mu is held.
 func (q *queue) addPending(g *group, m streams.Message, reply string) {
 	id, i := m.DeliveryID(), m.Item()
+	if now := time.Now(); now.Before(i.PendingSince) { // by a server's clock that is ahead
+		i.PendingSince = now.UTC()
+	}
 	if q.route.Terms.Lead > 0 && m.OnlySink == "" && m.Change.Kind.Announces() {
 		if g.rec.Kind.Announces() { // the message may be read again, and the event have moved since
 			i.NotBefore = g.rec.NotBefore

@@ -1,6 +1,8 @@
 package relay_test
 
 import (
+	"bytes"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -68,4 +70,107 @@ func TestARelayWhoseWallClockWasSetBackDeliversNothing(t *testing.T) {
 		wire.fail("")
 		stop()
 	})
+}
+
+// Nor is anything handed to the fallback, or given up, under a lease that is over by the wall clock.
+func TestARelayWhoseMonotonicClockStoodStillHandsNothingOver(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		wall, hook, spare := &wallClock{}, newRecorder(), newRecorder()
+		hook.answer = fails(errRefused)
+		first := with(route("hook", hook), func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "spare", After: time.Minute}
+		})
+		second := route("spare", spare)
+		second.Filter.Only.Types = []string{"Freeze"}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{first, second}, Wall: wall.now})
+		pause(2 * time.Second)
+		s.renewed("hook")
+		pause(700 * time.Millisecond)
+		last := func() uint64 {
+			stream, err := s.js.Stream(t.Context(), "FOREWARN")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return stream.CachedInfo().State.LastSeq
+		}
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		was := last()
+		pause(59*time.Second + 500*time.Millisecond)
+		if is := last(); is != was {
+			t.Fatal("it is handed over before its time")
+		}
+		wall.set(time.Hour) // it comes back to life after an hour, in which another relay may have told it
+		pause(1500 * time.Millisecond)
+		if is := last(); is != was {
+			t.Error("it is handed over under a lease that is over")
+		}
+		pause(10 * time.Second)
+		wantIDs(t, "the fallback", spare.all(), ce)
+		stop()
+	})
+}
+
+// A relay whose clock is another one than the servers' knows the others all the same, and gives up for them what fails here.
+func TestARelayWhoseClockIsAnotherThanTheServersKnowsTheOthers(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var log syncedBuffer
+		hook, other := newRecorder(), newRecorder()
+		hook.answer = fails(errRefused)
+		r, stop := s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{route("hook", hook)},
+			Log:     slog.New(slog.NewTextHandler(&log, nil)),
+			Connect: s.over(&cable{says: serverClockBehind})})
+		pause(2 * time.Second)
+		_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", other)}})
+		pause(10 * time.Second)
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(4 * time.Minute)
+		if n := len(r.Status().Relay.Relays); n != 2 {
+			t.Errorf("the status knows %d relays, want 2", n)
+		}
+		wantIDs(t, "told by the other relay", other.all(), ce)
+		stop()
+		stopOther()
+	})
+}
+
+// serverClockBehind has the server say that it stored what it is asked for a year ago, when it was asked.
+func serverClockBehind(text []byte) {
+	replaced(text, `"time":"2000-`, `"time":"1999-`)
+	replaced(text, `"ts":"2000-`, `"ts":"1999-`)
+}
+
+// The clock of a server decides nothing about when a sink's fallback gets what it can't deliver.
+func TestTheClockOfAServerPutsOffNoFallback(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, spare := newRecorder(), newRecorder()
+		hook.answer = fails(errRefused)
+		first := with(route("hook", hook), func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "spare", After: time.Minute}
+		})
+		second := route("spare", spare)
+		second.Filter.Only.Types = []string{"Freeze"}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{first, second}, Connect: s.over(&cable{says: serverClockAhead})})
+		pause(2 * time.Second)
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(5 * time.Minute)
+		wantIDs(t, "the fallback", spare.all(), ce)
+		stop()
+	})
+}
+
+// serverClockAhead has the server say that it stored what it delivers more than an hour later than it did.
+func serverClockAhead(text []byte) {
+	for rest := text; ; {
+		at := bytes.Index(rest, []byte("$JS.ACK.FOREWARN.forewarn-"))
+		if at < 0 {
+			return
+		}
+		rest = rest[at:]
+		word, _, _ := bytes.Cut(rest, []byte(" "))
+		replaced(word, ".9466", ".9467") // seconds since 1970
+		rest = rest[1:]
+	}
 }

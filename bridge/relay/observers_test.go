@@ -434,3 +434,18 @@ func TestSilenceWaitsForTheEndBehindADeletedMessage(t *testing.T) {
 		}
 	})
 }
+
+// Servers before 2.10 don't say when they answered. Whatever is in the stream, a relay knows when it has read it.
+func TestAServerThatDoesNotTellTheTimeKeepsNobodyFromHearingOfSilence(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+		s.rest(41 * 24 * time.Hour)
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())},
+			Connect: s.over(&cable{says: saysInstead(`"ts":`, `"tz":`)})})
+		pause(5 * time.Minute)
+		if w := strings.Join(r.Status().Warnings, "\n"); strings.Contains(w, "fall silent") {
+			t.Errorf("it warns: %s", w)
+		}
+		stop()
+	})
+}

@@ -140,6 +140,15 @@ func Lost(
 	return err == nil && !r.Stored.Equal(stored), err
 }
 
+// TimeOf returns when the servers answered, by the clock of whoever stores the stream's messages. Servers before 2.10 don't
+// say it; then it is the time here.
+func TimeOf(info *jetstream.StreamInfo) time.Time {
+	if info.TimeStamp.IsZero() {
+		return time.Now()
+	}
+	return info.TimeStamp
+}
+
 // Get reads one message of a stream.
 func Get(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (Raw, error) {
 	return getOne(ctx, js, stream, fmt.Sprintf(`{"seq":%d}`, seq))
