@@ -27,7 +27,7 @@ type peer struct {
 	ID       string    `json:"id"` // new at each start
 	Version  string    `json:"version"`
 	Hash     string    `json:"settingsHash"`
-	LastSeen time.Time `json:"lastSeen"`
+	LastSeen time.Time `json:"-"`                 // by the clock of the servers
 	Resting  []string  `json:"resting,omitempty"` // sinks that failed there, so that it takes them only if no other relay does
 }
 
@@ -65,8 +65,7 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage, end context.CancelCa
 	}
 	r.mu.Lock()
 	now := time.Now()
-	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, LastSeen: now.UTC(),
-		Resting: r.resting(now)}
+	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, Resting: r.resting(now)}
 	r.mu.Unlock()
 	body, err := json.Marshal(me)
 	if err != nil {
@@ -137,6 +136,7 @@ func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyVal
 	if err != nil {
 		return nil, err
 	}
+	now := streams.TimeOf(info)
 	var peers []peer
 	for subject := range info.State.Subjects {
 		key := strings.TrimPrefix(subject, before)
@@ -145,7 +145,7 @@ func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyVal
 			continue // it has expired meanwhile, or that relay has stopped
 		}
 		var p peer
-		if json.Unmarshal(e.Value(), &p) == nil && time.Since(e.Created()) < peerExpiry {
+		if json.Unmarshal(e.Value(), &p) == nil && now.Sub(e.Created()) < peerExpiry {
 			p.LastSeen = e.Created().UTC()
 			peers = append(peers, p)
 		}
@@ -169,7 +169,11 @@ func (r *Relay) otherSettings() (all []string) {
 // them: one with other settings may not have them, and one that rests has failed itself. mu is held.
 func (r *Relay) giveUpFailing(now time.Time) {
 	for name, s := range r.services {
-		if s.handOver == nil || !s.queue.hasFailed(s.worker.State(), now, restAfter) {
+		if s.handOver == nil {
+			continue
+		}
+		s.queue.noteFailing(s.worker.State(), now)
+		if !s.queue.hasFailed(now, restAfter) {
 			continue
 		}
 		if slices.ContainsFunc(r.peers, func(p peer) bool {
@@ -181,10 +185,10 @@ func (r *Relay) giveUpFailing(now time.Time) {
 	}
 }
 
-// hasFailed reports whether what failed has waited to be tried again for so long, and nothing was accepted, or the stream
-// couldn't be read for so long. It is asked every few seconds. What is muted or over isn't tried again; and a destination
-// that asks to wait is reached, so another relay could do no better.
-func (q *queue) hasFailed(w delivery.State, now time.Time, long time.Duration) bool {
+// noteFailing notes since when what failed waits to be tried again, and nothing was accepted. It is called every few seconds.
+// What is muted or over isn't tried again; and a destination that asks to wait is reached, so another relay could do no
+// better.
+func (q *queue) noteFailing(w delivery.State, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -193,6 +197,12 @@ func (q *queue) hasFailed(w delivery.State, now time.Time, long time.Duration) b
 	case q.tally.failingSince.IsZero():
 		q.tally.failingSince = now
 	}
+}
+
+// hasFailed reports whether the sink has been failing for so long, or the stream couldn't be read for so long.
+func (q *queue) hasFailed(now time.Time, long time.Duration) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	return slices.ContainsFunc([]time.Time{q.tally.failingSince, q.pos.errSince}, func(since time.Time) bool {
 		return !since.IsZero() && now.Sub(since) >= long
 	})

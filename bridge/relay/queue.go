@@ -116,7 +116,7 @@ type updates struct {
 type tally struct {
 	accepted     int // number of deliveries
 	lastAccepted time.Time
-	failingSince time.Time // since when what failed waits to be tried again, as hasFailed saw it; zero if nothing does
+	failingSince time.Time // since when what failed waits to be tried again, as noteFailing saw it; zero if nothing does
 }
 
 // A pendingItem is one delivery that isn't settled.
@@ -268,7 +268,7 @@ func (q *queue) newestUrgent(g *group, now time.Time) uint64 {
 }
 
 // Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
-// that a killed relay repeats at most one delivery of a group, and once the lease is over: then no attempt is made.
+// that a killed relay repeats at most one attempt of a group, and once the lease is over: then no attempt is made.
 func (q *queue) Read(i *delivery.Item) (d delivery.Delivery, err error) {
 	d.Event, d.Receipt, err = q.read(i)
 	if err == nil {
