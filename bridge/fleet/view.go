@@ -61,7 +61,8 @@ func (f *Fleet) LastSoon(by time.Time, wanted func(set string, e imds.Event) boo
 	return seq
 }
 
-// IsOver reports whether a group's event is over. So is one that the stream no longer holds.
+// IsOver reports whether a group's event is over. So is one that the stream no longer holds, or that isn't read yet: see
+// CatchUp.
 func (f *Fleet) IsOver(group string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

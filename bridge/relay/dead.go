@@ -42,6 +42,7 @@ type deadLetter struct {
 	Bytes      int    `json:"bytes"` // of the CloudEvent
 	// CloudEvent is absent if it can't be read, or is too large for one message with the rest. The stream may have it.
 	CloudEvent json.RawMessage `json:"cloudEvent,omitempty"`
+	resources  []string        // see Entry.Resources
 }
 
 // deadLetters is the stream with the dead letters of all sinks, each on its own subject.
@@ -235,7 +236,7 @@ func (d *deadLetters) counts(ctx context.Context) (counts map[string]int, full b
 	return counts, most > 0 && info.State.Msgs >= uint64(most), nil
 }
 
-// readAll returns all dead letters, the oldest first.
+// readAll returns all dead letters, the oldest first, without their CloudEvents, which may be larger than the memory.
 func (d *deadLetters) readAll(ctx context.Context) (list []deadLetter, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*streams.RequestTimeout)
 	defer cancel()
@@ -246,10 +247,20 @@ func (d *deadLetters) readAll(ctx context.Context) (list []deadLetter, err error
 	err = streams.ReadSince(ctx, d.js, d.name, stream.CachedInfo(), time.Time{}, func(r streams.Raw) {
 		var l deadLetter
 		if json.Unmarshal(r.Data, &l) == nil {
+			l.resources, l.CloudEvent = resourcesOf(l.CloudEvent), nil
 			list = append(list, l)
 		}
 	})
 	return list, err
+}
+
+// resourcesOf returns the VMs that the Azure event of a CloudEvent names.
+func resourcesOf(body json.RawMessage) []string {
+	var ce struct {
+		Data struct{ Event struct{ Resources []string } }
+	}
+	_ = json.Unmarshal(body, &ce) // without a CloudEvent there are none
+	return ce.Data.Event.Resources
 }
 
 // remove deletes a dead letter by its sequence number in the stream of dead letters.

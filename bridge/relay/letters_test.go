@@ -445,3 +445,31 @@ func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
 		})
 	}
 }
+
+// A list of dead letters keeps no CloudEvents in memory.
+func TestAListOfDeadLettersIsSmall(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 413", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		const letters = 100
+		for n := range letters {
+			ce := eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			ce.DataEncoded = append(bytes.TrimSuffix(ce.DataEncoded, []byte("}")), fmt.Sprintf(`,"padding":"%0900000d"}`, 1)...)
+			s.publish([]event.Event{ce}...)
+		}
+		pause(time.Minute)
+		list, more, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 10 || more != letters-10 {
+			t.Fatalf("%d letters and %d more, %v", len(list), more, err)
+		}
+		held := 0
+		for _, e := range list[:cap(list)] {
+			held += len(e.CloudEvent)
+		}
+		if held > 8<<20 {
+			t.Errorf("a list of 10 letters keeps %d MiB", held>>20)
+		}
+		stop()
+	})
+}

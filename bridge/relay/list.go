@@ -36,7 +36,8 @@ type Entry struct {
 	Overtaken  bool // see outbox.Delivery.Overtaken
 	Bytes      int  // of the CloudEvent
 	DeadSince  time.Time
-	CloudEvent json.RawMessage // nil when the list left it out
+	CloudEvent json.RawMessage // nil in a list
+	Resources  []string        // of a dead letter in a list: the VMs that its Azure event names
 	Mute       *delivery.Mute  // that holds it back, or the last one that it waited for; nil for none
 	group      string          // of the Azure event; "" for none
 }
@@ -53,8 +54,20 @@ func (s Selection) has(sink, state, event string) bool {
 		strings.HasPrefix(imds.Upper(event), imds.Upper(s.Event))
 }
 
+// CatchUp waits until the relay knows of all events in the stream; Over needs that.
+func (r *Relay) CatchUp(ctx context.Context) (err error) {
+	defer r.toShow(&err)
+	st, err := r.connected()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, streams.RequestTimeout)
+	defer cancel()
+	return r.fleet.CatchUp(ctx, st.source())
+}
+
 // Over reports whether a sink would begin nothing about a delivery, because its event is over: see
-// delivery.Late.OverAtEnd.
+// delivery.Late.OverAtEnd. Before the relay has caught up, an event that it doesn't know of yet is over.
 func (r *Relay) Over(e Entry, sink string) bool {
 	r.mu.Lock()
 	acts := slices.ContainsFunc(r.Routes, func(route bridge.Route) bool {
@@ -266,7 +279,7 @@ func (r *Relay) removeEach(ctx context.Context, keys []string, do func(deadLette
 func (l deadLetter) entry() Entry {
 	return Entry{
 		Key: l.key(), Sink: l.Sink, group: streams.GroupOf(l.Event, l.Set), State: stateDead, Reason: l.Reason,
-		Overtaken: l.Overtaken, Bytes: l.Bytes, DeadSince: l.At, CloudEvent: l.CloudEvent,
+		Overtaken: l.Overtaken, Bytes: l.Bytes, DeadSince: l.At, CloudEvent: l.CloudEvent, Resources: l.resources,
 		Item: delivery.Item{
 			Message: &delivery.Message{
 				Seq: l.Seq, ID: l.ID, Type: l.Type, Group: l.Event, AzureType: l.AzureType,

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -238,6 +239,30 @@ func TestAReminderOrAnAnswerAfterTheEndIsNoNewsOnARelay(t *testing.T) {
 		}
 		wantIDs(t, "what people read", chat.all(), announced, over)
 		wantIDs(t, "what is on record", audit.all(), announced, over, answer, reminder)
+		stop()
+	})
+}
+
+// What a relay that has just started hasn't read yet isn't over, for who waits until it has.
+func TestAnEventThatARelayHasNotReadYetIsNotOver(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		acts := with(route("hook", hook), func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
+		before, stop := s.run(acts)
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(5 * time.Second)
+		list, _, err := before.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 1 {
+			t.Fatalf("dead letters are %v, %v; want one", list, err)
+		}
+		stop()
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{acts}})
+		pause(time.Millisecond) // it is connected
+		err = r.CatchUp(t.Context())
+		if err != nil || r.Over(list[0], "hook") {
+			t.Errorf("%s is over, as it says, %v", list[0].ID, err)
+		}
 		stop()
 	})
 }

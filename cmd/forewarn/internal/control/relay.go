@@ -39,7 +39,7 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 		}
 		rows := Rows[ListedDelivery]{More: more, Rows: []ListedDelivery{}}
 		for _, e := range entries {
-			rows.Rows = append(rows.Rows, ListedDelivery{Delivery: deliveryOf(e), Resources: resourcesOf(e.CloudEvent)})
+			rows.Rows = append(rows.Rows, ListedDelivery{Delivery: deliveryOf(e), Resources: e.Resources})
 		}
 		answerRows(w, rows)
 	})
@@ -77,6 +77,10 @@ func RelayHandler(r *relay.Relay, reload Reload) http.Handler {
 				return
 			}
 			if m.All {
+				if err := r.CatchUp(req.Context()); err != nil {
+					fail(w, err, http.StatusServiceUnavailable)
+					return
+				}
 				dead, _, listErr := r.List(req.Context(), relay.Selection{Sink: m.Sink, State: outbox.StateDead}, limit(nil))
 				for _, e := range dead {
 					if change.path != "POST /outbox/replay" || !r.Over(e, cmp.Or(m.To, e.Sink)) {
@@ -158,13 +162,4 @@ func deliveryOf(e relay.Entry) outbox.Delivery {
 		d.Muted = e.Mute.Until
 	}
 	return d
-}
-
-// resourcesOf returns the VMs that the Azure event of a CloudEvent names.
-func resourcesOf(body json.RawMessage) []string {
-	var ce struct {
-		Data struct{ Event struct{ Resources []string } }
-	}
-	_ = json.Unmarshal(body, &ce) // without a CloudEvent there are none
-	return ce.Data.Event.Resources
 }
