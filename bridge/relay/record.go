@@ -11,7 +11,7 @@ import (
 // maxSettled is how many results a record keeps: those of the deliveries that were settled last.
 const maxSettled = 1000
 
-// maxWaiting is how many deliveries may wait in a record, so that it fits into one message.
+// maxWaiting is how many deliveries may wait in a record, which is one message.
 const maxWaiting = 1000
 
 // A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge. It is written before the

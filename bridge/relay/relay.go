@@ -20,7 +20,7 @@ import (
 )
 
 // stopTimeout is how long a stop waits for attempts under way. With the second that a canceled one may take to return, a
-// stop takes five.
+// stop takes five. While the servers don't answer, it waits for them too: see Run.
 const stopTimeout = 4 * time.Second
 
 // reconnectAfter is how long the relay waits after a failure before it connects again.
@@ -136,7 +136,8 @@ func New(o Options) *Relay {
 
 var errNotYet = errors.New("not connected yet")
 
-// Run relays until ctx is done. Then it finishes what is under way, within five seconds, and gives up its leases.
+// Run relays until ctx is done. Then it finishes what is under way, within five seconds, and gives up its leases. What is to
+// be on record then may take ten seconds more while the servers don't answer.
 func (r *Relay) Run(ctx context.Context) error {
 	r.mu.Lock()
 	r.started = time.Now()

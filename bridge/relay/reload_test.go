@@ -173,3 +173,23 @@ func TestASinkThatAReloadAddsBeginsWhenItComes(t *testing.T) {
 		stop()
 	})
 }
+
+// A stop is short also while a relay looks for the open events of a new sink, and so is a reload.
+func TestAStopIsShortWhileANewSinkLooksForOpenEvents(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		for n := range 10_000 {
+			s.publish(eventNo(n%10).say(t, imds.Scheduled, "vm-1"))
+		}
+		wire := &cable{}
+		r, stop := s.start(relay.Options{Connect: s.over(wire)})
+		pause(5 * time.Second)
+		wire.slow(time.Second)
+		r.Reload([]bridge.Route{route("hook", newRecorder())}, bridge.SettingsInfo{})
+		pause(10 * time.Second)
+		began := time.Now()
+		stop()
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("the stop took %v, want five seconds at most", took)
+		}
+	})
+}

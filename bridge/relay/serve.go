@@ -104,7 +104,12 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), v serving, l *leas
 		q.room.maxBodies = maxBodies / max(1, len(r.Routes))
 		q.pos.err = s.readErr // it ends when something is read, not with a reload
 	})
-	if err := q.open(); err != nil {
+	opening := context.AfterFunc(ctx, func() { endLease(nil) }) // nothing is under way yet
+	err := q.open()
+	if !opening() {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	log.Info("this relay serves the sink", "relay", r.Name)
