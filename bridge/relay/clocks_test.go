@@ -174,3 +174,32 @@ func serverClockAhead(text []byte) {
 		rest = rest[1:]
 	}
 }
+
+// Nor does such a relay acknowledge anything: the consumer may be another relay's by now.
+func TestARelayWhoseMonotonicClockStoodStillAcknowledgesNothing(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		wall, acks := &wallClock{}, &ackWatch{given: map[string]bool{}}
+		hook := route("hook", newRecorder())
+		hook.Filter.Only.Types = []string{"Freeze"} // what it leaves out is acknowledged when it is read
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{hook}, Wall: wall.now,
+			Connect: s.over(&cable{says: acks.says, hears: acks.hears})})
+		pause(2 * time.Second)
+		for _, tt := range []struct {
+			ahead time.Duration
+			want  int
+		}{{0, 1}, {time.Hour, 0}} {
+			s.renewed("hook")
+			pause(100 * time.Millisecond)
+			wall.set(tt.ahead)
+			acks.forget()
+			s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+			pause(500 * time.Millisecond)
+			acks.mu.Lock()
+			if acks.own != tt.want || acks.others > 0 {
+				t.Errorf("%v after the lease was renewed %d and %d are acknowledged, want %d", tt.ahead, acks.own, acks.others, tt.want)
+			}
+			acks.mu.Unlock()
+		}
+		stop()
+	})
+}

@@ -364,8 +364,12 @@ func (q *queue) forgetReplies() {
 	}
 }
 
-// ack acknowledges messages. What can't be acknowledged now is by the next flush.
+// ack acknowledges messages. What can't be acknowledged now is by the next flush, and nothing is once the lease is over: the
+// consumer of the next relay has the same name.
 func (q *queue) ack(replies ...string) {
+	if !q.lease.valid() {
+		return
+	}
 	q.mu.Lock()
 	all := append(q.records.unacked, replies...)
 	q.records.unacked = nil
