@@ -335,7 +335,7 @@ func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Ti
 		s.State = SinkRetrying
 	}
 	switch {
-	case st.Pending > 0 && w.Oldest.IsZero() && !b.current:
+	case st.Pending > w.Muted && w.Oldest.IsZero() && !b.current: // the worker has not been given it
 		s.WaitsFor = delivery.WaitsForAnswer
 	case st.Pending > 0:
 		s.NextAttempt, s.WaitsFor = w.Next.UTC(), w.Waits
