@@ -407,7 +407,12 @@ func (w *world) settle() {
 	}
 	w.left = w.wrong(js)
 	w.stream = append(w.earlier, readStream(w.t, js)...)
-	if w.letters, _, err = w.alive()[0].relay.List(w.t.Context(), relay.Selection{State: "dead"}, 1e6); err != nil {
+	r := w.alive()[0].relay
+	w.letters, _, err = r.List(w.t.Context(), relay.Selection{State: "dead"}, 1e6)
+	for i := 0; i < len(w.letters) && err == nil; i++ {
+		w.letters[i], err = r.Show(w.t.Context(), w.letters[i].Key)
+	}
+	if err != nil {
 		w.t.Error(err)
 	}
 }
