@@ -37,6 +37,12 @@ func (d *decision) done() bool { return d != nil && d.Result != "" }
 // unsent reports whether there is an approval that is still to be sent.
 func (d *decision) unsent() bool { return d != nil && d.Result == "" }
 
+// settles reports whether the approval has come to its end for the change with that number: Azure took or refused it. One
+// that was given up because the rules no longer approved it leaves what they say later.
+func (d *decision) settles(change uint64) bool {
+	return d != nil && d.Seq == change && (d.Result == cloudevent.ResultApproved || d.Result == cloudevent.ResultRefused)
+}
+
 // waits reports whether the next attempt is still to come. A time further ahead than the longest wait is left from
 // before the clock was set back, and has come.
 func (d *decision) waits(now time.Time) bool {
@@ -55,7 +61,7 @@ func (d *decision) givenUp(why string) cloudevent.Approval {
 // record completes the record of what came of the decision.
 func (d *decision) record(a cloudevent.Approval, op *openEvent, now time.Time) cloudevent.Approval {
 	a.By, a.Decided, a.Attempts = d.By, d.Decided, d.Attempts
-	a.After = now.Sub(op.Announced).Round(100 * time.Millisecond).Seconds()
+	a.After = op.openFor(now)
 	return a
 }
 
@@ -87,7 +93,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case d.unsent() && d.Seq != op.latest.Seq:
 		b.endApproval(e, op, *d, d.givenUp("the event changed"))
 		return
-	case !d.unsent() && (e.Status != imds.StatusScheduled || d != nil && d.Seq == op.latest.Seq):
+	case !d.unsent() && (e.Status != imds.StatusScheduled || d.settles(op.latest.Seq)):
 		b.noteRuling(id, "", false) // nothing left to decide here
 		b.reviews.setPossible(id, nil)
 		return
@@ -175,7 +181,7 @@ func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptan
 	d := b.outbox.Delivery(route, op.latest.Seq)
 	a := acceptance{state: d.State}
 	switch {
-	case op.onlyAlerted(route):
+	case !slices.Contains(op.Routes, route), d.FallbackFor != nil && !b.takes(route, op): // whatever it got all the same
 		a = acceptance{}
 	case d.State == outbox.StatePending:
 		a = pendingFor(time.Time{}, d.Mute)
@@ -192,6 +198,17 @@ func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptan
 		a = planned(route, latest, op.Waiting, routes, b.outbox.Mutes())
 	}
 	return a
+}
+
+// takes reports whether a route that gets the event takes its latest change, by its filter.
+func (b *Bridge) takes(route string, op *openEvent) bool {
+	change, self := cloudevent.ChangeOf(op.latest.decode()), b.self().Name
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.routes, func(r Route) bool {
+		wanted, _ := r.Filter.MatchChange(change, self)
+		return r.Name == route && wanted
+	})
 }
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
@@ -308,7 +325,8 @@ func (b *Bridge) takeBack(id string, d decision, approved bool) {
 			return c
 		}
 		op = c.change(op)
-		op.Approval, op.Approved = &d, approved || op.Asked != nil // by hand meanwhile
+		_, byHand := b.approvers(id)
+		op.Approval, op.Approved = &d, approved || byHand || op.Asked != nil // by hand meanwhile
 		return c
 	})
 }
@@ -336,7 +354,7 @@ func (b *Bridge) keepDecision(id string, d decision) bool {
 // stands reports whether a decision still holds: the event is open and has not changed, the rules decide so, and nobody
 // approves or has approved it by hand.
 func (b *Bridge) stands(op *openEvent, d decision) bool {
-	if op == nil || op.latest.Seq != d.Seq || op.Approval.done() && op.Approval.Seq == d.Seq {
+	if op == nil || op.latest.Seq != d.Seq || op.Approval.settles(d.Seq) {
 		return false
 	}
 	rules, byHand := b.approvers(op.event.ID)
@@ -403,6 +421,9 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 		s := b.situation(observation{now: now}, e)
 		if a.Result == cloudevent.ResultRefused {
 			b.alert(&c, s, op)
+			if stand := standingOf(rules); len(stand) > 0 { // people read of them now
+				op.promise(stand)
+			}
 		}
 		s.addApproval(&c, e, op, a, rules, over)
 		return c
@@ -417,7 +438,7 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 		if d.Seq == op.latest.Seq {
 			op.promise(nil) // kept, or told otherwise
 		}
-		d.Result, d.By = a.Result, a.By
+		d.Result = a.Result
 		op.Approval = &d
 	}
 	op.Approved = op.Approved || d.Attempts > 0
@@ -425,6 +446,7 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 	switch {
 	case a.Result == cloudevent.ResultApproved:
 		op.Asked = &cloudevent.Asked{By: a.By, Time: now.UTC(), Answered: true}
+	case op.Asked != nil && op.Asked.Answered: // Azure has taken one, whatever becomes of another
 	case a.Result == cloudevent.ResultUnanswered, lost:
 		op.Asked = &cloudevent.Asked{By: a.By, Time: d.Decided.UTC()}
 	}

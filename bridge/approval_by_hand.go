@@ -37,8 +37,11 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 		doc, e, result, why = b.confirm(ctx, id, shown)
 	}
 	if why != "" {
-		// Somebody else's may have been sent meanwhile.
-		b.keep(id, func(now *openEvent) bool { now.Approved = op.Approved || now.Asked != nil; return true })
+		// Somebody else's may have been sent meanwhile, or be on its way.
+		b.keep(id, func(now *openEvent) bool {
+			now.Approved = op.Approved || now.Asked != nil || b.othersApprove(id)
+			return true
+		})
 		return notSent(result, why)
 	}
 	answer, err := b.askAzure(ctx, doc, e)
@@ -83,4 +86,11 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 		}
 		end()
 	}, true
+}
+
+// othersApprove reports whether somebody else approves the event by hand now.
+func (b *Bridge) othersApprove(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.byHand[id] > 1
 }

@@ -378,7 +378,10 @@ func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 	}
 }
 
+// A person is in the context of what somebody asks for by hand.
 type person struct{}
+
+func byPerson(t *testing.T) context.Context { return context.WithValue(t.Context(), person{}, true) }
 
 // Nor when a second person's approval, which was under way at the same time, came to nothing.
 func TestWhatOneOfTwoPeopleApprovedIsNotCalledOff(t *testing.T) {
@@ -464,6 +467,94 @@ func TestWhatWasAskedBesideARuleIsNotCalledOff(t *testing.T) {
 		wantIDs(t, s.approvals(), idA)
 		pause(3100 * time.Millisecond) // the rule has not tried again
 		s.endsUnknown(audit)
+		b.end()
+	})
+}
+
+// Nor while Azure's answer to what somebody asked is still on its way, when an attempt of a rule is taken back.
+func TestWhatIsBeingAskedBesideARuleIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &recorder{}
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				resp, err := next.RoundTrip(r)
+				if r.Method == http.MethodPost { // Azure has it, and its answer is slow
+					time.Sleep(8 * time.Second)
+				}
+				return resp, err
+			})
+		}
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		release := func() {}
+		var once sync.Once
+		s.logged = func(words string) { // then the attempt of the rule is written
+			if words == "approving event" {
+				once.Do(func() { release = s.disk.block() })
+			}
+		}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		shown := s.shown(idA)
+		time.AfterFunc(700*time.Millisecond, func() { release() })
+		asked := make(chan cloudevent.Approval, 1)
+		go func() { asked <- b.ApproveNow(t.Context(), idA, shown, "root") }()
+		pause(3 * time.Second)
+		s.endsUnknown(audit)
+		if a := <-asked; a.Result != cloudevent.ResultApproved {
+			t.Errorf("it is %+v, want it approved", a)
+		}
+		wantIDs(t, s.approvals(), idA)
+		pause(time.Second)
+		b.end()
+	})
+}
+
+// Nor while the answer to the first of two people is on its way, and the second's approval comes to nothing.
+func TestWhatOneOfTwoPeopleIsAskingIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &recorder{}
+		looks := 0
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if r.Context().Value(person{}) != nil && r.Method == http.MethodGet {
+					looks++
+					if looks == 2 { // the look after the slow write
+						time.Sleep(time.Second)
+						return nil, errSinkDown
+					}
+				}
+				resp, err := next.RoundTrip(r)
+				if r.Method == http.MethodPost {
+					time.Sleep(8 * time.Second)
+				}
+				return resp, err
+			})
+		}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		shown := s.shown(idA)
+		release := s.disk.block()
+		time.AfterFunc(2*time.Second, release)
+		second, first := make(chan cloudevent.Approval, 1), make(chan cloudevent.Approval, 1)
+		go func() {
+			second <- b.ApproveNow(context.WithValue(t.Context(), person{}, true), idA, shown, "jane")
+		}()
+		pause(100 * time.Millisecond)
+		go func() { first <- b.ApproveNow(t.Context(), idA, shown, "root") }()
+		pause(4 * time.Second)
+		if a := <-second; a.Result != cloudevent.ResultRefused {
+			t.Errorf("the second is %+v, want it not sent", a)
+		}
+		s.endsUnknown(audit)
+		if a := <-first; a.Result != cloudevent.ResultApproved {
+			t.Errorf("the first is %+v, want it approved", a)
+		}
 		b.end()
 	})
 }

@@ -373,3 +373,62 @@ func TestARuleWaitsUntilItIsKnownWhichVMThisIs(t *testing.T) {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A rule that a reload takes away while its approval is still to be sent, and that another brings back, approves the event.
+func TestARuleThatComesBackApprovesThoughItsDecisionWasGivenUp(t *testing.T) {
+	for claim, path := range map[string]string{"nothing was sent": imdstest.ScheduledEvents, "Azure didn't answer": imdstest.Approvals} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []bridge.Rule{rebootRule}
+				audit := &recorder{}
+				refuses := s.refusesLooks()
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				if path == imdstest.Approvals {
+					s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+				}
+				s.userReboot(idA)
+				pause(1200 * time.Millisecond)
+				refuses.Store(path != imdstest.Approvals)
+				pause(5 * time.Second)
+				b.Reload(b.Routes, nil, bridge.SettingsInfo{})
+				pause(20 * time.Second)
+				refuses.Store(false)
+				s.azure.ClearFaults()
+				t.Log(audit.results(t), s.approvals())
+				b.Reload(b.Routes, []bridge.Rule{rebootRule}, bridge.SettingsInfo{})
+				pause(3 * time.Minute)
+				t.Log(audit.results(t), b.Status().Events[0].Approval)
+				wantIDs(t, s.approvals(), idA)
+				b.end()
+			})
+		})
+	}
+}
+
+// What is told of an approval keeps to the schema though the clock was set back since the event was first seen.
+func TestAnApprovalAfterTheClockWasSetBackKeepsToTheSchema(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &recorder{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		s.step(-time.Hour)
+		b.end()
+		b = s.start(audit.all("audit"))
+		pause(5 * time.Second)
+		b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+		pause(5 * time.Second)
+		_, data := schemas(t)
+		for _, h := range audit.accepted() {
+			if err := breaks(t, data, h.Event.Data()); err != nil {
+				t.Errorf("%s: %v", h.Event.ID(), err)
+			}
+		}
+		wantIDs(t, audit.results(t), cloudevent.ResultApproved)
+		b.end()
+	})
+}

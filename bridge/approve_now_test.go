@@ -516,3 +516,68 @@ func TestAnEventThatWasNotSeenYetIsNotOver(t *testing.T) {
 		b.end()
 	})
 }
+
+// That Azure has taken an approval stays said when somebody asks once more and gets no answer.
+func TestThatAzureAgreedStaysSaid(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &recorder{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
+			t.Fatalf("%+v", a)
+		}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "jane"); a.Result != cloudevent.ResultUnanswered {
+			t.Fatalf("%+v", a)
+		}
+		if asked := b.Status().Events[0].Asked; asked == nil || !asked.Answered {
+			t.Errorf("the status says %+v", asked)
+		}
+		b.end()
+	})
+}
+
+// What a rule asked a second time, and Azure then refused, does not hide that Azure has taken what somebody asked meanwhile.
+func TestARefusalOfARuleDoesNotHideThatAzureAgreed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		posts := 0
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if r.Method != http.MethodPost || r.Context().Value(person{}) != nil {
+					return next.RoundTrip(r)
+				}
+				posts++
+				if posts == 1 {
+					return nil, errSinkDown
+				}
+				time.Sleep(5 * time.Second)
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse})
+				return next.RoundTrip(r)
+			})
+		}
+		audit := &recorder{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(4 * time.Second)
+		a := b.ApproveNow(byPerson(t), idA, s.shown(idA), "root")
+		t.Log(a.Result, posts)
+		pause(10 * time.Second)
+		t.Log(audit.results(t))
+		if asked := b.Status().Events[0].Asked; asked == nil || asked.By != "root" || !asked.Answered {
+			t.Errorf("the status says %+v", asked)
+		}
+		for _, h := range audit.accepted() {
+			d := dataIn(t, h.Event)
+			if d.Approval != nil {
+				t.Log(d.Approval.Result, d.Approval.By, d.Asked)
+			}
+		}
+		b.end()
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,7 @@ type Bridge struct {
 	workers          map[string]*routeWorker // by route, also of removed routes until they have ended
 	delivering       bool                    // workers have been started
 	current          bool                    // a valid answer is committed since the start, or since join
+	hidden           []string                // events that a partial document hides, so that nobody knows whether they are over
 	polled           chan struct{}           // closed when a poll was handled that began after it was set: see awaitPoll
 	settings         SettingsInfo
 	generation       int  // how often Reload has replaced the routes
@@ -146,7 +148,7 @@ func New(o Options) (*Bridge, error) {
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
-	o.Outbox.Update(b.began, func(tx *outbox.Tx) { tx.HoldActing(true) }) // until beginActing
+	o.Outbox.Update(b.began, func(tx *outbox.Tx) { tx.HoldActing(everyGroup) }) // until beginActing
 	o.Outbox.SetCallbacks(outbox.Callbacks{Dead: b.deadLettered, Forgot: o.Meter.Forgot})
 	was := decodeStored(o.Outbox.Value, o.Outbox.Groups())
 	for _, err := range was.unreadable {
@@ -192,16 +194,27 @@ func (b *Bridge) lastAnswer() lastAnswer {
 	return b.answer
 }
 
-// beginActing lets what acts begin, because a valid answer is committed and shows which events are over.
+// beginActing lets what acts begin, because a valid answer is committed and shows which events are over. A partial document
+// doesn't show that of those that it hides.
 func (b *Bridge) beginActing() {
+	var hidden []string
+	for _, op := range b.events.all() {
+		if !op.lastListed.IsZero() {
+			hidden = append(hidden, op.event.ID)
+		}
+	}
 	b.mu.Lock()
-	was := b.current
-	b.current = true
+	same := b.current && slices.Equal(hidden, b.hidden)
+	b.current, b.hidden = true, hidden
 	b.mu.Unlock()
-	if !was {
-		b.outbox.Update(time.Now(), func(tx *outbox.Tx) { tx.HoldActing(false) })
+	if !same {
+		held := func(group string) bool { return slices.Contains(hidden, group) }
+		b.outbox.Update(time.Now(), func(tx *outbox.Tx) { tx.HoldActing(held) })
 	}
 }
+
+// everyGroup holds every group: see outbox.Tx.HoldActing.
+func everyGroup(string) bool { return true }
 
 // jitter returns a random duration between d/2 and d.
 func (b *Bridge) jitter(d time.Duration) time.Duration {

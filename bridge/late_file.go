@@ -46,7 +46,7 @@ func (b *Bridge) join() (routes []Route) {
 	var c commit
 	b.outbox.Update(time.Now(), func(tx *outbox.Tx) {
 		file := tx.Join()
-		tx.HoldActing(true)
+		tx.HoldActing(everyGroup)
 		was = decodeStored(func(name string) []byte { return file.Values[name] }, file.Groups)
 		added, _ := tx.NewRoutes(inOutbox(routes))
 		for _, op := range was.events { // what was told of an earlier route of that name says nothing about this one
@@ -99,6 +99,11 @@ func (op *openEvent) merge(was *openEvent) {
 	op.Announced, op.Occurrence = was.Announced, max(op.Occurrence, was.Occurrence)
 	op.LongestPause = max(op.LongestPause, was.LongestPause)
 	op.Asked = cmp.Or(op.Asked, was.asked())
+	if op.Approval == nil && was.Approval.settles(was.latest.Seq) && string(op.Event) == string(was.Event) {
+		d := *was.Approval
+		d.Seq = op.latest.Seq
+		op.Approval = &d
+	}
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved || op.Asked != nil
 	op.Routes, op.Alerted = union(op.Routes, was.Routes), union(op.Alerted, was.Alerted)
 }

@@ -454,3 +454,24 @@ func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
 			idA+"-scheduled-r3", idA+"-vanished-r3")
 	})
 }
+
+// What is already approved is not approved once more because its record came late.
+func TestWhatALateFileKnowsAsApprovedIsNotApprovedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		e := &recorder{}
+		b := s.start(e.all("a"))
+		pause(2500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		b, bring := s.lateFile(b, func() {}, e.all("a"))
+		pause(2500 * time.Millisecond)
+		bring()
+		pause(30 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, e.results(t), cloudevent.ResultApproved)
+		b.end()
+	})
+}

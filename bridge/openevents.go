@@ -107,6 +107,11 @@ func (op *openEvent) notBegun(e imds.Event, now time.Time) bool {
 	return e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Approved
 }
 
+// openFor returns for how many seconds the event has been known; 0 if the clock was set back since.
+func (op *openEvent) openFor(now time.Time) float64 {
+	return max(0, now.Sub(op.Announced).Round(100*time.Millisecond).Seconds())
+}
+
 // promise records which rules people are told will approve the event; nil if none will.
 func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet = rules, false }
 
@@ -150,11 +155,6 @@ func (op *openEvent) forget(gone func(route string) bool) {
 // gets reports whether a route gets the event, or what comes of its approval.
 func (op *openEvent) gets(route string) bool {
 	return slices.Contains(op.Routes, route) || slices.Contains(op.Alerted, route)
-}
-
-// onlyAlerted reports whether a route gets the event although its filter leaves it out. No rule counts what that accepts.
-func (op *openEvent) onlyAlerted(route string) bool {
-	return slices.Contains(op.Alerted, route) && !slices.Contains(op.Routes, route)
 }
 
 // group returns the event as the outbox stores it.

@@ -36,7 +36,7 @@ func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op
 	}
 	describe(&a.Message, ce)
 	delivered := func(sink string) acceptance {
-		if op.onlyAlerted(sink) {
+		if !slices.Contains(op.Routes, sink) { // as in Bridge.acceptance
 			return acceptance{}
 		}
 		return planned(sink, a, op.Waiting, s.routes, s.mutes)
@@ -118,6 +118,11 @@ func (all verdicts) possible() (rules []cloudevent.Rule) {
 // them than this one can know.
 func ownRules(rules []cloudevent.Rule) (own []cloudevent.Rule) {
 	return slices.DeleteFunc(slices.Clone(rules), func(r cloudevent.Rule) bool { return r.VM != "" })
+}
+
+// standingOf returns the rules of this VM that don't depend on a sink that failed.
+func standingOf(rules []cloudevent.Rule) []cloudevent.Rule {
+	return slices.DeleteFunc(ownRules(rules), func(r cloudevent.Rule) bool { return r.Again != "" })
 }
 
 // approving returns the number of the first rule that approves, counted from 1; 0 for none.
@@ -271,7 +276,7 @@ func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudev
 			return c
 		}
 		next := c.change(current)
-		a.Decided, a.After = now.UTC(), now.Sub(next.Announced).Round(100*time.Millisecond).Seconds()
+		a.Decided, a.After = now.UTC(), next.openFor(now)
 		if a.NotYet {
 			next.NotYet = true
 		} else {

@@ -359,3 +359,32 @@ func TestARunThatARestartCutOffHasNotFailed(t *testing.T) {
 		b.end()
 	})
 }
+
+// A rule of which only a refusal told is taken back like any other.
+func TestARuleThatARefusalNamesIsTakenBack(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse})
+		drain, audit := &recorder{answer: func(delivery.Delivery) error {
+			time.Sleep(8 * time.Second)
+			return fmt.Errorf("%w: exit 1", delivery.ErrRejected)
+		}}, &recorder{}
+		b := s.start(drain.all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		if _, err := b.Mute(bridge.Mute{Sink: "drain", Reason: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		if _, err := b.Unmute(nil, true, "alice"); err != nil {
+			t.Fatal(err)
+		}
+		pause(3 * time.Second) // the drain is at work, and the rule on course
+		b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
+		pause(3 * time.Minute)
+		wantIDs(t, audit.promised(t)[:2], "-", `rule "drain first" after drain and 5s;`)
+		wantIDs(t, audit.results(t), cloudevent.ResultRefused, cloudevent.ResultWithheld)
+		b.end()
+	})
+}

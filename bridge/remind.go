@@ -123,7 +123,7 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 	c.log(slog.LevelInfo, "reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
 		"to", strings.Join(a.To, ","))
 	c.add(ce, a)
-	stand := slices.DeleteFunc(ownRules(in.Rules), func(r cloudevent.Rule) bool { return r.Again != "" })
+	stand := standingOf(in.Rules)
 	if len(stand) > 0 {
 		c.change(op).promise(stand)
 	}

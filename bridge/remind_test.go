@@ -1,6 +1,8 @@
 package bridge_test
 
 import (
+	"context"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -543,4 +545,50 @@ func TestLeadsAreWrittenAsPeopleDo(t *testing.T) {
 			t.Errorf("%v is written %s, want %s", d, got, want)
 		}
 	}
+}
+
+// A reminder names no rule of an event that somebody has approved just before.
+func TestAReminderAfterAnApprovalByHandNamesNoRule(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule, slow := namedRule(), rebootRule
+		rule.Wait = 29 * time.Minute
+		slow.Only.Types = []string{"Redeploy"}
+		slow.Wait = 25*time.Minute - 2*time.Second
+		s.opts.Rules = []bridge.Rule{rule, slow}
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if r.Method == http.MethodPost && r.Context().Value(person{}) == nil {
+					select {
+					case <-time.After(9 * time.Second):
+					case <-r.Context().Done():
+					}
+				}
+				return next.RoundTrip(r)
+			})
+		}
+		audit := &recorder{}
+		b := s.start((&recorder{}).all("drain"), audit.all("audit").With(func(x *bridge.Terms) { x.Remind = []time.Duration{5 * time.Minute} }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idB, time.Hour)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(30 * time.Minute)})
+		pause(24*time.Minute + 59*time.Second)
+		b.ApproveNow(context.WithValue(t.Context(), person{}, true), idA, s.shown(idA), "root")
+		pause(20 * time.Second)
+		t.Log(audit.ids(), s.approvals())
+		n := 0
+		for _, h := range audit.accepted() {
+			d := dataIn(t, h.Event)
+			if d.Change == "reminder" {
+				n++
+				if len(d.Rules) > 0 {
+					t.Errorf("the reminder names %+v, asked %+v", d.Rules, d.Asked)
+				}
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d reminders", n)
+		}
+		b.end()
+	})
 }

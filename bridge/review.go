@@ -88,6 +88,8 @@ func (r *reviews) setPossible(id string, rules []cloudevent.Rule) {
 // rules returns the rules that will approve the event, by what they say now or, until they are asked, by what was told.
 func (v review) rules(op *openEvent) []cloudevent.Rule {
 	switch {
+	case op.Approval.settles(op.latest.Seq): // perhaps since they were asked
+		return nil
 	case v.ruled:
 		return v.possible
 	case op.NotYet:

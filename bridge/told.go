@@ -55,8 +55,11 @@ func (t *ToldApproval) Note(ce event.Event) {
 	if d.Approval != nil {
 		result = *d.Approval
 	}
-	if !isCopy {
+	switch {
+	case !isCopy:
 		t.noteAsked(kind, d.Asked, result)
+	case t.asked == nil: // somebody asked before that VM had seen the event
+		t.asked = d.Asked
 	}
 	byUser := !t.isRule(result.By)
 	switch {

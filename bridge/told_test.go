@@ -285,3 +285,19 @@ func TestCloudEventsTellOfAnApprovalWhatTheStatusSays(t *testing.T) {
 		}
 	}
 }
+
+// Who asked Azure to start an event before its VM had seen it is told by that VM's announcement, though another VM's came first.
+func TestACopyOfTheAnnouncementTellsWhoAsked(t *testing.T) {
+	asked := &cloudevent.Asked{By: "root", Time: time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC), Answered: true}
+	var told bridge.ToldApproval
+	var status bridge.EventStatus
+	for n, s := range []statement{{kind: imds.Scheduled, vm: "vm-2"}, {kind: imds.Scheduled, asked: asked}} {
+		ce, listed := s.cloudEvent(t, 1, n)
+		told.Note(ce)
+		status = bridge.EventStatus{Known: listed}
+		told.Tell(&status)
+	}
+	if status.Asked == nil || status.Asked.By != "root" {
+		t.Errorf("the status has asked %+v, want root", status.Asked)
+	}
+}

@@ -216,6 +216,9 @@ func (tx *Tx) record(m *message, i *delivery.Item, r Result) {
 		return
 	}
 	r.At, r.ReplayedBy = tx.now.UTC(), i.ReplayedBy
+	if i.FallbackFor != nil {
+		r.Fallback = i.FallbackFor.Sink
+	}
 	m.setResult(r)
 	tx.write(bucketSettled, deliveryKey(m.Seq, r.Route), r)
 }

@@ -29,6 +29,8 @@ type Result struct {
 	Error    string    `json:"error,omitempty"`  // of the last attempt
 	// ReplayedBy is the user who last made a dead letter pending again; "" for none.
 	ReplayedBy string `json:"replayedBy,omitempty"`
+	// Fallback is the route in whose place this one got it; "" for none.
+	Fallback string `json:"fallbackFor,omitempty"`
 }
 
 // pageSize is how many records Walk reads at a time.

@@ -352,8 +352,8 @@ func (g *group) extendEnd(since time.Time) {
 	}
 }
 
-// delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if message knows its
-// CloudEvent. Any other has no state.
+// delivery returns a delivery that is pending or dead. Of a settled one it returns the state, and whose fallback it was, if
+// message knows its CloudEvent. Any other has no state.
 func (m *memory) delivery(route string, seq uint64) Delivery {
 	r := m.routes[route]
 	if r != nil {
@@ -368,6 +368,9 @@ func (m *memory) delivery(route string, seq uint64) Delivery {
 		for _, s := range msg.settled {
 			if s.Route == route {
 				d.State = s.State
+				if s.Fallback != "" {
+					d.FallbackFor = &delivery.FallbackFor{Sink: s.Fallback}
+				}
 			}
 		}
 	}

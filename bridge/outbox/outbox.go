@@ -93,9 +93,9 @@ type Outbox struct {
 	journal
 	followers  map[chan json.RawMessage]bool
 	callbacks  Callbacks
-	maintained time.Time // when Maintain last dropped history
-	returned   *memory   // what a file holds that waits for Join
-	held       bool      // see Tx.HoldActing
+	maintained time.Time               // when Maintain last dropped history
+	returned   *memory                 // what a file holds that waits for Join
+	held       func(group string) bool // see Tx.HoldActing; nil holds none
 
 	state     state
 	why       error       // why not everything is on disk, or soon is; nil while it is

@@ -67,7 +67,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 			c.Gone = append(c.Gone, seq)
 		case o.why == nil && e.change > o.stored && !e.shown:
 			continue // the reader must not see it yet
-		case o.held && e.Group != "" && e.route.late == delivery.LateDrop && !e.shown:
+		case o.held != nil && e.Group != "" && e.route.late == delivery.LateDrop && !e.shown && o.held(e.Group):
 			continue
 		default:
 			e.shown = true
@@ -191,8 +191,8 @@ func (o *Outbox) Pending(group string) []Delivery {
 	return o.pendingOf(group)
 }
 
-// Delivery returns a delivery that is pending or dead. Of a settled one it returns the state, if its CloudEvent is the
-// latest of an open group, or pending or dead for another route. Any other has no state.
+// Delivery returns a delivery that is pending or dead. Of a settled one it returns the state, and whose fallback it
+// was, if its CloudEvent is the latest of an open group, or pending or dead for another route. Any other has no state.
 func (o *Outbox) Delivery(route string, seq uint64) Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()

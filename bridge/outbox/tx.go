@@ -108,10 +108,10 @@ func (tx *Tx) SetReported(d Delivery) {
 	tx.replace(e, next)
 }
 
-// HoldActing sets whether routes with delivery.LateDrop get nothing about groups, because nobody knows yet which of these
-// are over. What they have been given already stays so.
-func (tx *Tx) HoldActing(hold bool) {
-	tx.outbox.held = hold
+// HoldActing sets about which groups routes with delivery.LateDrop get nothing, because nobody knows yet whether these are
+// over; nil for none. What they have been given already stays so. held is called under the lock.
+func (tx *Tx) HoldActing(held func(group string) bool) {
+	tx.outbox.held = held
 	tx.outbox.wakeReaders()
 }
 

@@ -1,0 +1,76 @@
+package bridge_test
+
+import (
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+)
+
+// What a sink got only as a fallback, though its filter refuses it, counts for no rule.
+func TestWhatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []bridge.Rule{drainRule}
+		drain, audit := &recorder{}, &recorder{answer: always(errSinkDown)}
+		d := drain.all("drain")
+		d.Filter.Only.Types = []string{"Freeze"}
+		a := audit.all("audit").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Minute} })
+		b := s.start(d, a)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Minute)
+		t.Log(drain.ids())
+		wantIDs(t, s.approvals())
+		b.cancel()
+		<-b.done
+	})
+}
+
+// The same of a change that its filter leaves out.
+func TestAChangeThatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit, drain := &recorder{answer: always(errSinkDown)}, &recorder{}
+		d := drain.all("drain")
+		d.Filter.Only.Changes = []string{"scheduled"}
+		a := audit.all("audit").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Minute} })
+		r := drainRule
+		r.Wait = 10 * time.Minute
+		s.opts.Rules = []bridge.Rule{r}
+		b := s.start(d, a)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(20 * time.Minute)
+		t.Log(drain.ids())
+		wantIDs(t, s.approvals())
+		b.cancel()
+		<-b.done
+	})
+}
+
+// A route of a name that the settings had before is another one: what that had accepted counts for no rule, if the new one's
+// filter leaves the event out.
+func TestWhatAnEarlierRouteAcceptedCountsForNoRule(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		drain, audit := &recorder{}, &recorder{}
+		routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(72 * time.Hour)})
+		pause(5 * time.Second)
+		b.Reload(b.killable(routes[1:]), nil, bridge.SettingsInfo{})
+		pause(25 * time.Hour)
+		other := (&recorder{}).all("drain")
+		other.Filter.Only.Types = []string{"Freeze"}
+		b.Reload(b.killable([]bridge.Route{other, routes[1]}), []bridge.Rule{drainRule}, bridge.SettingsInfo{})
+		pause(time.Minute)
+		wantIDs(t, s.approvals())
+		b.end()
+	})
+}
