@@ -116,7 +116,9 @@ func (o *oracle) urgent(r routePlan, owed []said) {
 		}
 		tried := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.start <= limit && t.start >= c.stored })
 		newer := slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && s.stored <= limit })
-		if !tried && !newer && limit < o.length && o.calm(c.stored, limit) {
+		end, over := o.endOf(r, c)
+		settled := over && end.stored <= limit // the route begins nothing about it any more
+		if !tried && !newer && !settled && limit < o.length && o.calm(c.stored, limit) {
 			o.add("urgency", "%s was told nothing of %s, stored at %v, until %v", r.name, c.id, short(c.stored), short(limit))
 		}
 	}
