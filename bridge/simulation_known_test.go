@@ -326,6 +326,14 @@ var knownStories = []struct {
 		{at(40 * time.Minute), endpointTrouble{"is empty", 45 * time.Minute}},
 		{at(50 * time.Minute), restyle{}},
 	}},
+	{"a start waits for its VM's name, and the first of two urgent events finds a sink that asks to wait", []step{
+		{at(time.Minute), instanceTrouble{"503", 30 * time.Minute}},
+		{at(2 * time.Minute), restart{crash: true, off: 10 * time.Minute}},
+		{at(3 * time.Minute), list{event: func() azureEvent { e := freeze; e.notBefore = 15 * time.Minute; return e }()}},
+		{at(4 * time.Minute), list{event: func() azureEvent { e := reboot; e.notBefore = 15 * time.Minute; return e }()}},
+		{at(5 * time.Minute), sinkTrouble{sink: "webhook", how: "asks to wait", end: 12*time.Minute + 30*time.Second, share: 100}},
+		{at(40 * time.Minute), unlist{reboot.id}},
+	}},
 	{"the machine crashes before it is written that a sink came, whose filter refuses what the event is before the file comes", []step{
 		{at(time.Second), reload{routes: []string{"well", "webhook"}, changes: map[string]routeChange{
 			"second": {"when: notice > 600", func(r *routePlan) { r.types, r.when = nil, conditions[1] }},

@@ -105,6 +105,9 @@ func (o *oracle) urgent(id string, b belief, route string) {
 		}
 		// Attempts under way end first, and those that beat the schedule are five seconds apart.
 		limit := c.at + time.Second
+		if boot := o.boots[c.boot]; boot.learned.seq == 0 || boot.learned.at > c.at { // it may wait for its VM's name before
+			limit = max(limit, boot.began.at+11*time.Second)
+		}
 		others := map[string]bool{}
 		for _, a := range o.attempts {
 			if a.sink != r.name || a.in != c.boot {
