@@ -31,9 +31,6 @@ type decision struct {
 	Result   string    `json:"result,omitempty"` // "" until it is done
 }
 
-// done reports whether there is an approval with a result.
-func (d *decision) done() bool { return d != nil && d.Result != "" }
-
 // unsent reports whether there is an approval that is still to be sent.
 func (d *decision) unsent() bool { return d != nil && d.Result == "" }
 
