@@ -178,7 +178,7 @@ func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptan
 	d := b.outbox.Delivery(route, op.latest.Seq)
 	a := acceptance{state: d.State}
 	switch {
-	case !slices.Contains(op.Routes, route), d.FallbackFor != nil && !b.takes(route, op): // whatever it got all the same
+	case !slices.Contains(op.Routes, route), d.FallbackFor != nil && !b.takes(route, op): // its filter leaves this out
 		a = acceptance{}
 	case d.State == outbox.StatePending:
 		a = pendingFor(time.Time{}, d.Mute)

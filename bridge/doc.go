@@ -1,8 +1,7 @@
 // Package bridge watches a VM's Azure Scheduled Events, turns each change into a CloudEvent, and delivers it to every
 // route. It knows no destination and no disk.
 //
-// An event travels in six steps. Steps 2 and 3 are pure. What step 4 adds, and what comes of
-// an attempt, is on disk before anything follows from it:
+// An event travels in six steps. Steps 2 and 3 are pure. What step 4 adds is on disk before step 5 begins:
 //
 //  1. imds.Client asks for the document.
 //  2. imds.Diff compares it with what is known.

@@ -343,8 +343,8 @@ func source(o imds.Observer, shared bool, host string) string {
 // attribute makes a string fit for an attribute of a CloudEvent.
 func attribute(s string) string { return imds.Printable(s, maxAttribute) }
 
-// joinNames joins as many names as fit into an attribute with commas. It cuts no name but a first one that
-// is too long, because the rest could be the name of another VM.
+// joinNames joins as many names as fit into an attribute with commas. It cuts no name, because the rest
+// could be the name of another VM; only a first one that is too long by itself.
 func joinNames(names []string) string {
 	s := strings.Join(names, ",")
 	if len(s) > maxAttribute {

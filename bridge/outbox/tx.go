@@ -108,8 +108,8 @@ func (tx *Tx) SetReported(d Delivery) {
 	tx.replace(e, next)
 }
 
-// HoldActing sets about which groups routes with delivery.LateDrop get nothing, because nobody knows yet whether these are
-// over; nil for none. What they have been given already stays so. held is called under the lock.
+// HoldActing keeps deliveries about some groups from routes with delivery.LateDrop, while nobody knows whether these groups
+// are over. held picks the groups, and is called under the lock; nil lets all go. What a route has been given stays given.
 func (tx *Tx) HoldActing(held func(group string) bool) {
 	tx.outbox.held = held
 	tx.outbox.wakeReaders()
