@@ -217,6 +217,7 @@ func TestDamageThatIsFoundLateIsNotTheNextFiles(t *testing.T) {
 					t.Errorf("the read that was under way = %v, want that it finds damage", err)
 				}
 				time.Sleep(10 * time.Second)
+				synctest.Wait()
 				want(t, "aside", d.aside, "damaged")
 				if _, err := bodyOf(o, "a", b.Seq); err != nil {
 					t.Errorf("what was stored in the new file: %v", err)
@@ -226,6 +227,7 @@ func TestDamageThatIsFoundLateIsNotTheNextFiles(t *testing.T) {
 					t.Errorf("a read of the new file = %v, want that it finds damage", err)
 				}
 				time.Sleep(10 * time.Second)
+				synctest.Wait()
 				want(t, "aside, once a read of the new file finds damage", d.aside, "damaged", "damaged")
 				o.Close()
 			})
