@@ -78,8 +78,9 @@ func TestAConsumerThatSomebodyTouchesLosesNothing(t *testing.T) {
 				}
 				say(1)
 				pause(time.Second)
+				refused := eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1").ID()
 				sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-					if batch[0].Event.ID() == all[1].ID() {
+					if batch[0].Event.ID() == refused {
 						return delivery.Answer{}, errRefused
 					}
 					return delivery.Answer{}, nil
