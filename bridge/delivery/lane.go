@@ -146,15 +146,17 @@ func (i *Item) rank() int {
 	return 0
 }
 
-// compare orders items by which matters most: by rank, then what begins first.
+// compare orders items by which matters most: by rank, then what begins first, and of these the end of an event before
+// the one that replaced it.
 func (i *Item) compare(other *Item) int {
-	return cmp.Or(i.rank()-other.rank(), i.begins().Compare(other.begins()))
+	return cmp.Or(i.rank()-other.rank(), i.begins().Compare(other.begins()), first(i.Replaced, other.Replaced))
 }
 
 // before orders lanes by which is attempted first. What is new and urgent goes before what failed, so that at a
-// destination that hangs two lanes can't alternate and keep out the others.
+// destination that hangs two lanes can't alternate and keep out the others. Lanes that matter alike take turns, by
+// which could go first: one with many items doesn't keep the others waiting.
 func before(a, b *lane) int {
-	return cmp.Or(first(a.presses(), b.presses()), a.newest().compare(b.newest()),
+	return cmp.Or(first(a.presses(), b.presses()), a.newest().compare(b.newest()), a.next.Compare(b.next),
 		cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 

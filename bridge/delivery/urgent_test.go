@@ -246,3 +246,31 @@ func TestAChangeWaitsThoughTheOneBeforeWasGivenUp(t *testing.T) {
 		}
 	})
 }
+
+// Events that are equally urgent take turns: one with many changes pending at a slow sink doesn't keep the news of another
+// that has begun waiting for them.
+func TestEventsThatAreEquallyUrgentTakeTurns(t *testing.T) {
+	bubble(t, delivery.Terms{Late: delivery.LateSend}, func(t *testing.T, r *route) {
+		begun := func(seq uint64, group, what string) delivery.Item {
+			i := change(seq, group, what, 0)
+			i.NotBefore = time.Time{}
+			return i
+		}
+		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(time.Second)
+			return delivery.Answer{}, nil
+		})
+		for seq := range uint64(60) {
+			r.add(begun(seq+1, "busy", "updated"))
+		}
+		r.add(begun(61, "other", "started"))
+		pause(2*time.Second + time.Millisecond)
+		if made := r.made(); !slices.Contains(made, "other-started") {
+			t.Errorf("of %q none is of the other event", made)
+		}
+		pause(time.Minute)
+		if n := len(r.made()); n != 61 {
+			t.Errorf("%d were attempted, want all 61", n)
+		}
+	})
+}
