@@ -14,12 +14,11 @@ func TestWhatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{drainRule}
-		drain, audit := &recorder{}, &recorder{answer: always(errSinkDown)}
+		drain, audit := &recorder{}, answering(errSinkDown)
 		d := drain.all("drain")
 		d.Filter.Only.Types = []string{"Freeze"}
 		a := audit.all("audit").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Minute} })
-		b := s.start(d, a)
-		pause(1500 * time.Millisecond)
+		b := s.up(d, a)
 		s.userReboot(idA)
 		pause(5 * time.Minute)
 		t.Log(drain.ids())
@@ -33,15 +32,14 @@ func TestWhatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
 func TestAChangeThatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		audit, drain := &recorder{answer: always(errSinkDown)}, &recorder{}
+		audit, drain := answering(errSinkDown), &recorder{}
 		d := drain.all("drain")
 		d.Filter.Only.Changes = []string{"scheduled"}
 		a := audit.all("audit").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Minute} })
 		r := drainRule
 		r.Wait = 10 * time.Minute
 		s.opts.Rules = []bridge.Rule{r}
-		b := s.start(d, a)
-		pause(1500 * time.Millisecond)
+		b := s.up(d, a)
 		s.userReboot(idA)
 		pause(5 * time.Second)
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
@@ -60,17 +58,15 @@ func TestWhatAnEarlierRouteAcceptedCountsForNoRule(t *testing.T) {
 		s.beginsLate()
 		drain, audit := &recorder{}, &recorder{}
 		routes := []bridge.Route{drain.all("drain"), audit.all("audit")}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(72 * time.Hour)})
 		pause(5 * time.Second)
-		b.Reload(b.killable(routes[1:]), nil, bridge.SettingsInfo{})
+		b.Reload(routes[1:], nil, bridge.SettingsInfo{})
 		pause(25 * time.Hour)
 		other := (&recorder{}).all("drain")
 		other.Filter.Only.Types = []string{"Freeze"}
-		b.Reload(b.killable([]bridge.Route{other, routes[1]}), []bridge.Rule{drainRule}, bridge.SettingsInfo{})
+		b.Reload([]bridge.Route{other, routes[1]}, []bridge.Rule{drainRule}, bridge.SettingsInfo{})
 		pause(time.Minute)
 		wantIDs(t, s.approvals())
-		b.end()
 	})
 }

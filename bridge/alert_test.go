@@ -24,7 +24,7 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		other.Name, other.After = "once people know", []string{"on-call"}
 		s.opts.Rules = []bridge.Rule{namedRule(), other}
 		ofTrouble := func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble }
-		drain, onCall, ends, page, job := &recorder{answer: always(fmt.Errorf("%w: exit 75", delivery.ErrRejected))}, &recorder{}, &recorder{}, &recorder{}, &recorder{}
+		drain, onCall, ends, page, job := answering(fmt.Errorf("%w: exit 75", delivery.ErrRejected)), &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		last := ends.all("ends").With(ofTrouble)
 		last.Filter.Only.Changes = []string{"first", "vanished"}
 		routes := []bridge.Route{
@@ -33,8 +33,7 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 			page.all("page").With(func(r *bridge.Terms) { r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateLatest }).OnlyTypes("Freeze"),
 			job.all("job").With(func(r *bridge.Terms) { r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateDrop }).OnlyTypes("Freeze"),
 		}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		s.userReboot(idA)
 		pause(2 * time.Minute)
 		wantIDs(t, s.approvals())
@@ -61,7 +60,6 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		}
 		wantIDs(t, eventTypes(ends), "scheduled", "approved", "approved", "vanished")
 		wantIDs(t, eventTypes(job), "approved", "approved")
-		b.end()
 	})
 }
 
@@ -69,11 +67,11 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []bridge.Rule{namedRule()}
-		drain, mail := &recorder{answer: always(errSinkDown)}, &recorder{}
-		chat := (&recorder{answer: always(errRefused)}).all("chat").With(func(r *bridge.Terms) {
+		drain, mail := answering(errSinkDown), &recorder{}
+		chat := answering(errRefused).all("chat").With(func(r *bridge.Terms) {
 			r.Fallback = delivery.Fallback{Sink: "mail", After: 10 * time.Second}
 		})
-		b := s.start(drain.all("drain"), chat, mail.all("mail").OnlyTypes("Freeze").With(func(r *bridge.Terms) {
+		s.start(drain.all("drain"), chat, mail.all("mail").OnlyTypes("Freeze").With(func(r *bridge.Terms) {
 			r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateLatest
 		}))
 		pause(1500 * time.Millisecond)
@@ -89,7 +87,6 @@ func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
 				t.Errorf("it is said to have missed %+v", h.Missed)
 			}
 		}
-		b.end()
 	})
 }
 
@@ -123,6 +120,5 @@ func TestARefusalAfterTheEndAnnouncesNothing(t *testing.T) {
 		pause(5 * time.Second)
 		wantIDs(t, eventTypes(audit), "scheduled", "vanished", "approved")
 		wantIDs(t, eventTypes(page), "approved")
-		b.end()
 	})
 }

@@ -26,7 +26,7 @@ import (
 func TestTheWholeLifeOfAnEventIsDelivered(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		b := s.start(e.all("a"))
+		s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
 		pause(2 * time.Second)
@@ -56,7 +56,6 @@ func TestTheWholeLifeOfAnEventIsDelivered(t *testing.T) {
 				t.Errorf("%s says announced %v, begun %v; want %v, %v", all[i].Event.ID(), d.Announced, d.Begun, scheduled, begun)
 			}
 		}
-		b.end()
 	})
 }
 
@@ -66,7 +65,7 @@ func TestTheFirstStartTellsWhatIsOpen(t *testing.T) {
 		s.reboot(idA)
 		s.azure.Schedule(imdstest.Event{ID: idB, Status: imdstest.Started, Type: "Freeze"})
 		e := &recorder{}
-		b := s.start(e.all("a"))
+		s.start(e.all("a"))
 		pause(time.Minute)
 		wantIDs(t, e.ids(), idB+"-started", idA+"-scheduled") // what has begun comes first
 		for _, h := range e.accepted() {
@@ -74,7 +73,6 @@ func TestTheFirstStartTellsWhatIsOpen(t *testing.T) {
 				t.Errorf("%s: whileAway %v, notEarlierThan %v; want true and none", h.Event.ID(), d.WhileAway, d.NotEarlierThan)
 			}
 		}
-		b.end()
 	})
 }
 
@@ -97,39 +95,36 @@ func TestARestartTellsWhatChangedMeanwhile(t *testing.T) {
 		{"the number started over", func(a *imdstest.Server) { a.ResetIncarnation() }, nil},
 	} {
 		for _, crash := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, crash %v", tt.claim, crash), func(t *testing.T) {
-				bubble(t, func(t *testing.T, s *stage) {
-					e := &recorder{}
-					b := s.start(e.all("a"))
-					pause(2 * time.Second)
-					s.reboot(idA)
-					pause(20 * time.Second)
-					last := time.Now()
-					if crash {
-						b.crash()
-					} else {
-						b.end()
-					}
-					pause(time.Minute)
-					tt.meanwhile(s.azure)
-					again := &recorder{}
-					b = s.start(again.all("a"))
-					pause(10 * time.Second)
-					var ids []string
-					for _, h := range again.accepted() {
-						id := h.Event.ID()
-						if i := strings.Index(id, "-updated-"); i > 0 {
-							id = id[:i+len("-updated-")] + "*"
-						}
-						ids = append(ids, id)
-						d := dataIn(t, h.Event)
-						if !d.WhileAway || d.NotEarlierThan.After(last) || last.Sub(d.NotEarlierThan) > bridge.TouchEvery {
-							t.Errorf("%s: whileAway %v, notEarlierThan %v; want the last answer before, about %v", id, d.WhileAway, d.NotEarlierThan, last)
-						}
-					}
-					wantIDs(t, ids, tt.want...)
+			subtest(t, fmt.Sprintf("%s, crash %v", tt.claim, crash), func(t *testing.T, s *stage) {
+				e := &recorder{}
+				b := s.start(e.all("a"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(20 * time.Second)
+				last := time.Now()
+				if crash {
+					b.crash()
+				} else {
 					b.end()
-				})
+				}
+				pause(time.Minute)
+				tt.meanwhile(s.azure)
+				again := &recorder{}
+				s.start(again.all("a"))
+				pause(10 * time.Second)
+				var ids []string
+				for _, h := range again.accepted() {
+					id := h.Event.ID()
+					if i := strings.Index(id, "-updated-"); i > 0 {
+						id = id[:i+len("-updated-")] + "*"
+					}
+					ids = append(ids, id)
+					d := dataIn(t, h.Event)
+					if !d.WhileAway || d.NotEarlierThan.After(last) || last.Sub(d.NotEarlierThan) > bridge.TouchEvery {
+						t.Errorf("%s: whileAway %v, notEarlierThan %v; want the last answer before, about %v", id, d.WhileAway, d.NotEarlierThan, last)
+					}
+				}
+				wantIDs(t, ids, tt.want...)
 			})
 		}
 	}
@@ -143,7 +138,7 @@ func TestWhatIsFoundAfterALongGapSaysSo(t *testing.T) {
 	}{{30 * time.Second, false}, {2 * time.Minute, true}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &recorder{}
-			b := s.start(e.all("a"))
+			s.start(e.all("a"))
 			pause(10500 * time.Millisecond)
 			last := time.Now()
 			s.azure.SetFault(imdstest.Fault{Status: 503, For: tt.gap})
@@ -156,7 +151,6 @@ func TestWhatIsFoundAfterALongGapSaysSo(t *testing.T) {
 			if d.WhileAway != tt.away || tt.away && last.Sub(d.NotEarlierThan) > time.Second || !tt.away && !d.NotEarlierThan.IsZero() {
 				t.Errorf("after %v without an answer: whileAway %v, notEarlierThan %v", tt.gap, d.WhileAway, d.NotEarlierThan)
 			}
-			b.end()
 		})
 	}
 }
@@ -252,10 +246,9 @@ func TestACrashRepeatsWhatWasNotNotedWithTheSameID(t *testing.T) {
 		b.end()
 		copyFile(t, image, filepath.Join(s.dir, "outbox.db"))
 		e.say(nil)
-		b = s.start(e.all("a"))
+		s.start(e.all("a"))
 		pause(2 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started", idA+"-started")
-		b.end()
 	})
 }
 
@@ -297,16 +290,14 @@ func TestADeliveryIsStoredBeforeItIsSent(t *testing.T) {
 		if checked != 3 {
 			t.Errorf("%d deliveries were looked at, want 3", checked)
 		}
-		b.end()
 	})
 }
 
 // A destination that hangs, and one that is dead, delay neither another one nor the polling.
 func TestASlowSinkDelaysNeitherOthersNorPolling(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		hung, dead, well := &recorder{answer: always(errHang)}, &recorder{answer: always(errSinkDown)}, &recorder{}
-		b := s.start(hung.all("hung"), dead.all("dead"), well.all("well"))
-		pause(1500 * time.Millisecond)
+		hung, dead, well := answering(errHang), answering(errSinkDown), &recorder{}
+		s.up(hung.all("hung"), dead.all("dead"), well.all("well"))
 		before := s.polls()
 		scheduled := time.Now()
 		s.reboot(idA)
@@ -328,7 +319,6 @@ func TestASlowSinkDelaysNeitherOthersNorPolling(t *testing.T) {
 		pause(5 * time.Minute)
 		wantIDs(t, hung.ids(), idA+"-scheduled", idA+"-started")
 		wantIDs(t, dead.ids(), idA+"-scheduled", idA+"-started")
-		b.end()
 	})
 }
 
@@ -343,29 +333,26 @@ func TestAStopFinishesWhatIsUnderWay(t *testing.T) {
 		{3 * time.Second, 3 * time.Second, 0},
 		{8 * time.Second, bridge.StopTimeout, 1},
 	} {
-		t.Run(fmt.Sprint(tt.takes), func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				e := &recorder{}
-				slow := e.all("a")
-				slow.Sink = slowSink{e, tt.takes}
-				down := (&recorder{answer: always(errSinkDown)}).all("down")
-				b := s.start(slow, down)
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(600 * time.Millisecond) // and the attempt is under way
-				began := time.Now()
-				b.end()
-				if took := time.Since(began); took > tt.stop {
-					t.Errorf("the stop took %v, want at most %v", took, tt.stop)
-				}
-				o := stored(t, s.dir)
-				if n := len(o.List(outbox.Selection{Route: "a", State: outbox.StatePending})); n != tt.kept {
-					t.Errorf("%d deliveries are kept, want %d", n, tt.kept)
-				}
-				if n := len(o.List(outbox.Selection{Route: "down", State: outbox.StatePending})); n != 1 {
-					t.Errorf("%d deliveries to the sink that is down are kept, want 1", n)
-				}
-			})
+		subtest(t, fmt.Sprint(tt.takes), func(t *testing.T, s *stage) {
+			e := &recorder{}
+			slow := e.all("a")
+			slow.Sink = slowSink{e, tt.takes}
+			down := answering(errSinkDown).all("down")
+			b := s.up(slow, down)
+			s.reboot(idA)
+			pause(600 * time.Millisecond) // and the attempt is under way
+			began := time.Now()
+			b.end()
+			if took := time.Since(began); took > tt.stop {
+				t.Errorf("the stop took %v, want at most %v", took, tt.stop)
+			}
+			o := stored(t, s.dir)
+			if n := len(o.List(outbox.Selection{Route: "a", State: outbox.StatePending})); n != tt.kept {
+				t.Errorf("%d deliveries are kept, want %d", n, tt.kept)
+			}
+			if n := len(o.List(outbox.Selection{Route: "down", State: outbox.StatePending})); n != 1 {
+				t.Errorf("%d deliveries to the sink that is down are kept, want 1", n)
+			}
 		})
 	}
 }
@@ -455,13 +442,12 @@ func TestReloadsLeaveNothingRunning(t *testing.T) {
 		pause(time.Minute)
 		before := runtime.NumGoroutine()
 		for range 20 {
-			b.Reload(routes, nil, bridge.SettingsInfo{})
+			b.reload(routes...)
 			pause(10 * time.Second)
 		}
 		if after := runtime.NumGoroutine(); after > before {
 			t.Errorf("%d goroutines run after 20 reloads, %d before", after, before)
 		}
-		b.end()
 	})
 }
 
@@ -476,7 +462,7 @@ func TestSinksAreClosedWhenTheirRouteHasEnded(t *testing.T) {
 		}
 		b := s.start(route("a", &first), route("b", &other))
 		pause(2 * time.Second)
-		b.Reload([]bridge.Route{route("a", &second)}, nil, bridge.SettingsInfo{})
+		b.reload(route("a", &second))
 		pause(2 * time.Second)
 		if first.Load() != 1 || other.Load() != 1 || second.Load() != 0 {
 			t.Errorf("closed %d %d %d times after the reload, want the old ones, once", first.Load(), other.Load(), second.Load())
@@ -504,7 +490,7 @@ func TestTheBridgePrintsNoSecret(t *testing.T) {
 		if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &recorder{answer: always(delivery.ErrBlocked)}
+		e := answering(delivery.ErrBlocked)
 		r := e.all("a")
 		r.Secrets = []string{file}
 		b := s.start(r)
@@ -528,24 +514,21 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		slow, late := &recorder{}, &recorder{}
 		slow.say(func(delivery.Delivery) error { time.Sleep(3 * time.Second); return nil })
-		b := s.start(slow.all("slow"))
-		pause(1500 * time.Millisecond)
+		b := s.up(slow.all("slow"))
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		b.cancel()
 		pause(500 * time.Millisecond)
-		b.Reload(b.killable([]bridge.Route{slow.all("slow"), late.all("late")}), nil, bridge.SettingsInfo{})
+		b.reload(slow.all("slow"), late.all("late"))
 		pause(time.Second)
 		if err := <-b.done; err != nil {
 			t.Errorf("Run = %v", err)
 		}
 		wantIDs(t, idsOf(late.tried()))
 		wantIDs(t, slow.ids(), idA+"-scheduled")
-		b = s.start(slow.all("slow"), late.all("late"))
-		pause(1500 * time.Millisecond)
+		s.up(slow.all("slow"), late.all("late"))
 		wantIDs(t, late.ids(), idA+"-scheduled")
 		wantIDs(t, slow.ids(), idA+"-scheduled")
-		b.end()
 	})
 }
 
@@ -554,7 +537,7 @@ func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
 func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		b := s.start((&recorder{answer: always(errSinkDown)}).all("a"))
+		b := s.start(answering(errSinkDown).all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b.end()
@@ -567,7 +550,7 @@ func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
 		again.Sink = closing{again.Sink, &closed}
 		reloaded := make(chan struct{})
 		go func() {
-			b.Reload([]bridge.Route{again, (&recorder{}).all("b")}, nil, bridge.SettingsInfo{})
+			b.reload(again, (&recorder{}).all("b"))
 			close(reloaded)
 		}()
 		pause(3 * time.Second)

@@ -17,7 +17,7 @@ import (
 func TestAWaveDoesNotFillAChannel(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{answer: always(errSinkDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
-		b := s.start(e.all("a").With(func(terms *bridge.Terms) {
+		s.start(e.all("a").With(func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
 		}))
 		pause(1500 * time.Millisecond)
@@ -41,6 +41,5 @@ func TestAWaveDoesNotFillAChannel(t *testing.T) {
 		if !bytes.Equal(last.Receipt, []byte("thread 1")) {
 			t.Errorf("with the start came the receipt %q, want that of the group", last.Receipt)
 		}
-		b.end()
 	})
 }

@@ -66,50 +66,47 @@ func fill(t *testing.T, dir string) (free func()) {
 func TestAFullDiskSilencesNobody(t *testing.T) {
 	systemtest.Alone(t)
 	for _, atStart := range []bool{false, true} {
-		t.Run(fmt.Sprintf("at the start %v", atStart), func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				s.dir, _ = smallDisk(t)
-				var free func()
-				if atStart {
-					free = fill(t, s.dir)
-				}
-				e, down := &recorder{}, &recorder{answer: always(errSinkDown)}
-				s.bounds.InMemory = 50
-				b := s.start(e.all("a"), down.all("down"))
-				pause(1500 * time.Millisecond)
-				s.reboot("FIRST")
-				pause(2 * time.Second)
-				if !atStart {
-					free = fill(t, s.dir)
-				}
-				for i := range 60 { // more than the file's own slack
-					s.reboot(fmt.Sprintf("EVENT-%02d", i))
-					pause(1100 * time.Millisecond)
-				}
-				if n := len(e.ids()); n != 61 {
-					t.Errorf("%d were told, want 61", n)
-				}
-				st := b.Status()
-				if err := b.Outbox.Durable(); !errors.Is(err, syscall.ENOSPC) || st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), "no space left") {
-					t.Errorf("Durable = %v, ready %v: %v", err, st.Ready, st.Reasons)
-				}
-				free()
-				pause(diskRetry + time.Second)
-				if err := b.Outbox.Durable(); err != nil {
-					t.Errorf("with room again Durable = %v", err)
-				}
-				b.crash()
-				o := stored(t, s.dir)
-				if n, m := len(pendingIDs(o, "down")), len(deadIDs(o)); n+m != 61 || atStart && m == 0 {
-					t.Errorf("on disk are %d pending and %d dead letters, want 61 in all", n, m)
-				}
-				if n := len(o.Groups()); n != 61 {
-					t.Errorf("%d events are open on disk, want 61", n)
-				}
-				if n := len(asides(t, s.dir, "*")); n != 0 {
-					t.Errorf("%d files were set aside", n)
-				}
-			})
+		subtest(t, fmt.Sprintf("at the start %v", atStart), func(t *testing.T, s *stage) {
+			s.dir, _ = smallDisk(t)
+			var free func()
+			if atStart {
+				free = fill(t, s.dir)
+			}
+			e, down := &recorder{}, answering(errSinkDown)
+			s.bounds.InMemory = 50
+			b := s.up(e.all("a"), down.all("down"))
+			s.reboot("FIRST")
+			pause(2 * time.Second)
+			if !atStart {
+				free = fill(t, s.dir)
+			}
+			for i := range 60 { // more than the file's own slack
+				s.reboot(fmt.Sprintf("EVENT-%02d", i))
+				pause(1100 * time.Millisecond)
+			}
+			if n := len(e.ids()); n != 61 {
+				t.Errorf("%d were told, want 61", n)
+			}
+			st := b.Status()
+			if err := b.Outbox.Durable(); !errors.Is(err, syscall.ENOSPC) || st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), "no space left") {
+				t.Errorf("Durable = %v, ready %v: %v", err, st.Ready, st.Reasons)
+			}
+			free()
+			pause(diskRetry + time.Second)
+			if err := b.Outbox.Durable(); err != nil {
+				t.Errorf("with room again Durable = %v", err)
+			}
+			b.crash()
+			o := stored(t, s.dir)
+			if n, m := len(pendingIDs(o, "down")), len(deadIDs(o)); n+m != 61 || atStart && m == 0 {
+				t.Errorf("on disk are %d pending and %d dead letters, want 61 in all", n, m)
+			}
+			if n := len(o.Groups()); n != 61 {
+				t.Errorf("%d events are open on disk, want 61", n)
+			}
+			if n := len(asides(t, s.dir, "*")); n != 0 {
+				t.Errorf("%d files were set aside", n)
+			}
 		})
 	}
 }
@@ -120,7 +117,7 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		dir, remount := smallDisk(t)
 		s.dir = dir
-		e := &recorder{answer: always(errSinkDown)}
+		e := answering(errSinkDown)
 		b := s.start(e.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)

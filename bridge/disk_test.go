@@ -40,7 +40,7 @@ func deadIDs(o *outbox.Outbox) (ids []string) {
 func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.dir = notADirectory(t)
-		e, down := &recorder{}, &recorder{answer: always(errSinkDown)}
+		e, down := &recorder{}, answering(errSinkDown)
 		b := s.start(e.all("a"), down.all("down"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -53,9 +53,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 			t.Errorf("status is ready %v, durable %v, reasons %v", st.Ready, st.Outbox.Durable, st.Reasons)
 		}
 		s.wantLogged("running from memory")
-		if n := strings.Count(s.log.String(), "level=ERROR"); n != 1 {
-			t.Errorf("%d errors are logged, want the one that says so", n)
-		}
+		s.wantLoggedTimes(1, "level=ERROR")
 
 		if err := os.Remove(filepath.Dir(s.dir)); err != nil {
 			t.Fatal(err)
@@ -66,12 +64,11 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 		}
 		s.wantLogged("outbox written again")
 		b.crash()
-		b = s.start(e.all("a"), down.all("down"))
+		s.start(e.all("a"), down.all("down"))
 		down.say(nil)
 		pause(2 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
 		wantIDs(t, down.ids(), idA+"-scheduled", idA+"-started")
-		b.end()
 	})
 }
 
@@ -79,7 +76,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 // what is too old once in ten minutes only, and not made smaller.
 func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).all("a"))
+		s.start((&recorder{}).all("a"))
 		s.reboot(idA)
 		pause(10 * time.Second)
 		s.disk.mu.Lock()
@@ -101,16 +98,14 @@ func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 			t.Error("in eleven minutes it was not searched for what is too old, want once in ten")
 		}
 		s.disk.mu.Unlock()
-		b.end()
 	})
 }
 
 // A stop that loses deliveries says how many, and that what is still open is told again at the next start, which it is.
 func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &recorder{answer: always(errSinkDown)}
-		b := s.start(down.all("down"))
-		pause(1500 * time.Millisecond)
+		down := answering(errSinkDown)
+		b := s.up(down.all("down"))
 		s.disk.fail(errFull)
 		s.reboot("EVENT")
 		pause(2 * time.Second)
@@ -132,10 +127,9 @@ func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 // on disk when it is back.
 func TestAFailingDiskStopsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, down := &recorder{}, &recorder{answer: always(errSinkDown)}
+		e, down := &recorder{}, answering(errSinkDown)
 		s.bounds.InMemory = 5
-		b := s.start(e.all("a"), down.all("down"))
-		pause(1500 * time.Millisecond)
+		b := s.up(e.all("a"), down.all("down"))
 		s.reboot("ON-DISK")
 		pause(2 * time.Second)
 		s.disk.fail(errFull)
@@ -179,8 +173,7 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 func TestAHangingDiskDelaysOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		b := s.up(e.all("a"))
 		release := s.disk.block()
 		began := time.Now()
 		s.reboot(idA)
@@ -210,8 +203,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		}
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and a stop does not wait for it
-		b := s.start((&recorder{answer: always(errSinkDown)}).all("a"))
-		pause(1500 * time.Millisecond)
+		b := s.up(answering(errSinkDown).all("a"))
 		release := s.disk.block()
 		s.reboot(idA)
 		pause(7 * time.Second)
@@ -253,7 +245,7 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 					systemtest.Alone(t)
 				}
 				bubble(t, func(t *testing.T, s *stage) {
-					down, up := &recorder{answer: always(errSinkDown)}, &recorder{}
+					down, up := answering(errSinkDown), &recorder{}
 					b := s.start(down.all("down"), up.all("up"))
 					pause(2 * time.Second)
 					older, err := os.ReadFile(b.Outbox.Path())
@@ -292,7 +284,6 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 					}
 					wantIDs(t, deadIDs(b.Outbox))
 					wantIDs(t, pendingIDs(b.Outbox, "down"))
-					b.end()
 				})
 			})
 		}
@@ -321,7 +312,6 @@ func TestDamageLosesNoAnnouncementThatWaitsForItsLead(t *testing.T) {
 			t.Errorf("the drain heard %v, want that of %s too", drain.ids(), idA)
 		}
 		wantIDs(t, deadIDs(b.Outbox))
-		b.end()
 	})
 }
 
@@ -334,7 +324,7 @@ func zero(f *os.File, from, to int64) error {
 // Nothing of a clone's outbox is sent, not even what is open in it, and the new VM's events are told from the start.
 func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &recorder{answer: always(errSinkDown)}
+		down := answering(errSinkDown)
 		b := s.start(down.all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
@@ -361,7 +351,6 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 		if st := b.Status(); st.Observer.Name != "vm-1" {
 			t.Errorf("this VM is %s", st.Observer.Name)
 		}
-		b.end()
 	})
 }
 
@@ -379,7 +368,7 @@ func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
 		b = s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		comes := &recorder{}
-		b.Reload([]bridge.Route{comes.all("comes")}, nil, bridge.SettingsInfo{})
+		b.reload(comes.all("comes"))
 		pause(time.Minute)
 		b.end()
 		if got := comes.types(); len(got) > 0 {
@@ -421,7 +410,7 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 		s.opts.Interval = time.Minute
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
 		began := time.Now()
-		b := s.start()
+		s.start()
 		pause(500 * time.Millisecond)
 		s.disk.mu.Lock()
 		walks := s.disk.walks
@@ -440,7 +429,6 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 			}
 			s.disk.mu.Unlock()
 		}
-		b.end()
 	})
 }
 
@@ -468,7 +456,6 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 		if n := count(); n > 40 {
 			t.Errorf("two seconds after 60 events it has %d changes, want about 32", n)
 		}
-		b.end()
 	})
 }
 
@@ -476,9 +463,8 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 	for _, timeout := range []time.Duration{0, 10 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &recorder{answer: always(errSinkDown)}
-			b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Timeout = timeout }))
-			pause(1500 * time.Millisecond)
+			e := answering(errSinkDown)
+			s.up(e.all("a").With(func(x *bridge.Terms) { x.Timeout = timeout }))
 			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
 			pause(10 * time.Second)
 			s.azure.End(idB) // what is pending about it is on the disk only
@@ -493,7 +479,6 @@ func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 			release()
 			pause(10 * time.Minute)
 			wantIDs(t, e.ids()[:3], idA+"-scheduled", idB+"-scheduled", idB+"-vanished")
-			b.end()
 		})
 	}
 }
@@ -517,7 +502,7 @@ func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 			images = append(images, filepath.Join(t.TempDir(), "image"))
 			copyFile(t, file, images[len(images)-1])
 		}
-		b = s.start(all(&recorder{answer: always(errSinkDown)}))
+		b = s.start(all(answering(errSinkDown)))
 		pause(5 * time.Second)
 		s.wrote = nil
 		b.end()

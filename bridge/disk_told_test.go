@@ -16,8 +16,7 @@ func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, all, others := &recorder{}, &recorder{}, &recorder{}
-		b := s.start(admin.trouble("admin"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }), others.all("others"))
-		pause(1500 * time.Millisecond)
+		b := s.up(admin.trouble("admin"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }), others.all("others"))
 		fails := func(d time.Duration) {
 			s.disk.fail(errFull)
 			s.userReboot(idA)
@@ -72,7 +71,6 @@ func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 		if told["outbox.unwritable"] == 0 || told["outbox.writable"] == 0 {
 			t.Errorf("who hears all of the bridge heard %v", told)
 		}
-		b.end()
 	})
 }
 
@@ -86,12 +84,11 @@ func TestADiskThatIsFullAtTheStartIsTold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := s.startWith(box, admin.trouble("admin"))
+		s.startWith(box, admin.trouble("admin"))
 		pause(30 * time.Second)
 		wantIDs(t, admin.types(), "outbox.unwritable")
 		s.disk.fail(nil)
 		pause(90 * time.Second)
 		wantIDs(t, admin.types(), "outbox.unwritable", "outbox.writable")
-		b.end()
 	})
 }

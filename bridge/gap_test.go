@@ -32,10 +32,9 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 				}
 				pause(20 * time.Second)
 				s.azure.End(idA)
-				b = s.start(e.all("a"))
+				s.start(e.all("a"))
 				pause(5 * time.Second)
-				all := e.accepted()
-				d := dataIn(t, all[len(all)-1].Event)
+				d := e.last(t)
 				want := cloudevent.OutcomeUnknown
 				if booted || started {
 					want = cloudevent.OutcomeCompleted
@@ -43,7 +42,6 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 				if d.Change != imds.Vanished || d.Outcome != want || booted && !d.Back.Equal(s.opts.Booted) || !booted && !d.Back.IsZero() {
 					t.Errorf("booted %v, started %v: told %s, outcome %s, back %v; want %s", booted, started, d.Change, d.Outcome, d.Back, want)
 				}
-				b.end()
 			})
 		}
 	}
@@ -71,17 +69,15 @@ func TestAnotherRebootCompletesNoEvent(t *testing.T) {
 			pause(time.Hour)
 			if what == "a crash after it" {
 				b.crash()
-				b = s.start(e.all("a"))
+				s.start(e.all("a"))
 				pause(time.Minute)
 			}
 			s.azure.End(idA)
 			pause(time.Minute)
 			wantIDs(t, e.types(), want...)
-			all := e.accepted()
-			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeUnknown {
+			if d := e.last(t); d.Outcome != cloudevent.OutcomeUnknown {
 				t.Errorf("%s: outcome %s, want unknown", what, d.Outcome)
 			}
-			b.end()
 		})
 	}
 }
@@ -92,8 +88,7 @@ func TestARebootAfterAnApprovalCompletesTheEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		e := &recorder{}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		b := s.up(e.all("a"))
 		s.userReboot(idA)
 		pause(1500 * time.Millisecond)
 		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
@@ -109,8 +104,7 @@ func TestARebootAfterAnApprovalCompletesTheEvent(t *testing.T) {
 		pause(3 * time.Second)
 		b.end()
 		wantIDs(t, e.types(), "scheduled", "approved", "vanished")
-		all := e.accepted()
-		if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeCompleted {
+		if d := e.last(t); d.Outcome != cloudevent.OutcomeCompleted {
 			t.Errorf("outcome %s, want completed", d.Outcome)
 		}
 	})
@@ -164,8 +158,7 @@ func TestAPartialFirstDocumentHidesNoGap(t *testing.T) {
 func TestACrashForgetsNoGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		b := s.up(e.all("a"))
 		s.redeploy(idA, 5*time.Hour)
 		pause(2 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
@@ -173,7 +166,7 @@ func TestACrashForgetsNoGap(t *testing.T) {
 			pause(time.Second)
 		}
 		b.crash()
-		b = s.start(e.all("a"))
+		s.start(e.all("a"))
 		pause(2 * time.Second)
 		s.azure.End(idA)
 		pause(2 * time.Second)
@@ -181,7 +174,6 @@ func TestACrashForgetsNoGap(t *testing.T) {
 		if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeUnknown {
 			t.Errorf("outcome = %s, want unknown", d.Outcome)
 		}
-		b.end()
 	})
 }
 
@@ -199,31 +191,28 @@ func TestOnlyAStandstillIsAPause(t *testing.T) {
 		{"an endpoint that hangs", imdstest.Fault{Hang: true, For: 10 * time.Minute}, false},
 		{"a restart", imdstest.Fault{}, true},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				e := &recorder{}
-				b := s.start(e.all("a"))
-				pause(2 * time.Second)
-				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
-				pause(2 * time.Second)
-				s.azure.Start(idA)
-				pause(2 * time.Second)
-				s.azure.SetFault(tt.fault)
-				pause(tt.fault.For + 30*time.Second)
-				if tt.restart {
-					b.end()
-					pause(time.Minute)
-					b = s.start(e.all("a"))
-					pause(5 * time.Second)
-				}
-				s.azure.End(idA)
-				pause(2 * time.Second)
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			e := &recorder{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
+			pause(2 * time.Second)
+			s.azure.Start(idA)
+			pause(2 * time.Second)
+			s.azure.SetFault(tt.fault)
+			pause(tt.fault.For + 30*time.Second)
+			if tt.restart {
 				b.end()
-				all := e.accepted()
-				if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.LongestPause != 0 {
-					t.Errorf("%s, longestPause %v, want vanished and none", d.Change, d.LongestPause)
-				}
-			})
+				pause(time.Minute)
+				b = s.start(e.all("a"))
+				pause(5 * time.Second)
+			}
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			b.end()
+			if d := e.last(t); d.Change != imds.Vanished || d.LongestPause != 0 {
+				t.Errorf("%s, longestPause %v, want vanished and none", d.Change, d.LongestPause)
+			}
 		})
 	}
 }
@@ -245,17 +234,15 @@ func TestTheLongestStandstillIsTold(t *testing.T) {
 			}
 			if crash {
 				b.crash()
-				b = s.start(e.all("a"))
+				s.start(e.all("a"))
 				pause(2 * time.Second)
 			}
 			s.azure.End(idA)
 			pause(2 * time.Second)
-			all := e.accepted()
-			d := dataIn(t, all[len(all)-1].Event)
+			d := e.last(t)
 			if d.Change != imds.Vanished || d.LongestPause < 6 || d.LongestPause > 8 {
 				t.Errorf("crash %t: %s, longestPause %v, want vanished and about 7 s", crash, d.Change, d.LongestPause)
 			}
-			b.end()
 		})
 	}
 }
@@ -267,11 +254,10 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 		s := newStage(t)
 		s.dir = dir
 		pause(time.Hour)
-		b := s.start((&recorder{}).all("a"))
+		s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		b.end()
 	})
 	synctest.Test(t, func(t *testing.T) { // in which it is an hour earlier, and the event is gone
 		s := newStage(t)
@@ -280,8 +266,7 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 		b := s.start(e.all("a"))
 		pause(5 * time.Second)
 		b.end()
-		all := e.accepted()
-		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+		if d := e.last(t); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
 			t.Errorf("told %s, outcome %s; want vanished, unknown", d.Change, d.Outcome)
 		}
 	})

@@ -21,7 +21,7 @@ import (
 func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		watch, down := &recorder{}, &recorder{answer: always(errSinkDown)}
+		watch, down := &recorder{}, answering(errSinkDown)
 		beats := func(t *bridge.Terms) { t.Heartbeat = 5 * time.Minute }
 		b := s.start(watch.all("watch").With(beats), down.all("down").With(beats))
 		pause(21*time.Minute + 2*time.Second)
@@ -74,8 +74,8 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 // is still to hear about forewarn.
 func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		often, seldom := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errSinkDown)}
-		b := s.start(
+		often, seldom := answering(errSinkDown), answering(errSinkDown)
+		s.start(
 			often.all("often").With(func(t *bridge.Terms) { t.Bridge, t.Heartbeat = bridge.LevelAll, time.Minute }),
 			seldom.all("seldom").With(func(t *bridge.Terms) { t.Heartbeat = 20 * time.Minute }))
 		pause(10 * time.Minute)
@@ -86,7 +86,6 @@ func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 		if got := often.types(); !slices.Contains(got, "started") {
 			t.Errorf("heard %v, want that it has started too", got)
 		}
-		b.end()
 	})
 }
 
@@ -95,7 +94,7 @@ func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		watch, other := &recorder{}, &recorder{}
 		beats := func(t *bridge.Terms) { t.Heartbeat = time.Minute }
-		b := s.start(watch.all("watch").With(beats), other.all("other").With(beats))
+		s.start(watch.all("watch").With(beats), other.all("other").With(beats))
 		pause(3*time.Minute + 30*time.Second)
 		all := watch.accepted()
 		for n, id := range other.ids() { // one for each sink, so that it is gone when it is delivered
@@ -116,7 +115,6 @@ func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 		if got := len(watch.accepted()); got != 5 {
 			t.Errorf("with the last of them half a minute after the endpoint stopped answering, %d heartbeats came, want 5", got)
 		}
-		b.end()
 	})
 }
 
@@ -160,9 +158,9 @@ func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
 		}
 		b := s.start(every(time.Minute)...)
 		pause(90 * time.Second)
-		b.Reload(every(time.Hour), nil, bridge.SettingsInfo{})
+		b.reload(every(time.Hour)...)
 		pause(10 * time.Minute)
-		b.Reload(every(0), nil, bridge.SettingsInfo{})
+		b.reload(every(0)...)
 		pause(2 * time.Hour)
 		b.end()
 		var promised []any

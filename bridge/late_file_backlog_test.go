@@ -19,7 +19,7 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
-			down := &recorder{answer: always(errSinkDown)}
+			down := answering(errSinkDown)
 			audit, chat, drain, plan := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 			chatty := func(e *recorder) bridge.Route {
 				return e.all("chat").With(func(t *bridge.Terms) { t.Late = delivery.LateLatest })
@@ -51,7 +51,6 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 			if want := map[bool]int{false: 1}[ended]; len(drain.types()) != want || len(plan.types()) != want {
 				t.Errorf("ended %v: drain hears %v and plan %v, want %d each", ended, drain.types(), plan.types(), want)
 			}
-			b.end()
 		})
 	}
 }
@@ -62,8 +61,7 @@ func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
 		s.opts.Interval = 3 * time.Second
 		plan := &recorder{}
 		r := plan.leads("plan", 10*time.Minute, "scheduled").With(func(t *bridge.Terms) { t.Late = delivery.LateSend })
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
+		b := s.up(r)
 		s.redeploy(idA, 30*time.Minute)
 		pause(time.Minute)
 		b, bring := s.lateFile(b, func() { s.azure.End(idA); pause(25 * time.Minute) }, r)
@@ -71,7 +69,6 @@ func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
 		bring()
 		pause(time.Minute)
 		wantIDs(t, plan.ids())
-		b.end()
 	})
 }
 
@@ -79,7 +76,7 @@ func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
 func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		down, chat := &recorder{answer: always(errSinkDown)}, &recorder{}
+		down, chat := answering(errSinkDown), &recorder{}
 		s.redeploy(idA, 45*time.Minute)
 		b := s.start(down.reminds("chat", 30*time.Minute))
 		pause(17 * time.Minute) // the reminder is pending
@@ -89,14 +86,13 @@ func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 		bring()
 		pause(5 * time.Minute)
 		wantIDs(t, chat.types(), "scheduled", "scheduled") // what was pending is told too, but for the reminder
-		b.end()
 	})
 }
 
 // A stop does not wait to hear which VM this is, also while a file that came late does.
 func TestAStopDoesNotWaitForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		before, e := &recorder{answer: always(errSinkDown)}, &recorder{}
+		before, e := answering(errSinkDown), &recorder{}
 		b := s.start(before.all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
@@ -131,29 +127,26 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 		{"it is this machine's, and only an end is to be told", "", 6 * time.Second, nil, idA + "-vanished"},
 		{"it is another's, and only an end would be to be told", "vm-1", 6 * time.Second, nil, ""},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				before, e := &recorder{answer: always(tt.down)}, &recorder{}
-				b := s.start(before.all("a"))
-				s.reboot(idA)
-				pause(3 * time.Second)
-				s.vm = tt.vm
-				b, bring := s.lateFile(b, func() {
-					s.azure.End(idA)
-					s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2*time.Second + tt.unknown})
-				}, e.all("a"))
-				pause(4 * time.Second)
-				bring()
-				pause(3500 * time.Millisecond)
-				b.Reload([]bridge.Route{e.all("a")}, nil, bridge.SettingsInfo{}) // whose worker waits too
-				pause(100 * time.Millisecond)
-				wantIDs(t, e.ids())
-				pause(20 * time.Second)
-				if got := e.ids(); tt.want == "" && len(got) > 0 || tt.want != "" && (len(got) == 0 || got[0] != tt.want) {
-					t.Errorf("told %v, want %q", got, tt.want)
-				}
-				b.end()
-			})
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			before, e := answering(tt.down), &recorder{}
+			b := s.start(before.all("a"))
+			s.reboot(idA)
+			pause(3 * time.Second)
+			s.vm = tt.vm
+			b, bring := s.lateFile(b, func() {
+				s.azure.End(idA)
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2*time.Second + tt.unknown})
+			}, e.all("a"))
+			pause(4 * time.Second)
+			bring()
+			pause(3500 * time.Millisecond)
+			b.reload(e.all("a")) // whose worker waits too
+			pause(100 * time.Millisecond)
+			wantIDs(t, e.ids())
+			pause(20 * time.Second)
+			if got := e.ids(); tt.want == "" && len(got) > 0 || tt.want != "" && (len(got) == 0 || got[0] != tt.want) {
+				t.Errorf("told %v, want %q", got, tt.want)
+			}
 		})
 	}
 }
@@ -163,7 +156,7 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			image := filepath.Join(t.TempDir(), "outbox.db")
-			refuses, admin := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
+			refuses, admin := answering(delivery.ErrRejected), &recorder{}
 			b := s.start(refuses.all("a"))
 			pause(1600 * time.Millisecond)
 			s.reboot(idA)
@@ -181,7 +174,6 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 			wantIDs(t, admin.types())
 			pause(time.Minute)
 			wantIDs(t, admin.types(), want...)
-			b.end()
 		})
 	}
 }
@@ -190,7 +182,7 @@ func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
 func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.vm = "vm-1"
-		b := s.start((&recorder{answer: always(errSinkDown)}).all("a"))
+		b := s.start(answering(errSinkDown).all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()

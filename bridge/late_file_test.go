@@ -20,7 +20,7 @@ import (
 // and what memory knows stays.
 func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &recorder{answer: always(errSinkDown)}
+		down := answering(errSinkDown)
 		b := s.start(down.all("a"), (&recorder{}).all("gone"))
 		s.reboot(idA)
 		pause(2 * time.Second)
@@ -160,8 +160,7 @@ func TestALateFileRemembersAnApprovalWithoutAnAnswer(t *testing.T) {
 		s.azure.End(idA)
 		pause(3 * time.Second)
 		b.end()
-		all := e.accepted()
-		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+		if d := e.last(t); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
 			t.Errorf("at last it is told as %s %s, want that nobody knows how it ended", d.Change, d.Outcome)
 		}
 	})
@@ -172,8 +171,7 @@ func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 	for _, when := range []string{"before", "until the start"} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &recorder{}
-			b := s.start(e.all("a"))
-			pause(1500 * time.Millisecond)
+			b := s.up(e.all("a"))
 			s.redeploy(idA, 5*time.Hour)
 			pause(2 * time.Second)
 			if when == "before" {
@@ -191,8 +189,7 @@ func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 			s.azure.End(idA)
 			pause(3 * time.Second)
 			b.end()
-			all := e.accepted()
-			if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+			if d := e.last(t); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
 				t.Errorf("nobody watched %s: told %s, outcome %s; want vanished, unknown", when, d.Change, d.Outcome)
 			}
 		})
@@ -221,7 +218,7 @@ func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 			}
 			firstChanges := added.all("added")
 			firstChanges.Filter.Only.Changes = []string{"first"}
-			b.Reload([]bridge.Route{first.all("first"), firstChanges}, nil, bridge.SettingsInfo{})
+			b.reload(first.all("first"), firstChanges)
 			pause(2 * time.Second)
 			b.end()
 			wantIDs(t, first.ids(), told...)
@@ -239,7 +236,7 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 		pause(2 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
 		pause(2 * time.Second)
-		b.Reload([]bridge.Route{first.all("first")}, nil, bridge.SettingsInfo{})
+		b.reload(first.all("first"))
 		pause(2 * time.Second)
 		s.azure.Start(idA)
 		pause(6 * time.Second)
@@ -336,8 +333,7 @@ func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
 			s.azure.End(idA)
 			pause(3 * time.Second)
 			b.end()
-			all := e.accepted()
-			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
+			if d := e.last(t); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
 				t.Errorf("known %v: outcome %s, back %v; want completed, back %v", known, d.Outcome, d.Back, s.opts.Booted)
 			}
 		})
@@ -347,7 +343,7 @@ func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
 // What is pending in a late file about the bridge is never out of date: nothing newer says it.
 func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(errSinkDown)}
+		e := answering(errSinkDown)
 		route := e.all("a").With(func(x *bridge.Terms) { x.Bridge, x.Late = bridge.LevelAll, delivery.LateLatest })
 		b := s.start(route)
 		pause(3 * time.Second)
@@ -367,7 +363,7 @@ func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 // A crash before a late file was taken up leaves it as it was.
 func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e, down := &recorder{}, (&recorder{answer: always(errSinkDown)}).all("down")
+		e, down := &recorder{}, answering(errSinkDown).all("down")
 		first := e.all("first")
 		first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
@@ -394,7 +390,7 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, added, down := &recorder{}, &recorder{}, (&recorder{answer: always(errSinkDown)}).all("down")
+			e, added, down := &recorder{}, &recorder{}, answering(errSinkDown).all("down")
 			choosy := added.all("added")
 			choosy.Filter.When = mustParseWhen(t, `data.event.EventId != ""`)
 			s.reboot(idA)
@@ -472,6 +468,5 @@ func TestWhatALateFileKnowsAsApprovedIsNotApprovedAgain(t *testing.T) {
 		pause(30 * time.Second)
 		wantIDs(t, s.approvals(), idA)
 		wantIDs(t, e.results(t), cloudevent.ResultApproved)
-		b.end()
 	})
 }

@@ -49,34 +49,30 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 			return s.start(route)
 		}, notice - lead},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				s.opts.Interval = seldom
-				drain := &recorder{}
-				route := drain.leads("drain", lead, "scheduled")
-				b := s.start(route)
-				pause(1500 * time.Millisecond)
-				began := time.Now()
-				s.redeploy(idA, tt.notice)
-				if tt.change != nil {
-					pause(notice - lead - 30*time.Minute)
-					wantIDs(t, drain.ids())
-					b = tt.change(s, b, route)
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			s.opts.Interval = seldom
+			drain := &recorder{}
+			route := drain.leads("drain", lead, "scheduled")
+			b := s.up(route)
+			began := time.Now()
+			s.redeploy(idA, tt.notice)
+			if tt.change != nil {
+				pause(notice - lead - 30*time.Minute)
+				wantIDs(t, drain.ids())
+				b = tt.change(s, b, route)
+			}
+			pause(110 * time.Minute)
+			all := drain.accepted()
+			switch {
+			case tt.due == 0 && len(all) > 0:
+				t.Errorf("told %s after %v, want never", idsOf(all), all[0].at.Sub(began))
+			case tt.due > 0 && len(all) != 1:
+				t.Errorf("told %s, want it once", idsOf(all))
+			case tt.due > 0:
+				if got := all[0].at.Sub(began); got < tt.due-2*time.Second || got > tt.due+seldom+3*time.Second {
+					t.Errorf("told after %v, want %v", got, tt.due)
 				}
-				pause(110 * time.Minute)
-				all := drain.accepted()
-				switch {
-				case tt.due == 0 && len(all) > 0:
-					t.Errorf("told %s after %v, want never", idsOf(all), all[0].at.Sub(began))
-				case tt.due > 0 && len(all) != 1:
-					t.Errorf("told %s, want it once", idsOf(all))
-				case tt.due > 0:
-					if got := all[0].at.Sub(began); got < tt.due-2*time.Second || got > tt.due+seldom+3*time.Second {
-						t.Errorf("told after %v, want %v", got, tt.due)
-					}
-				}
-				b.end()
-			})
+			}
 		})
 	}
 }
@@ -86,9 +82,8 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		drain := &recorder{answer: always(errSinkDown)}
-		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
-		pause(1500 * time.Millisecond)
+		drain := answering(errSinkDown)
+		s.up(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
 		s.redeploy(idA, 5*time.Minute) // less than the lead
 		for _, later := range []time.Duration{time.Minute, time.Hour} {
 			pause(time.Minute)
@@ -100,7 +95,6 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 		wantIDs(t, drain.ids())
 		pause(20 * time.Minute)
 		wantIDs(t, drain.types(), "updated")
-		b.end()
 	})
 }
 
@@ -108,9 +102,8 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		chat, drain := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
-		b := s.start(chat.all("chat"), drain.leads("drain", 10*time.Minute, "scheduled"))
-		pause(1500 * time.Millisecond)
+		chat, drain := answering(delivery.ErrRejected), &recorder{}
+		b := s.up(chat.all("chat"), drain.leads("drain", 10*time.Minute, "scheduled"))
 		s.redeploy(idA, time.Hour)
 		pause(time.Minute)
 		letters := b.Outbox.List(outbox.Selection{Route: "chat"})
@@ -121,7 +114,6 @@ func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 		wantIDs(t, drain.ids(), idA+"-scheduled")
 		pause(time.Hour)
 		wantIDs(t, drain.ids(), idA+"-scheduled")
-		b.end()
 	})
 }
 
@@ -130,7 +122,7 @@ func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		drain := &recorder{answer: always(errSinkDown)}
+		drain := answering(errSinkDown)
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated", "approved").With(func(t *bridge.Terms) {
 			t.Late = delivery.LateSend
 		}))
@@ -149,7 +141,6 @@ func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 		wantIDs(t, drain.ids(), idB+"-approved")
 		pause(30 * time.Minute)
 		wantIDs(t, drain.types(), "approved", "updated", "updated")
-		b.end()
 	})
 }
 
@@ -158,14 +149,12 @@ func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		e := &recorder{}
-		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Lead = 10 * time.Minute }))
-		pause(1500 * time.Millisecond)
+		s.up(e.all("a").With(func(t *bridge.Terms) { t.Lead = 10 * time.Minute }))
 		s.redeploy(idA, 2*time.Hour)
 		pause(time.Minute)
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
 		pause(time.Hour)
 		wantIDs(t, e.types(), "updated")
-		b.end()
 	})
 }
 
@@ -174,17 +163,15 @@ func TestWhatWaitsForItsLeadGivesWayToWhatAReturningSinkMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		drain, kept := &recorder{}, (&recorder{}).all("kept")
 		route := drain.all("drain").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute })
-		b := s.start(kept, route)
-		pause(1500 * time.Millisecond)
+		b := s.up(kept, route)
 		s.redeploy(idA, 20*time.Minute)
 		pause(time.Minute)
-		b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
+		b.reload(kept)
 		s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "Now with a reason." })
 		pause(time.Minute)
-		b.Reload([]bridge.Route{kept, route}, nil, bridge.SettingsInfo{})
+		b.reload(kept, route)
 		pause(20 * time.Minute)
 		wantIDs(t, drain.types(), "updated")
-		b.end()
 	})
 }
 
@@ -193,8 +180,7 @@ func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		drain := &recorder{}
-		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
-		pause(1500 * time.Millisecond)
+		s.up(drain.leads("drain", 10*time.Minute, "scheduled"))
 		s.redeploy(idA, time.Hour)
 		pause(time.Minute)
 		var moved time.Time
@@ -203,7 +189,6 @@ func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 		if all := drain.accepted(); len(all) != 1 || !all[0].NotBefore.Equal(moved.Truncate(time.Second)) {
 			t.Errorf("told %v, want once, with NotBefore %v", all, moved)
 		}
-		b.end()
 	})
 }
 
@@ -223,24 +208,24 @@ func TestALeadComesWhateverHappens(t *testing.T) {
 		},
 		"another lead": func(s *stage, b *running, r bridge.Route) *running {
 			r.Terms.Lead = 5 * time.Minute
-			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+			b.reload(r)
 			return b
 		},
 		"no lead any more": func(s *stage, b *running, r bridge.Route) *running {
 			pause(40 * time.Minute)
 			r.Terms.Lead = 0
-			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+			b.reload(r)
 			return b
 		},
 		"a reload without it": func(s *stage, b *running, r bridge.Route) *running {
-			b.Reload(nil, nil, bridge.SettingsInfo{})
+			b.reload()
 			pause(50 * time.Minute)
-			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+			b.reload(r)
 			return b
 		},
 		"a reload that takes fewer changes": func(s *stage, b *running, r bridge.Route) *running {
 			r.Filter.Only.Changes = []string{"vanished"}
-			b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+			b.reload(r)
 			return b
 		},
 		"a mute": func(s *stage, b *running, r bridge.Route) *running {
@@ -255,27 +240,23 @@ func TestALeadComesWhateverHappens(t *testing.T) {
 		},
 	} {
 		for _, changes := range [][]string{{"scheduled", "updated"}, {"scheduled"}, {"first"}} {
-			t.Run(claim+" "+strings.Join(changes, "+"), func(t *testing.T) {
-				bubble(t, func(t *testing.T, s *stage) {
-					s.opts.Interval = seldom
-					drain := &recorder{}
-					r := drain.leads("drain", 10*time.Minute, changes...)
-					b := s.start(r)
-					pause(1500 * time.Millisecond)
-					announced := time.Now()
-					s.redeploy(idA, 30*time.Minute)
-					pause(seldom + time.Second)
-					s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
-					pause(seldom + time.Second)
-					b = meanwhile(s, b, r)
-					pause(time.Until(announced.Add(59 * time.Minute)))
-					want := "scheduled"
-					if len(changes) > 1 && !strings.Contains(claim, "fewer") {
-						want = "updated"
-					}
-					wantIDs(t, drain.types(), want)
-					b.end()
-				})
+			subtest(t, claim+" "+strings.Join(changes, "+"), func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				drain := &recorder{}
+				r := drain.leads("drain", 10*time.Minute, changes...)
+				b := s.up(r)
+				announced := time.Now()
+				s.redeploy(idA, 30*time.Minute)
+				pause(seldom + time.Second)
+				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+				pause(seldom + time.Second)
+				b = meanwhile(s, b, r)
+				pause(time.Until(announced.Add(59 * time.Minute)))
+				want := "scheduled"
+				if len(changes) > 1 && !strings.Contains(claim, "fewer") {
+					want = "updated"
+				}
+				wantIDs(t, drain.types(), want)
 			})
 		}
 	}
@@ -287,8 +268,7 @@ func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			drain := &recorder{}
 			r := drain.leads("drain", 10*time.Minute, "scheduled")
-			b := s.start(r)
-			pause(1500 * time.Millisecond)
+			b := s.up(r)
 			s.redeploy(idA, 30*time.Minute)
 			pause(time.Minute)
 			b.end()
@@ -297,7 +277,7 @@ func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
 			}
 			s.azure.SetFault(imdstest.Fault{Status: 503})
 			pause(20 * time.Minute)
-			b = s.start(r)
+			s.start(r)
 			pause(90 * time.Second)
 			wantIDs(t, drain.ids())
 			s.azure.ClearFaults()
@@ -307,7 +287,6 @@ func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
 			} else {
 				wantIDs(t, drain.ids(), idA+"-scheduled")
 			}
-			b.end()
 		})
 	}
 }
@@ -318,8 +297,7 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
 		ops := &recorder{}
-		b := s.start(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
-		pause(1500 * time.Millisecond)
+		b := s.up(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		s.redeploy(idA, 30*time.Minute)
 		pause(seldom + time.Second)
 		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
@@ -329,7 +307,6 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 		wantIDs(t, ops.types())
 		pause(10 * time.Minute)
 		wantIDs(t, ops.types(), "scheduled", "approved")
-		b.end()
 	})
 }
 
@@ -339,16 +316,14 @@ func TestWhatWasToldAtOnceIsNotToldAgainAtTheLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		drain := &recorder{}
-		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
-		pause(1500 * time.Millisecond)
+		b := s.up(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
 		s.redeploy(idA, 5*time.Minute) // less than the lead
 		pause(seldom + time.Second)
 		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
 		pause(seldom + time.Second)
-		b.Reload([]bridge.Route{drain.leads("drain", 10*time.Minute, "scheduled")}, nil, bridge.SettingsInfo{})
+		b.reload(drain.leads("drain", 10*time.Minute, "scheduled"))
 		pause(30 * time.Minute)
 		wantIDs(t, drain.types(), "scheduled", "updated")
-		b.end()
 	})
 }
 
@@ -358,8 +333,7 @@ func TestALeadOutlivesAnApproval(t *testing.T) {
 		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
 		drain := &recorder{}
-		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
-		pause(1500 * time.Millisecond)
+		b := s.up(drain.leads("drain", 10*time.Minute, "scheduled"))
 		s.redeploy(idA, 30*time.Minute)
 		pause(seldom + time.Second)
 		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
@@ -368,7 +342,6 @@ func TestALeadOutlivesAnApproval(t *testing.T) {
 		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} })
 		pause(25 * time.Minute)
 		wantIDs(t, drain.types(), "scheduled")
-		b.end()
 	})
 }
 
@@ -377,11 +350,9 @@ func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		drain, chat := &recorder{}, &recorder{}
-		b := s.start(drain.leads("drain", 10*time.Minute), chat.all("chat").With(func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
-		pause(1500 * time.Millisecond)
+		s.up(drain.leads("drain", 10*time.Minute), chat.all("chat").With(func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
 		s.redeploy(idA, 10*time.Hour)
 		pause(time.Hour)
 		wantIDs(t, chat.types(), "scheduled")
-		b.end()
 	})
 }

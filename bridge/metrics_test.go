@@ -84,14 +84,14 @@ func TestTheMeterCountsEveryAttempt(t *testing.T) {
 		m := &counting{}
 		s.opts.Meter = m
 		slow := errors.New("slow")
-		b := s.start(
+		s.start(
 			(&recorder{}).all("well"),
-			(&recorder{answer: always(errRefused)}).all("refusing"),
-			(&recorder{answer: always(&delivery.RetryAfter{After: time.Hour, Err: errSinkDown})}).all("busy"),
-			(&recorder{answer: always(errHang)}).all("hanging"),
-			(&recorder{answer: always(slow)}).all("down"),
-			(&recorder{answer: always(delivery.ErrRejected)}).all("strict"),
-			(&recorder{answer: always(errHang)}).all("old").With(func(t *bridge.Terms) { t.MaxAge = time.Second }),
+			answering(errRefused).all("refusing"),
+			answering(&delivery.RetryAfter{After: time.Hour, Err: errSinkDown}).all("busy"),
+			answering(errHang).all("hanging"),
+			answering(slow).all("down"),
+			answering(delivery.ErrRejected).all("strict"),
+			answering(errHang).all("old").With(func(t *bridge.Terms) { t.MaxAge = time.Second }),
 		)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -112,7 +112,6 @@ func TestTheMeterCountsEveryAttempt(t *testing.T) {
 		if got := m.took["hanging"]; got != 10*time.Second {
 			t.Errorf("the attempt that hung took %v, want 10s", got)
 		}
-		b.end()
 	})
 }
 
@@ -121,9 +120,8 @@ func TestTheLagCountsFromWhenADeliveryWasDue(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		e := &recorder{answer: always(errHang)}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		e := answering(errHang)
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		e.say(nil)
@@ -131,7 +129,6 @@ func TestTheLagCountsFromWhenADeliveryWasDue(t *testing.T) {
 		if got := m.lags; len(got) != 1 || got[0] < 10*time.Second || got[0] > 20*time.Second {
 			t.Errorf("the lags are %v, want one of the 10 s of the first attempt and the wait after it", got)
 		}
-		b.end()
 	})
 }
 
@@ -141,9 +138,9 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		batches := &recorder{answer: always(errSinkDown)}
-		latest := &recorder{answer: always(errSinkDown)}
-		b := s.start(
+		batches := answering(errSinkDown)
+		latest := answering(errSinkDown)
+		s.start(
 			batches.all("batches").With(func(t *bridge.Terms) { t.Batch = 10 }),
 			latest.all("latest").With(func(t *bridge.Terms) { t.Late = delivery.LateLatest }),
 		)
@@ -168,7 +165,6 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 		if got := m.of("latest"); got["accepted"] != 1 || got["superseded"] != 1 {
 			t.Errorf("of latest the meter was told %v, want 1 accepted and 1 superseded", got)
 		}
-		b.end()
 	})
 }
 
@@ -177,8 +173,7 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		b := s.start((&recorder{}).all("a").With(func(t *bridge.Terms) { t.Lead = 5 * time.Minute }))
-		pause(1500 * time.Millisecond)
+		b := s.up((&recorder{}).all("a").With(func(t *bridge.Terms) { t.Lead = 5 * time.Minute }))
 		s.reboot(idA) // in 15 minutes
 		pause(9 * time.Minute)
 		st := b.Status().Sinks[0]
@@ -189,7 +184,6 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 		if len(m.lags) != 1 || m.lags[0] > time.Minute {
 			t.Errorf("the lags are %v, want one of less than a minute", m.lags)
 		}
-		b.end()
 	})
 }
 
@@ -200,8 +194,7 @@ func TestTheMeterCountsPollsAndCloudEvents(t *testing.T) {
 		s.opts.Meter = m
 		turns := 0
 		s.opts.Turned = func() { turns++ }
-		b := s.start((&recorder{}).all("a"), (&recorder{}).all("b"))
-		pause(1500 * time.Millisecond)
+		b := s.up((&recorder{}).all("a"), (&recorder{}).all("b"))
 		s.reboot(idA)
 		pause(time.Second)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
@@ -235,14 +228,12 @@ func TestTheMeterCountsWhatIsForgotten(t *testing.T) {
 		m := &counting{}
 		s.opts.Meter = m
 		s.bounds = outbox.Bounds{Dead: 2, InMemory: 1}
-		b := s.start((&recorder{answer: always(delivery.ErrRejected)}).all("strict"))
-		pause(1500 * time.Millisecond)
+		s.up(answering(delivery.ErrRejected).all("strict"))
 		for i := range 5 {
 			s.reboot(fmt.Sprintf("AAAAAAAA-0000-4000-8000-00000000001%d", i))
 		}
 		pause(5 * time.Second)
 		m.want(t, "forgot", map[string]int{outbox.ForgotDeadLetter: 3})
-		b.end()
 	})
 }
 
@@ -269,7 +260,6 @@ func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
 				t.Errorf("Alive = %v, want that the %s hangs", err, loop)
 			}
 		}
-		b.end()
 	})
 }
 
@@ -287,6 +277,5 @@ func TestTheLongestTurnIsAlive(t *testing.T) {
 				t.Fatalf("Alive = %v", err)
 			}
 		}
-		b.end()
 	})
 }

@@ -22,8 +22,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 		ops, audit := &recorder{}, &recorder{}
 		heardAll := func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }
 		latest := func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }
-		b := s.start(ops.all("ops").With(latest), audit.all("audit").With(heardAll))
-		pause(1500 * time.Millisecond)
+		b := s.up(ops.all("ops").With(latest), audit.all("audit").With(heardAll))
 		began := time.Now()
 		m, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, 20*time.Minute)
 		if err != nil {
@@ -80,7 +79,6 @@ func TestAMutedSinkWaits(t *testing.T) {
 		if fmt.Sprint(last["types"]) != "[Freeze]" || last["vm"] != "vm-*" || last["sink"] != nil {
 			t.Errorf("of a mute for the VMs vm-* and Freeze, on record is %v", last)
 		}
-		b.end()
 	})
 }
 
@@ -93,12 +91,11 @@ func TestHeartbeatsPassAMute(t *testing.T) {
 		if _, err := b.Mute(delivery.Mute{Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		b.Reload(b.RoutesInForce(), nil, bridge.SettingsInfo{}) // which is told about the bridge
+		b.reload(b.RoutesInForce()...) // which is told about the bridge
 		before := len(ops.types())
 		pause(10 * time.Minute)
 		beats := ops.types()[before:]
 		wantIDs(t, beats, slices.Repeat([]string{"heartbeat"}, 10)...)
-		b.end()
 	})
 }
 
@@ -107,8 +104,7 @@ func TestHeartbeatsPassAMute(t *testing.T) {
 func TestAMuteEndsOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		ops, other := &recorder{}, &recorder{}
-		b := s.start(ops.all("ops"), other.all("other"))
-		pause(1500 * time.Millisecond)
+		b := s.up(ops.all("ops"), other.all("other"))
 		mute := func(sink string) string {
 			m, err := b.Mute(delivery.Mute{Sink: sink, Reason: "repairs", By: "alice"}, time.Hour)
 			if err != nil {
@@ -142,17 +138,16 @@ func TestAMuteEndsOnce(t *testing.T) {
 		if left := b.Mutes(); len(left) != 1 || left[0].Sink != "other" {
 			t.Errorf("after a restart there are %d mutes", len(left))
 		}
-		b.Reload([]bridge.Route{ops.all("ops")}, nil, bridge.SettingsInfo{})
+		b.reload(ops.all("ops"))
 		if left := b.Mutes(); len(left) != 0 {
 			t.Errorf("without the sink there are %d mutes", len(left))
 		}
-		b.Reload([]bridge.Route{ops.all("ops"), other.all("other")}, nil, bridge.SettingsInfo{})
+		b.reload(ops.all("ops"), other.all("other"))
 		pause(3 * time.Second)
 		wantIDs(t, other.ids(), idA+"-scheduled")
 		if ended, err := b.Unmute(nil, true, "bob"); err != nil || len(ended) != 0 {
 			t.Errorf("ending all of none: %v, %v", ended, err)
 		}
-		b.end()
 	})
 }
 
@@ -161,8 +156,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit := &recorder{}
-		b := s.start(audit.all("audit").With(func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
-		pause(1500 * time.Millisecond)
+		b := s.up(audit.all("audit").With(func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
 		release := s.disk.block()
 		muted := make(chan error)
 		go func() {
@@ -178,7 +172,6 @@ func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 		if err := <-muted; err != nil {
 			t.Error(err)
 		}
-		b.end()
 	})
 }
 
@@ -187,8 +180,7 @@ func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		ops := &recorder{}
-		b := s.start(ops.all("ops").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop }))
-		pause(1500 * time.Millisecond)
+		b := s.up(ops.all("ops").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop }))
 		if _, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, time.Minute); err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +191,6 @@ func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
 			t.Error("it was never tried")
 		}
 		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled")
-		b.end()
 	})
 }
 
@@ -210,8 +201,7 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		chat, audit, mail, hook := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		people := func(terms *bridge.Terms) { terms.People = true }
 		routes := []bridge.Route{chat.all("chat").With(people), audit.all("audit"), hook.all("hook")}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		if _, err := b.Mute(delivery.Mute{People: true, Reason: "repairs", By: "alice"}, time.Hour); err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +216,7 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		}
 
 		routes = []bridge.Route{chat.all("chat"), audit.all("audit"), hook.all("hook").With(people), mail.all("mail").With(people)}
-		b.Reload(routes, nil, bridge.SettingsInfo{})
+		b.reload(routes...)
 		pause(1500 * time.Millisecond)
 		wantIDs(t, chat.ids(), idA+"-scheduled") // it is no sink for people now
 		wantIDs(t, mail.ids())
@@ -236,8 +226,7 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		wantIDs(t, mail.ids())
 
 		b.end()
-		b = s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b = s.up(routes...)
 		wantIDs(t, hook.ids(), idA+"-scheduled")
 		wantIDs(t, mail.ids())
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-started")
@@ -254,6 +243,5 @@ func TestAMuteOfTheSinksForPeopleIsForThoseOfTheSettings(t *testing.T) {
 		s.azure.End(idA)
 		pause(1500 * time.Millisecond)
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-started")
-		b.end()
 	})
 }

@@ -14,39 +14,35 @@ import (
 // until a document does, and nothing at all if it is over.
 func TestAPartialFirstDocumentBeginsNothing(t *testing.T) {
 	for _, over := range []bool{true, false} {
-		t.Run(fmt.Sprintf("over %t", over), func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				drain := &recorder{answer: always(errSinkDown)}
-				acts := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
-				b := s.start(acts)
-				pause(1500 * time.Millisecond)
-				s.userReboot(idA)
-				pause(3 * time.Second)
-				b.end()
-				drain.say(nil)
-				if over {
-					s.azure.End(idA)
+		subtest(t, fmt.Sprintf("over %t", over), func(t *testing.T, s *stage) {
+			drain := answering(errSinkDown)
+			acts := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
+			b := s.up(acts)
+			s.userReboot(idA)
+			pause(3 * time.Second)
+			b.end()
+			drain.say(nil)
+			if over {
+				s.azure.End(idA)
+			}
+			var partial atomic.Bool
+			partial.Store(true)
+			s.rewritesDocuments(false, func(body string) string {
+				if partial.Load() {
+					return `{"DocumentIncarnation":9,"Events":[{"EventId":7}]}`
 				}
-				var partial atomic.Bool
-				partial.Store(true)
-				s.rewritesDocuments(false, func(body string) string {
-					if partial.Load() {
-						return `{"DocumentIncarnation":9,"Events":[{"EventId":7}]}`
-					}
-					return body
-				})
-				b = s.start(acts)
-				pause(30 * time.Second)
-				wantIDs(t, drain.ids())
-				partial.Store(false)
-				pause(30 * time.Second)
-				if over {
-					wantIDs(t, drain.ids(), idA+"-vanished")
-				} else {
-					wantIDs(t, drain.ids(), idA+"-scheduled")
-				}
-				b.end()
+				return body
 			})
+			s.start(acts)
+			pause(30 * time.Second)
+			wantIDs(t, drain.ids())
+			partial.Store(false)
+			pause(30 * time.Second)
+			if over {
+				wantIDs(t, drain.ids(), idA+"-vanished")
+			} else {
+				wantIDs(t, drain.ids(), idA+"-scheduled")
+			}
 		})
 	}
 }

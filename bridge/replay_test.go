@@ -33,33 +33,29 @@ func TestAReplayedLetterIsNotTheLastWord(t *testing.T) {
 		"when what came since is a dead letter too": {send, "", begins, true, []string{"scheduled"}},
 		"when the approval is a dead letter too":    {send, "", approves, true, []string{"scheduled"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				s.beginsLate()
-				first, other := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
-				with := func(r bridge.Route) bridge.Route {
-					return r.With(func(x *bridge.Terms) { x.Late = tt.late })
-				}
-				b := s.start(with(first.all("first")), with(other.all("other")))
-				pause(1500 * time.Millisecond)
-				s.userReboot(idA)
-				pause(3 * time.Second)
-				letter := b.Outbox.List(outbox.Selection{Route: "first", State: outbox.StateDead})[0]
-				if !tt.refuses {
-					first.say(nil)
-				}
-				tt.since(s, b)
-				pause(10 * time.Second)
+		subtest(t, name, func(t *testing.T, s *stage) {
+			s.beginsLate()
+			first, other := answering(delivery.ErrRejected), &recorder{}
+			with := func(r bridge.Route) bridge.Route {
+				return r.With(func(x *bridge.Terms) { x.Late = tt.late })
+			}
+			b := s.up(with(first.all("first")), with(other.all("other")))
+			s.userReboot(idA)
+			pause(3 * time.Second)
+			letter := b.Outbox.List(outbox.Selection{Route: "first", State: outbox.StateDead})[0]
+			if !tt.refuses {
 				first.say(nil)
-				gets := map[string]*recorder{"": first, "other": other}[tt.to]
-				before := len(gets.types())
-				if _, err := b.Replay([]string{letter.Key}, tt.to, "alice"); err != nil {
-					t.Fatal(err)
-				}
-				pause(10 * time.Second)
-				wantIDs(t, gets.types()[before:], tt.told...)
-				b.end()
-			})
+			}
+			tt.since(s, b)
+			pause(10 * time.Second)
+			first.say(nil)
+			gets := map[string]*recorder{"": first, "other": other}[tt.to]
+			before := len(gets.types())
+			if _, err := b.Replay([]string{letter.Key}, tt.to, "alice"); err != nil {
+				t.Fatal(err)
+			}
+			pause(10 * time.Second)
+			wantIDs(t, gets.types()[before:], tt.told...)
 		})
 	}
 }

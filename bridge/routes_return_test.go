@@ -20,38 +20,35 @@ func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 		audit, ops, picky := &recorder{}, &recorder{}, &recorder{}
 		both, one := []bridge.Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []bridge.Route{audit.all("audit")}
 		both[2].Filter.When = mustParseWhen(t, "severity > 20")
-		b := s.start(both...)
-		pause(1500 * time.Millisecond)
+		b := s.up(both...)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		b.Reload(one, nil, bridge.SettingsInfo{})
+		b.reload(one...)
 		pause(2 * time.Second)
 		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops", "picky"}) { // what it has pending may be replayed and dropped
 			t.Errorf("the sinks are %v, want audit, ops and picky", got)
 		}
-		b.Reload(both, nil, bridge.SettingsInfo{})
+		b.reload(both...)
 		pause(2 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled") // it missed nothing
 
-		b.Reload(one, nil, bridge.SettingsInfo{})
+		b.reload(one...)
 		s.reboot(idB)
 		s.azure.Start(idA)
 		pause(2 * time.Second)
-		b.Reload(both, nil, bridge.SettingsInfo{})
+		b.reload(both...)
 		pause(2 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled")
 
 		b.end() // and when it is away from one start to the next
-		b = s.start(one...)
-		pause(1500 * time.Millisecond)
+		b = s.up(one...)
 		s.azure.Start(idB)
 		pause(2 * time.Second)
 		b.end()
-		b = s.start(both...)
+		s.start(both...)
 		pause(3 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-started")
 		wantIDs(t, picky.ids())
-		b.end()
 	})
 }
 
@@ -59,13 +56,12 @@ func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 func TestARemovedSinkIsFreed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		kept := (&recorder{}).all("kept")
-		b := s.start(kept)
-		pause(1500 * time.Millisecond)
+		b := s.up(kept)
 		added := func() weak.Pointer[recorder] {
 			e := &recorder{}
-			b.Reload([]bridge.Route{kept, e.all("removed")}, nil, bridge.SettingsInfo{})
+			b.reload(kept, e.all("removed"))
 			pause(time.Minute)
-			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
+			b.reload(kept)
 			return weak.Make(e)
 		}()
 		pause(time.Minute)
@@ -73,7 +69,6 @@ func TestARemovedSinkIsFreed(t *testing.T) {
 		if added.Value() != nil {
 			t.Error("the sink is still held")
 		}
-		b.end()
 	})
 }
 
@@ -83,11 +78,10 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
 			kept, before, after := (&recorder{}).all("kept"), &recorder{}, &recorder{}
-			b := s.start(kept, before.all("ops"))
-			pause(1500 * time.Millisecond)
+			b := s.up(kept, before.all("ops"))
 			s.redeploy(idA, 7*24*time.Hour)
 			pause(time.Minute)
-			b.Reload([]bridge.Route{kept}, nil, bridge.SettingsInfo{})
+			b.reload(kept)
 			pause(time.Minute)
 			b.end()
 			pause(25 * time.Hour)
@@ -98,7 +92,7 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 			freezes := after.all("ops")
 			freezes.Filter.Only.Types = []string{"Freeze"}
 			if !late {
-				b.Reload([]bridge.Route{kept, freezes}, nil, bridge.SettingsInfo{})
+				b.reload(kept, freezes)
 			} else {
 				var bring func()
 				b, bring = s.lateFile(b, func() {}, kept, freezes)
@@ -122,11 +116,11 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 		kept bool
 	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, other := &recorder{answer: always(errSinkDown)}, &recorder{}
+			e, other := answering(errSinkDown), &recorder{}
 			b := s.start(e.all("a"), other.all("other"))
 			s.reboot(idA)
 			pause(10 * time.Second)
-			b.Reload([]bridge.Route{other.all("other")}, nil, bridge.SettingsInfo{})
+			b.reload(other.all("other"))
 			pause(10 * time.Second)
 			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != bridge.SinkOrphaned || st.Pending != 1 {
 				t.Errorf("status shows %+v, want the orphaned backlog", st)
@@ -141,7 +135,7 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 			}
 			e.say(nil)
 			tries := len(e.tried())
-			b.Reload([]bridge.Route{e.all("a"), other.all("other")}, nil, bridge.SettingsInfo{})
+			b.reload(e.all("a"), other.all("other"))
 			pause(2 * time.Second)
 			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
 			if st := b.Status().Sinks[0]; st.State != bridge.SinkOK || st.Pending != 0 {
@@ -150,7 +144,6 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 			if attempt := e.tried()[tries].Attempt; tt.kept == (attempt == 1) {
 				t.Errorf("back after %v, it is attempt %d", tt.away, attempt)
 			}
-			b.end()
 		})
 	}
 }
@@ -168,38 +161,35 @@ func TestAReturningNameIsToldOfTheEnd(t *testing.T) {
 		"it doesn't ask for all": {changes: []string{"scheduled", "started"}, want: []string{"scheduled", "started"}},
 		"only for what comes":    {changes: []string{"first"}, want: []string{"scheduled"}},
 	} {
-		t.Run(claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				e, other := &recorder{}, &recorder{}
-				r := e.all("a")
-				r.Filter.Only.Changes = tt.changes
-				without, with := []bridge.Route{other.all("other")}, []bridge.Route{r, other.all("other")}
-				b := s.start(with...)
-				turn := func(routes []bridge.Route) {
-					if !tt.restarts {
-						b.Reload(b.killable(routes), nil, bridge.SettingsInfo{})
-						return
-					}
-					b.end()
-					b = s.start(routes...)
+		subtest(t, claim, func(t *testing.T, s *stage) {
+			e, other := &recorder{}, &recorder{}
+			r := e.all("a")
+			r.Filter.Only.Changes = tt.changes
+			without, with := []bridge.Route{other.all("other")}, []bridge.Route{r, other.all("other")}
+			b := s.start(with...)
+			turn := func(routes []bridge.Route) {
+				if !tt.restarts {
+					b.reload(routes...)
+					return
 				}
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(5 * time.Second)
-				turn(without)
-				pause(5 * time.Second)
-				s.azure.Start(idA)
-				pause(5 * time.Second)
-				s.azure.End(idA)
-				pause(5 * time.Second)
-				turn(with)
-				pause(10 * time.Second)
-				wantIDs(t, e.types(), tt.want...)
-				turn(with)
-				pause(10 * time.Second)
-				wantIDs(t, e.types(), tt.want...)
 				b.end()
-			})
+				b = s.start(routes...)
+			}
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(5 * time.Second)
+			turn(without)
+			pause(5 * time.Second)
+			s.azure.Start(idA)
+			pause(5 * time.Second)
+			s.azure.End(idA)
+			pause(5 * time.Second)
+			turn(with)
+			pause(10 * time.Second)
+			wantIDs(t, e.types(), tt.want...)
+			turn(with)
+			pause(10 * time.Second)
+			wantIDs(t, e.types(), tt.want...)
 		})
 	}
 }

@@ -21,41 +21,38 @@ import (
 // A new route gets the newest change of every open event, and what comes.
 func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	for _, how := range []string{"restart", "reload"} {
-		t.Run(how, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				first, second, mine := &recorder{}, &recorder{}, &recorder{}
-				b := s.start(first.all("first"))
-				pause(2 * time.Second)
-				s.reboot(idA)
-				pause(2 * time.Second)
-				s.azure.Start(idA)
-				s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}})
-				pause(2 * time.Second)
-				s.azure.Schedule(imdstest.Event{ID: "over"})
-				pause(2 * time.Second)
-				s.azure.End("over")
-				pause(2 * time.Second)
-				n := len(first.ids())
-				routes := []bridge.Route{first.all("first"), second.all("second"), mine.self("mine")}
-				if how == "restart" {
-					b.end()
-					b = s.start(routes...)
-				} else {
-					b.Reload(routes, nil, bridge.SettingsInfo{})
-				}
-				pause(2 * time.Second)
-				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
-				wantIDs(t, mine.ids(), idA+"-started")
-				if len(first.ids()) != n {
-					t.Errorf("the route that was there heard %v again", first.ids()[n:])
-				}
-				s.azure.End(idA)
-				s.azure.End(idB)
-				pause(2 * time.Second)
-				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled", idA+"-vanished", idB+"-vanished")
-				wantIDs(t, mine.ids(), idA+"-started", idA+"-vanished")
+		subtest(t, how, func(t *testing.T, s *stage) {
+			first, second, mine := &recorder{}, &recorder{}, &recorder{}
+			b := s.start(first.all("first"))
+			pause(2 * time.Second)
+			s.reboot(idA)
+			pause(2 * time.Second)
+			s.azure.Start(idA)
+			s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}})
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: "over"})
+			pause(2 * time.Second)
+			s.azure.End("over")
+			pause(2 * time.Second)
+			n := len(first.ids())
+			routes := []bridge.Route{first.all("first"), second.all("second"), mine.self("mine")}
+			if how == "restart" {
 				b.end()
-			})
+				b = s.start(routes...)
+			} else {
+				b.reload(routes...)
+			}
+			pause(2 * time.Second)
+			wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
+			wantIDs(t, mine.ids(), idA+"-started")
+			if len(first.ids()) != n {
+				t.Errorf("the route that was there heard %v again", first.ids()[n:])
+			}
+			s.azure.End(idA)
+			s.azure.End(idB)
+			pause(2 * time.Second)
+			wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled", idA+"-vanished", idB+"-vanished")
+			wantIDs(t, mine.ids(), idA+"-started", idA+"-vanished")
 		})
 	}
 }
@@ -69,28 +66,25 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 			return func() { d.misread(nil) }
 		},
 	} {
-		t.Run(how, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				first, all, picky, freezes := &recorder{}, &recorder{}, &recorder{}, &recorder{}
-				b := s.start(first.all("first"))
-				pause(2 * time.Second)
-				s.reboot(idA)
-				pause(10 * time.Second)
-				routes := []bridge.Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
-				routes[2].Filter.When = mustParseWhen(t, "severity > 20")
-				routes[3].Filter.Only.Types = []string{"Freeze"}
-				over := failing(s.disk)
-				b.Reload(routes, nil, bridge.SettingsInfo{})
-				pause(10 * time.Second)
-				over()
-				pause(10 * time.Minute)
-				for _, e := range []*recorder{first, all} {
-					wantIDs(t, e.ids(), idA+"-scheduled")
-				}
-				wantIDs(t, picky.ids())
-				wantIDs(t, freezes.ids())
-				b.end()
-			})
+		subtest(t, how, func(t *testing.T, s *stage) {
+			first, all, picky, freezes := &recorder{}, &recorder{}, &recorder{}, &recorder{}
+			b := s.start(first.all("first"))
+			pause(2 * time.Second)
+			s.reboot(idA)
+			pause(10 * time.Second)
+			routes := []bridge.Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
+			routes[2].Filter.When = mustParseWhen(t, "severity > 20")
+			routes[3].Filter.Only.Types = []string{"Freeze"}
+			over := failing(s.disk)
+			b.reload(routes...)
+			pause(10 * time.Second)
+			over()
+			pause(10 * time.Minute)
+			for _, e := range []*recorder{first, all} {
+				wantIDs(t, e.ids(), idA+"-scheduled")
+			}
+			wantIDs(t, picky.ids())
+			wantIDs(t, freezes.ids())
 		})
 	}
 }
@@ -109,7 +103,7 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 		pause(2 * time.Second)
 		s.reboot(idA)
 		pause(2 * time.Second)
-		b.Reload([]bridge.Route{freezes(wide, "wide"), narrow.all("narrow"), another.all("another")}, nil, bridge.SettingsInfo{})
+		b.reload(freezes(wide, "wide"), narrow.all("narrow"), another.all("another"))
 		pause(2 * time.Second)
 		wantIDs(t, narrow.ids())
 		wantIDs(t, another.ids(), idA+"-scheduled")
@@ -119,7 +113,6 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 		wantIDs(t, wide.ids(), idA+"-scheduled", idA+"-vanished")
 		wantIDs(t, narrow.ids(), idA+"-vanished", idB+"-scheduled")
 		wantIDs(t, another.ids(), idA+"-scheduled", idA+"-vanished", idB+"-scheduled")
-		b.end()
 	})
 }
 
@@ -151,7 +144,7 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 			}
 			pause(1100 * time.Millisecond)
 			if i%3 == 0 {
-				b.Reload([]bridge.Route{slow}, nil, bridge.SettingsInfo{})
+				b.reload(slow)
 			}
 		}
 		for i := 36; i < 40; i++ {
@@ -170,14 +163,13 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 		for id, ids := range want {
 			wantIDs(t, got[id], ids...)
 		}
-		b.end()
 	})
 }
 
 // A reload while the bridge still waits for the name of its VM starts each route once.
 func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &recorder{answer: always(errSinkDown)}
+		down := answering(errSinkDown)
 		b := s.start(down.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
@@ -196,7 +188,6 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 		if h := b.Status().Settings.Hash; h != "new" {
 			t.Errorf("the settings are %q", h)
 		}
-		b.end()
 	})
 }
 
@@ -246,14 +237,13 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 // A reload whose old attempt hangs waits with that route only, and until the attempt's time is over.
 func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		hung, well := &recorder{answer: always(errHang)}, &recorder{}
-		b := s.start(hung.all("hung"), well.all("well"))
-		pause(1500 * time.Millisecond)
+		hung, well := answering(errHang), &recorder{}
+		b := s.up(hung.all("hung"), well.all("well"))
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		began := time.Now()
 		now, alsoNow := &recorder{}, &recorder{}
-		b.Reload([]bridge.Route{now.all("hung"), alsoNow.all("well")}, nil, bridge.SettingsInfo{})
+		b.reload(now.all("hung"), alsoNow.all("well"))
 		if d := time.Since(began); d > 0 {
 			t.Errorf("Reload took %v", d)
 		}
@@ -263,7 +253,6 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 		wantIDs(t, now.ids())
 		pause(10 * time.Second)
 		wantIDs(t, now.ids(), idA+"-scheduled", idA+"-started")
-		b.end()
 	})
 }
 
@@ -277,12 +266,11 @@ func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
 		cut := &atomic.Bool{}
 		r := drain.all("drain").With(endless)
 		r.Sink = watched{r.Sink, cut}
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
+		b := s.up(r)
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		for range 3 {
-			b.Reload([]bridge.Route{again.all("drain").With(endless)}, nil, bridge.SettingsInfo{})
+			b.reload(again.all("drain").With(endless))
 			pause(20 * time.Minute)
 		}
 		if cut.Load() {
@@ -294,7 +282,6 @@ func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
 		pause(2 * time.Second)
 		wantIDs(t, drain.ids(), idA+"-scheduled")
 		wantIDs(t, again.ids(), idA+"-started")
-		b.end()
 	})
 }
 
@@ -316,12 +303,11 @@ func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 		release := make(chan struct{})
 		old := (&recorder{}).all("a")
 		old.Sink = deaf{release}
-		b := s.start(old)
-		pause(1500 * time.Millisecond)
+		b := s.up(old)
 		s.reboot(idA)
 		pause(2 * time.Second)
 		e := &recorder{}
-		b.Reload([]bridge.Route{e.all("a")}, nil, bridge.SettingsInfo{})
+		b.reload(e.all("a"))
 		pause(old.Terms.Timeout + bridge.StopTimeout - time.Second)
 		wantIDs(t, e.ids())
 		pause(3 * time.Second)
@@ -335,14 +321,12 @@ func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 func TestAnAddedSinkIsReminded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		kept, added := (&recorder{}).all("kept"), &recorder{}
-		b := s.start(kept)
-		pause(1500 * time.Millisecond)
+		b := s.up(kept)
 		s.redeploy(idA, time.Hour)
 		pause(5 * time.Second)
-		b.Reload([]bridge.Route{kept, added.reminds("added", 30*time.Minute)}, nil, bridge.SettingsInfo{})
+		b.reload(kept, added.reminds("added", 30*time.Minute))
 		pause(40 * time.Minute)
 		wantIDs(t, added.types(), "scheduled", "reminder")
-		b.end()
 	})
 }
 
@@ -350,14 +334,12 @@ func TestAnAddedSinkIsReminded(t *testing.T) {
 func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		b := s.up(e.all("a"))
 		s.redeploy(idA, time.Hour)
 		pause(20*time.Minute + 10*time.Second)
-		b.Reload([]bridge.Route{e.reminds("a", 45*time.Minute)}, nil, bridge.SettingsInfo{})
+		b.reload(e.reminds("a", 45*time.Minute))
 		pause(2 * time.Second)
 		wantIDs(t, e.types(), "scheduled", "reminder")
-		b.end()
 	})
 }
 
@@ -367,19 +349,17 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 		before, after := &recorder{}, &recorder{}
 		slow := before.all("a")
 		slow.Sink = slowSink{before, 3 * time.Second}
-		b := s.start(slow)
-		pause(1500 * time.Millisecond)
+		b := s.up(slow)
 		for i := range 10 {
 			s.reboot(fmt.Sprintf("EVENT-%d", i))
 		}
 		pause(5 * time.Second) // one was delivered, another is under way
-		b.Reload([]bridge.Route{after.all("a")}, nil, bridge.SettingsInfo{})
-		b.Reload([]bridge.Route{after.all("a")}, nil, bridge.SettingsInfo{}) // and nothing is confused by two of them
+		b.reload(after.all("a"))
+		b.reload(after.all("a")) // and nothing is confused by two of them
 		pause(10 * time.Second)
 		if n, m := len(before.ids()), len(after.ids()); n != 2 || m != 8 {
 			t.Errorf("the old destination got %d and the new one %d, want 2 and 8", n, m)
 		}
-		b.end()
 	})
 }
 
@@ -388,9 +368,8 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 func TestADeadLetterIsCountedOnce(t *testing.T) {
 	for _, taken := range []bool{true, false} {
 		bubble(t, func(t *testing.T, s *stage) {
-			first, second := &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(delivery.ErrRejected)}
-			b := s.start(first.all("first"), second.all("second"))
-			pause(1500 * time.Millisecond)
+			first, second := answering(delivery.ErrRejected), answering(delivery.ErrRejected)
+			b := s.up(first.all("first"), second.all("second"))
 			s.reboot(idA)
 			pause(3 * time.Second)
 			want := 1
@@ -414,9 +393,8 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 // that one.
 func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(errSinkDown)}
-		b := s.start(e.all("chat").With(func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }))
-		pause(1500 * time.Millisecond)
+		e := answering(errSinkDown)
+		b := s.up(e.all("chat").With(func(terms *bridge.Terms) { terms.Late = delivery.LateLatest }))
 		s.reboot(idA)
 		pause(time.Minute)
 		e.say(always(delivery.ErrRejected))
@@ -446,10 +424,9 @@ func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(errSinkDown)}
+		e := answering(errSinkDown)
 		drain := e.all("drain").With(func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
-		b := s.start(drain)
-		pause(1500 * time.Millisecond)
+		b := s.up(drain)
 		s.reboot(idA)
 		pause(time.Hour)
 		s.azure.Start(idA)
@@ -488,13 +465,12 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 			e := &recorder{}
 			slow := e.all("drain").With(func(terms *bridge.Terms) { terms.Timeout, terms.Late = 0, other[late] })
 			slow.Sink = slowSink{e, 40 * time.Minute}
-			b := s.start(slow)
-			pause(1500 * time.Millisecond)
+			b := s.up(slow)
 			s.reboot(idA)
 			pause(5 * time.Second)
 			s.reboot(idB)
 			pause(5 * time.Second)
-			b.Reload([]bridge.Route{e.all("drain").With(func(terms *bridge.Terms) { terms.Late = late })}, nil, bridge.SettingsInfo{})
+			b.reload(e.all("drain").With(func(terms *bridge.Terms) { terms.Late = late }))
 			s.azure.Start(idA)
 			pause(20 * time.Minute) // the time of both has passed
 			if dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead}); len(dead) > 0 {
@@ -506,7 +482,6 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 				dead = append(dead, d.ID)
 			}
 			wantIDs(t, dead, want...)
-			b.end()
 		})
 	}
 }
@@ -522,16 +497,14 @@ func TestWhatWaitsAtAReloadFallsBack(t *testing.T) {
 		second.Filter.Only.Types = []string{"Freeze"}
 		slow := e.all("drain").With(falls)
 		slow.Sink = slowSink{e, 2 * time.Hour}
-		b := s.start(slow, second)
-		pause(1500 * time.Millisecond)
+		b := s.up(slow, second)
 		s.reboot(idA)
 		pause(5 * time.Second)
-		b.Reload([]bridge.Route{e.all("drain").With(falls), second}, nil, bridge.SettingsInfo{})
-		b.Reload([]bridge.Route{e.all("drain").With(falls), second}, nil, bridge.SettingsInfo{})
+		b.reload(e.all("drain").With(falls), second)
+		b.reload(e.all("drain").With(falls), second)
 		s.reboot(idB)
 		pause(90 * time.Second)
 		wantIDs(t, other.ids(), idA+"-scheduled", idB+"-scheduled")
 		wantIDs(t, e.ids())
-		b.end()
 	})
 }

@@ -76,7 +76,7 @@ func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
 		s.opts.Interval = 10 * time.Second
-		all, strict, down := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(delivery.ErrBlocked)}
+		all, strict, down := &recorder{}, answering(delivery.ErrRejected), answering(delivery.ErrBlocked)
 		listener := all.all("all")
 		listener.Terms.Bridge = bridge.LevelAll
 		routes := []bridge.Route{listener, strict.all("strict"), down.all("down")}
@@ -136,7 +136,7 @@ func TestSchemasHoldInAnyZone(t *testing.T) {
 	time.Local = time.FixedZone("CET", 60*60)
 	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		down, audit := &recorder{answer: always(delivery.ErrBlocked)}, &recorder{}
+		down, audit := answering(delivery.ErrBlocked), &recorder{}
 		b := s.start(down.all("down"), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
 			t.Fatal(err)

@@ -1,9 +1,11 @@
 package bridge_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -71,10 +73,17 @@ func jitter() func() float64 {
 	}
 }
 
-// bubble runs f on a stage in a synctest bubble, which also holds that no goroutine is left behind.
+// bubble runs f on a stage in a synctest bubble, which also holds that no goroutine is left behind. A bridge that still
+// runs in the end is stopped.
 func bubble(t *testing.T, f func(t *testing.T, s *stage)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { f(t, newStage(t)) })
+}
+
+// subtest is a bubble with a name.
+func subtest(t *testing.T, name string, f func(t *testing.T, s *stage)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { bubble(t, f) })
 }
 
 // running is a bridge that runs. end stops it as SIGTERM does; crash as kill -9 does: what is not on disk is lost.
@@ -150,22 +159,33 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...bridge.Route) *running {
 		r.done <- r.Run(ctx)
 		close(r.done)
 	}()
-	s.t.Cleanup(func() { // or its files would be removed under it
-		cancel()
-		for range r.done {
-		}
-	})
+	s.t.Cleanup(r.end) // or its files would be removed under it
+	return r
+}
+
+// up starts a bridge, and lets it poll for the first time.
+func (s *stage) up(routes ...bridge.Route) *running {
+	s.t.Helper()
+	r := s.start(routes...)
+	pause(1500 * time.Millisecond)
 	return r
 }
 
 // Reload replaces the routes and rules, which must be usable.
 func (r *running) Reload(routes []bridge.Route, rules []bridge.Rule, settings bridge.SettingsInfo) {
 	r.s.t.Helper()
-	if err := r.Bridge.Reload(r.s.t.Context(), routes, rules, settings); err != nil {
+	if err := r.Bridge.Reload(r.s.t.Context(), r.killable(routes), rules, settings); err != nil {
 		r.s.t.Error(err)
 	}
 }
 
+// reload replaces the routes alone.
+func (r *running) reload(routes ...bridge.Route) {
+	r.s.t.Helper()
+	r.Reload(routes, nil, bridge.SettingsInfo{})
+}
+
+// end stops the bridge, which loses nothing. Where it has stopped already, it does nothing.
 func (r *running) end() {
 	r.s.t.Helper()
 	r.cancel()
@@ -269,6 +289,12 @@ func (s *stage) wantLogged(words string) {
 	}
 }
 
+// wantLoggedTimes is for what is logged so often, or not at all.
+func (s *stage) wantLoggedTimes(n int, words string) {
+	s.t.Helper()
+	wantEqual(s.t, fmt.Sprintf("lines in the log with %q", words), strings.Count(s.log.String(), words), n)
+}
+
 // A recorder is a sink that remembers what it was told and answers as it is told to.
 type recorder struct {
 	mu     sync.Mutex
@@ -359,6 +385,19 @@ func idsOf(list []heard) []string {
 	return ids
 }
 
+// answering is a recorder that accepts nothing.
+func answering(err error) *recorder { return &recorder{answer: always(err)} }
+
+// last decodes what was accepted last, which must be about an Azure event.
+func (e *recorder) last(t *testing.T) cloudevent.Data {
+	t.Helper()
+	all := e.accepted()
+	if len(all) == 0 {
+		t.Fatal("nothing was accepted")
+	}
+	return dataIn(t, all[len(all)-1].Event)
+}
+
 // types returns the types of what was accepted, without their prefix.
 func (e *recorder) types() []string {
 	list := []string{}
@@ -371,6 +410,30 @@ func (e *recorder) types() []string {
 // all routes everything about all VMs to the recorder.
 func (e *recorder) all(name string) bridge.Route {
 	return bridge.Route{Name: name, Kind: "recorder", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
+}
+
+// wantEqual fails the test if what is not as wanted.
+func wantEqual[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// wantWithin fails the test if what is less than least or more than most.
+func wantWithin[T cmp.Ordered](t testing.TB, what string, got, least, most T) {
+	t.Helper()
+	if got < least || got > most {
+		t.Errorf("%s: got %v, want %v to %v", what, got, least, most)
+	}
+}
+
+// wantIn fails the test if a text doesn't have these words in it.
+func wantIn(t testing.TB, what, text, words string) {
+	t.Helper()
+	if !strings.Contains(text, words) {
+		t.Errorf("%s: got %q, want %q in it", what, text, words)
+	}
 }
 
 func wantIDs(t *testing.T, got []string, want ...string) {

@@ -37,27 +37,23 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 		{"it has begun", 14 * time.Minute, imdstest.Started, errRefused, bridge.SinkRetrying, []string{}},
 		{"the sink is down", 14 * time.Minute, imdstest.Scheduled, errSinkDown, bridge.SinkRetrying, []string{}},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				well, refusing := &recorder{}, &recorder{answer: always(tt.answer)}
-				b := s.start(well.all("well"), refusing.all("refusing"))
-				pause(1500 * time.Millisecond)
-				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Status: tt.status, NotBefore: time.Now().Add(tt.notice)})
-				pause(1500 * time.Millisecond)
-				st := b.Status()
-				if st.Sinks[0].State != tt.state || st.Sinks[1].State != bridge.SinkOK {
-					t.Errorf("the sinks are %+v, want refusing %s and well ok", st.Sinks, tt.state)
-				}
-				if st.Ready != (len(tt.reasons) == 0) || !slices.Equal(st.Reasons, tt.reasons) {
-					t.Errorf("ready is %v, reasons %q, want %q", st.Ready, st.Reasons, tt.reasons)
-				}
-				refusing.say(nil)
-				pause(10 * time.Second)
-				if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
-					t.Errorf("once it accepts, ready is %v and the sinks are %+v", st.Ready, st.Sinks)
-				}
-				b.end()
-			})
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			well, refusing := &recorder{}, answering(tt.answer)
+			b := s.up(well.all("well"), refusing.all("refusing"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Status: tt.status, NotBefore: time.Now().Add(tt.notice)})
+			pause(1500 * time.Millisecond)
+			st := b.Status()
+			if st.Sinks[0].State != tt.state || st.Sinks[1].State != bridge.SinkOK {
+				t.Errorf("the sinks are %+v, want refusing %s and well ok", st.Sinks, tt.state)
+			}
+			if st.Ready != (len(tt.reasons) == 0) || !slices.Equal(st.Reasons, tt.reasons) {
+				t.Errorf("ready is %v, reasons %q, want %q", st.Ready, st.Reasons, tt.reasons)
+			}
+			refusing.say(nil)
+			pause(10 * time.Second)
+			if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
+				t.Errorf("once it accepts, ready is %v and the sinks are %+v", st.Ready, st.Sinks)
+			}
 		})
 	}
 }
@@ -66,8 +62,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 // called blocked.
 func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{answer: always(errRefused)}).all("a"))
-		pause(1500 * time.Millisecond)
+		b := s.up(answering(errRefused).all("a"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(14 * time.Minute)})
 		pause(time.Second) // of which it is known for half
 		if st := b.Status(); st.Ready || st.Sinks[0].State != bridge.SinkIsBlocked || st.Sinks[0].OldestPendingSeconds != 0.5 {
@@ -80,7 +75,6 @@ func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 		if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
 			t.Errorf("with nothing pending, ready is %v (%v) and the sink is %+v", st.Ready, st.Reasons, st.Sinks[0])
 		}
-		b.end()
 	})
 }
 
@@ -89,8 +83,7 @@ func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start()
-		pause(1500 * time.Millisecond)
+		b := s.up()
 		s.reboot(idA)
 		pause(2 * time.Second)
 		var long strings.Builder
@@ -109,15 +102,12 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		if !slices.Equal(st.IMDS.Problems, want) {
 			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
 		}
-		if n := strings.Count(s.log.String(), bridge.LeftOut); n != 1 {
-			t.Errorf("the log says %d times that changes are left out, want once", n)
-		}
+		s.wantLoggedTimes(1, bridge.LeftOut)
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
 		pause(2 * time.Second)
 		if st := b.Status(); len(st.Events) != 0 || len(st.IMDS.Problems) != 0 {
 			t.Errorf("afterwards %d events are open, with problems %q", len(st.Events), st.IMDS.Problems)
 		}
-		b.end()
 	})
 }
 
@@ -137,7 +127,6 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 		if got := b.Status().Outbox.Error; got != "" {
 			t.Errorf("afterwards the status says %q of the disk", got)
 		}
-		b.end()
 	})
 }
 
@@ -145,11 +134,10 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings = bridge.SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
-		well, down, refusing, strict, gone := &recorder{}, &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errRefused)}, &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(errSinkDown)}
+		well, down, refusing, strict, gone := &recorder{}, answering(errSinkDown), answering(errRefused), answering(delivery.ErrRejected), answering(errSinkDown)
 		routes := []bridge.Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
 		began := time.Now()
-		b := s.start(append(routes, gone.all("gone"))...)
-		pause(1500 * time.Millisecond)
+		b := s.up(append(routes, gone.all("gone"))...)
 		s.reboot(idA)
 		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}, Status: imdstest.Started})
 		pause(90 * time.Second)
@@ -231,14 +219,13 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		if got, want := slices.Sorted(maps.Keys(shown)), []string{"events", "imds", "observer", "outbox", "ready", "reasons", "settings", "sinks", "startedAt", "version"}; !slices.Equal(got, want) {
 			t.Errorf("status.json has %v, want %v", got, want)
 		}
-		b.end()
 	})
 }
 
 // A sink with nothing pending has no next attempt, even if the deliveries that were dropped were to be made together.
 func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{answer: always(errRefused)}).all("a").With(func(terms *bridge.Terms) {
+		b := s.start(answering(errRefused).all("a").With(func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 1
 		}))
 		pause(1500 * time.Millisecond)
@@ -264,7 +251,6 @@ func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 		if a := b.Status().Sinks[0]; a.State != bridge.SinkIsBlocked || a.Pending != 0 || !a.NextAttempt.IsZero() {
 			t.Errorf("the sink is %+v, want it blocked, with nothing pending and no next attempt", a)
 		}
-		b.end()
 	})
 }
 
@@ -301,7 +287,6 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 		if st := b.Status(); !st.Ready {
 			t.Errorf("not ready: %v", st.Reasons)
 		}
-		b.end()
 	})
 }
 
@@ -352,6 +337,5 @@ func TestTheZoneIsKnownWithoutTheDisk(t *testing.T) {
 		if zone := b.Status().Settings.Zone; zone.String() != "Europe/Berlin" {
 			t.Errorf("after a reload the zone is %v, want Europe/Berlin", zone)
 		}
-		b.end()
 	})
 }

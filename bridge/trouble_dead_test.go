@@ -19,9 +19,8 @@ import (
 // end.
 func TestDeadLettersAreReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}
-		b := s.start(admin.trouble("admin"), strict.all("strict").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
-		pause(1500 * time.Millisecond)
+		admin, strict := &recorder{}, answering(delivery.ErrRejected)
+		b := s.up(admin.trouble("admin"), strict.all("strict").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
 		told := func() (counts []int) {
 			for _, h := range admin.accepted() {
 				data := tellingOf(t, h.Event)
@@ -64,10 +63,9 @@ func TestDeadLettersAreReportedTogether(t *testing.T) {
 // A crash loses no report of a dead letter, and makes no second one.
 func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}
+		admin, strict := &recorder{}, answering(delivery.ErrRejected)
 		routes := []bridge.Route{admin.trouble("admin"), strict.all("strict")}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		for _, id := range []string{"A", "B", "C", "D"} {
 			s.notSelf(id)
 			pause(2500 * time.Millisecond)
@@ -101,7 +99,7 @@ func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
 	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			image := filepath.Join(t.TempDir(), "outbox.db")
-			strict, admin := &recorder{answer: always(delivery.ErrRejected)}, &recorder{}
+			strict, admin := answering(delivery.ErrRejected), &recorder{}
 			b := s.start(strict.all("strict"))
 			pause(1600 * time.Millisecond)
 			s.reboot(idA)
@@ -127,11 +125,10 @@ func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
 func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		down, audit, count := &recorder{answer: always(errSinkDown)}, &recorder{}, &counting{}
+		down, audit, count := answering(errSinkDown), &recorder{}, &counting{}
 		s.opts.Meter = count
 		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
-		b := s.start(down.all("down").With(heardAll), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
-		pause(1500 * time.Millisecond)
+		b := s.up(down.all("down").With(heardAll), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		for n := range 30 {
 			s.reboot(fmt.Sprintf("%08d-0000-4000-8000-000000000000", n))
 		}
@@ -178,7 +175,6 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 		if n := count.of("committed")[cloudevent.DeliveryDropped]; n != 3 {
 			t.Errorf("the meter was told of %d CloudEvents about drops, want 3", n)
 		}
-		b.end()
 	})
 }
 
@@ -186,7 +182,7 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
-		down, audit := &recorder{answer: always(errSinkDown)}, &recorder{}
+		down, audit := answering(errSinkDown), &recorder{}
 		var b *running
 		image := filepath.Join(t.TempDir(), "outbox.db")
 		s.logged = func(words string) {
@@ -194,8 +190,7 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 				b.snapshot(image)
 			}
 		}
-		b = s.start(down.all("down"), audit.all("audit").With(heardAll))
-		pause(1500 * time.Millisecond)
+		b = s.up(down.all("down"), audit.all("audit").With(heardAll))
 		s.reboot(idA)
 		pause(3 * time.Second)
 		if _, err := b.Drop([]string{b.Outbox.List(outbox.Selection{Route: "down"})[0].Key}, "root"); err != nil {
@@ -220,11 +215,11 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 // and nothing else is tidied up.
 func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := &recorder{answer: always(errSinkDown)}
+		down := answering(errSinkDown)
 		b := s.start(down.all("down"))
 		s.reboot(idA)
 		pause(5 * time.Second)
-		b.Reload(nil, nil, bridge.SettingsInfo{})
+		b.reload()
 		pause(time.Second)
 		b.end()
 		s.azure.SetFault(imdstest.Fault{Status: 503})
@@ -234,6 +229,5 @@ func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
 		if st := b.Outbox.Totals(); st.Pending != 0 || st.Dead != 1 {
 			t.Errorf("%d are pending and %d are dead letters, want 0 and 1", st.Pending, st.Dead)
 		}
-		b.end()
 	})
 }

@@ -38,10 +38,9 @@ func (s *stage) notSelf(id string) {
 // accepts again. The sink concerned does not hear of itself.
 func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &recorder{}, &recorder{answer: always(errRefused)}
+		admin, down := &recorder{}, answering(errRefused)
 		concerned := down.all("down").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble })
-		b := s.start(admin.trouble("admin"), concerned)
-		pause(1500 * time.Millisecond)
+		s.up(admin.trouble("admin"), concerned)
 		s.notSelf(idA)
 		pause(3 * time.Minute)
 		if got := strings.Join(admin.types(), " "); got != "sink.blocked" {
@@ -61,7 +60,6 @@ func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 			t.Errorf("it says %v", data)
 		}
 		wantIDs(t, down.ids(), idA+"-scheduled")
-		b.end()
 	})
 }
 
@@ -71,7 +69,7 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 	systemtest.Alone(t)
 	for notice, within := range map[time.Duration]time.Duration{10 * time.Minute: 5 * time.Second, 24 * time.Hour: time.Minute + 5*time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
-			admin, down := &recorder{}, &recorder{answer: always(errRefused)}
+			admin, down := &recorder{}, answering(errRefused)
 			b := s.start(admin.trouble("admin"), down.all("down").With(func(x *bridge.Terms) { x.Heartbeat = 10 * time.Minute }))
 			pause(time.Hour)
 			if st := b.Status(); st.Sinks[1].State != bridge.SinkIsBlocked || !st.Ready {
@@ -89,7 +87,6 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 			down.say(nil)
 			pause(2 * time.Minute)
 			wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
-			b.end()
 		})
 	}
 }
@@ -97,8 +94,8 @@ func TestASinkThatWasBlockedAlreadyIsReportedOnceAnEventIsPending(t *testing.T) 
 // The sink concerned does not hear of itself as somebody's fallback either: its trouble waits for who is to hear it.
 func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, page, other := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(delivery.ErrRejected)}, &recorder{answer: always(errRefused)}
-		b := s.start(admin.trouble("admin").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "page", After: 2 * time.Minute} }),
+		admin, page, other := answering(errSinkDown), answering(delivery.ErrRejected), answering(errRefused)
+		s.start(admin.trouble("admin").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "page", After: 2 * time.Minute} }),
 			page.all("page"), other.all("other"))
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
@@ -113,7 +110,6 @@ func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 		if got := strings.Join(admin.types(), " "); !strings.Contains(got, "delivery.deadlettered") {
 			t.Errorf("told %q, want the dead letter too", got)
 		}
-		b.end()
 	})
 }
 
@@ -130,71 +126,57 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 		{"it hangs", errHang, "no answer within"},
 		{"it asks for time", &delivery.RetryAfter{After: 8 * time.Minute, Err: errSinkDown}, "asks for 8m"},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				admin, down := &recorder{}, &recorder{answer: always(tt.answer)}
-				b := s.start(admin.trouble("admin"), down.all("down"))
-				pause(1500 * time.Millisecond)
-				s.notSelf(idA)
-				pause(4*time.Minute + 50*time.Second)
-				wantIDs(t, admin.types())
-				pause(30 * time.Second)
-				wantIDs(t, admin.types(), "sink.blocked")
-				if data := tellingOf(t, admin.accepted()[0].Event); !strings.Contains(fmt.Sprint(data["error"]), tt.says) {
-					t.Errorf("it says %v, want %s", data, tt.says)
-				}
-				down.say(nil)
-				pause(6 * time.Minute)
-				wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
-				b.end()
-			})
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			admin, down := &recorder{}, answering(tt.answer)
+			s.up(admin.trouble("admin"), down.all("down"))
+			s.notSelf(idA)
+			pause(4*time.Minute + 50*time.Second)
+			wantIDs(t, admin.types())
+			pause(30 * time.Second)
+			wantIDs(t, admin.types(), "sink.blocked")
+			if data := tellingOf(t, admin.accepted()[0].Event); !strings.Contains(fmt.Sprint(data["error"]), tt.says) {
+				t.Errorf("it says %v, want %s", data, tt.says)
+			}
+			down.say(nil)
+			pause(6 * time.Minute)
+			wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
 		})
 	}
-	t.Run("it never returns", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			admin, release := &recorder{}, make(chan struct{})
-			r := (&recorder{}).all("down")
-			r.Sink = deaf{release}
-			b := s.start(admin.trouble("admin"), r)
-			pause(1500 * time.Millisecond)
-			s.notSelf(idA)
-			pause(6 * time.Minute)
-			wantIDs(t, admin.types(), "sink.blocked")
-			close(release)
-			pause(time.Second)
-			b.end()
-		})
+	subtest(t, "it never returns", func(t *testing.T, s *stage) {
+		admin, release := &recorder{}, make(chan struct{})
+		r := (&recorder{}).all("down")
+		r.Sink = deaf{release}
+		s.up(admin.trouble("admin"), r)
+		s.notSelf(idA)
+		pause(6 * time.Minute)
+		wantIDs(t, admin.types(), "sink.blocked")
+		close(release)
+		pause(time.Second)
 	})
-	t.Run("but not one that is only slow", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			admin, slow := &recorder{}, &recorder{}
-			r := slow.all("slow").With(func(x *bridge.Terms) { x.Timeout = 15 * time.Minute })
-			r.Sink = slowSink{slow, 10 * time.Minute}
-			b := s.start(admin.trouble("admin"), r)
-			pause(1500 * time.Millisecond)
-			s.notSelf(idA)
-			pause(12 * time.Minute)
-			wantIDs(t, slow.ids(), idA+"-scheduled")
-			wantIDs(t, admin.types())
-			b.end()
-		})
+	subtest(t, "but not one that is only slow", func(t *testing.T, s *stage) {
+		admin, slow := &recorder{}, &recorder{}
+		r := slow.all("slow").With(func(x *bridge.Terms) { x.Timeout = 15 * time.Minute })
+		r.Sink = slowSink{slow, 10 * time.Minute}
+		s.up(admin.trouble("admin"), r)
+		s.notSelf(idA)
+		pause(12 * time.Minute)
+		wantIDs(t, slow.ids(), idA+"-scheduled")
+		wantIDs(t, admin.types())
 	})
 }
 
 // That a sink accepts again is reported also when settings were reloaded meanwhile.
 func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &recorder{}, &recorder{answer: always(errRefused)}
+		admin, down := &recorder{}, answering(errRefused)
 		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		s.notSelf(idA)
 		pause(6 * time.Minute) // blocked is said after five at the latest, whatever the jitter
 		down.say(nil)
-		b.Reload(routes, nil, bridge.SettingsInfo{})
+		b.reload(routes...)
 		pause(10 * time.Second)
 		wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
-		b.end()
 	})
 }
 
@@ -202,20 +184,18 @@ func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 // reported once.
 func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, down := &recorder{}, &recorder{answer: always(errRefused)}
+		admin, down := &recorder{}, answering(errRefused)
 		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
 		for range 2 {
-			b := s.start(routes...)
-			pause(1500 * time.Millisecond)
+			b := s.up(routes...)
 			s.notSelf(idA)
 			pause(6 * time.Minute)
 			b.end()
 		}
 		down.say(nil)
-		b := s.start(routes...)
+		s.start(routes...)
 		pause(10 * time.Second)
 		wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
-		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
 		admin := &recorder{}
@@ -229,10 +209,9 @@ func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 		wantIDs(t, admin.types(), "imds.unavailable")
 		b.end()
 		s.azure.ClearFaults()
-		b = s.start(admin.trouble("admin"))
+		s.start(admin.trouble("admin"))
 		pause(10 * time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable", "imds.recovered")
-		b.end()
 	})
 }
 
@@ -247,8 +226,7 @@ func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
 			return errRefused
 		}
 		routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		s.notSelf(idA)
 		<-began
 		for start := time.Now(); time.Since(start) < 30*time.Second; { // until an attempt can be the one that blocks it
@@ -258,7 +236,6 @@ func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
 		b.Reload(routes[:1], nil, bridge.SettingsInfo{})
 		pause(10 * time.Minute)
 		wantIDs(t, admin.types())
-		b.end()
 	})
 }
 
@@ -269,10 +246,9 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 	for _, well := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = time.Minute
-			admin, down := &recorder{}, &recorder{answer: always(errRefused)}
+			admin, down := &recorder{}, answering(errRefused)
 			routes := []bridge.Route{admin.trouble("admin"), down.all("down")}
-			b := s.start(routes...)
-			pause(1500 * time.Millisecond)
+			b := s.up(routes...)
 			s.notSelf(idA)
 			pause(8 * time.Minute)
 			b.Reload(routes[:1], nil, bridge.SettingsInfo{})
@@ -280,7 +256,7 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 			if well {
 				down.say(nil)
 			}
-			b.Reload(routes, nil, bridge.SettingsInfo{})
+			b.reload(routes...)
 			s.notSelf(idB)
 			pause(8 * time.Minute)
 			want := []string{"sink.blocked", "delivery.deadlettered", "sink.blocked", "sink.recovered"}
@@ -290,7 +266,6 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 			down.say(nil)
 			pause(8 * time.Minute)
 			wantIDs(t, admin.types(), want...)
-			b.end()
 		})
 	}
 }
@@ -300,14 +275,13 @@ func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
 func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		one, two := &recorder{answer: always(errRefused)}, &recorder{answer: always(delivery.ErrRejected)}
+		one, two := answering(errRefused), answering(delivery.ErrRejected)
 		all := &recorder{}
-		b := s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
+		s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		pause(time.Minute)
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 10 * time.Minute})
 		pause(time.Hour)
 		wantIDs(t, all.types(), "started", "imds.unavailable", "imds.recovered")
-		b.end()
 	})
 }
 
@@ -316,7 +290,7 @@ func TestTheGapOfAnEndpointThatNeverAnsweredBeginsWithTheStart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		admin, began := &recorder{}, time.Now()
-		b := s.start(admin.trouble("admin"))
+		s.start(admin.trouble("admin"))
 		pause(11 * time.Minute)
 		s.azure.ClearFaults()
 		pause(time.Minute)
@@ -325,7 +299,6 @@ func TestTheGapOfAnEndpointThatNeverAnsweredBeginsWithTheStart(t *testing.T) {
 		if err := json.Unmarshal(admin.accepted()[1].Event.Data(), &data); err != nil || !data.Gap.From.Equal(began) {
 			t.Errorf("the gap begins at %v (%v), want %v", data.Gap.From, err, began)
 		}
-		b.end()
 	})
 }
 
@@ -348,9 +321,7 @@ func TestAnEndpointThatIsAwayIsReported(t *testing.T) {
 			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
 		}
 		pause(10 * time.Minute)
-		if n := strings.Count(s.log.String(), "changes may go unnoticed"); n != 1 {
-			t.Errorf("the log says %d times that changes may go unnoticed, want once", n)
-		}
+		s.wantLoggedTimes(1, "changes may go unnoticed")
 		s.azure.ClearFaults()
 		pause(20 * time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable", "imds.recovered")
@@ -361,7 +332,6 @@ func TestAnEndpointThatIsAwayIsReported(t *testing.T) {
 		if st := b.Status(); !st.Ready {
 			t.Errorf("not ready: %v", st.Reasons)
 		}
-		b.end()
 	})
 }
 
@@ -370,12 +340,11 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		admin := &recorder{}
-		b := s.start(admin.trouble("admin"))
+		s.start(admin.trouble("admin"))
 		pause(9*time.Minute + 55*time.Second)
 		wantIDs(t, admin.types())
 		pause(10 * time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable")
-		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and five at the second
 		b := s.start()
@@ -384,10 +353,9 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 		pause(time.Hour)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		admin := &recorder{}
-		b = s.start(admin.trouble("admin"))
+		s.start(admin.trouble("admin"))
 		pause(5*time.Minute + 10*time.Second)
 		wantIDs(t, admin.types(), "imds.unavailable")
-		b.end()
 	})
 }
 
@@ -395,9 +363,8 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 // as a repeat.
 func TestReportsOfOneMomentAreToldApart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &recorder{}, &recorder{answer: always(delivery.ErrRejected)}
-		b := s.start(admin.trouble("admin"), strict.all("one"), strict.all("two"), strict.all("three"))
-		pause(1500 * time.Millisecond)
+		admin, strict := &recorder{}, answering(delivery.ErrRejected)
+		b := s.up(admin.trouble("admin"), strict.all("one"), strict.all("two"), strict.all("three"))
 		s.notSelf(idA)
 		pause(3 * time.Second)
 		b.end()
@@ -416,12 +383,11 @@ func TestReportsOfOneMomentAreToldApart(t *testing.T) {
 func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		ears := map[bridge.Level]*recorder{bridge.LevelNone: {}, "": {}, bridge.LevelTrouble: {}, bridge.LevelAll: {}}
-		routes := []bridge.Route{(&recorder{answer: always(errSinkDown)}).all("down")}
+		routes := []bridge.Route{answering(errSinkDown).all("down")}
 		for level, e := range ears {
 			routes = append(routes, e.trouble("level-"+string(level)).With(func(x *bridge.Terms) { x.Bridge = level }))
 		}
-		b := s.start(routes...)
-		pause(1500 * time.Millisecond)
+		b := s.up(routes...)
 		s.notSelf(idA)
 		pause(6 * time.Minute)
 		b.Reload(routes, nil, bridge.SettingsInfo{Hash: "h2"})
@@ -471,7 +437,7 @@ func TestAnEndpointWithoutAnyAnswerIsReported(t *testing.T) {
 		release := make(chan struct{})
 		s.proxy = func(http.RoundTripper) http.RoundTripper { return endless{release} }
 		admin := &recorder{}
-		b := s.start(admin.trouble("admin"))
+		s.start(admin.trouble("admin"))
 		pause(bridge.NoFirstFor - 2*time.Second)
 		wantIDs(t, admin.types())
 		pause(4 * time.Second)
@@ -480,7 +446,6 @@ func TestAnEndpointWithoutAnyAnswerIsReported(t *testing.T) {
 			t.Errorf("it says %v", data)
 		}
 		close(release)
-		b.end()
 	})
 }
 

@@ -17,7 +17,7 @@ func TestAnEndpointThatHangsForADayIsStillAskedOften(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		b := s.start((&recorder{}).all("a"))
+		s.start((&recorder{}).all("a"))
 		pause(2 * time.Second)
 		s.azure.SetFault(imdstest.Fault{Hang: true})
 		pause(time.Hour)
@@ -30,7 +30,6 @@ func TestAnEndpointThatHangsForADayIsStillAskedOften(t *testing.T) {
 		if last := s.polls() - before; last < first*9/10 {
 			t.Errorf("it was asked %d times in the second hour, and %d times after a day", first, last)
 		}
-		b.end()
 	})
 }
 
@@ -48,98 +47,82 @@ func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
 		{"metadata refuses to answer", imdstest.Fault{Status: 403}, 0},
 		{"metadata has no answer", imdstest.Fault{Status: 404}, 3 * time.Second},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				tt.fault.Path = imdstest.InstanceFacts
-				s.azure.SetFault(tt.fault)
-				s.reboot(idA)
-				e := &recorder{}
-				began := time.Now()
-				b := s.start(e.all("a"))
-				pause(12 * time.Second)
-				if h := e.accepted(); len(h) != 1 || h[0].at.Sub(began).Round(100*time.Millisecond) != tt.wait {
-					t.Errorf("heard %v, want it after %v", h, tt.wait)
-				}
-				said := strings.Contains(s.log.String(), "waiting for the VM name; until then sinks are told only of what begins within 15 minutes")
-				if want := tt.wait == 3*time.Second; said != want {
-					t.Errorf("the log says that it waits for the name: %t, want %t", said, want)
-				}
-				b.end()
-			})
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			tt.fault.Path = imdstest.InstanceFacts
+			s.azure.SetFault(tt.fault)
+			s.reboot(idA)
+			e := &recorder{}
+			began := time.Now()
+			s.start(e.all("a"))
+			pause(12 * time.Second)
+			if h := e.accepted(); len(h) != 1 || h[0].at.Sub(began).Round(100*time.Millisecond) != tt.wait {
+				t.Errorf("heard %v, want it after %v", h, tt.wait)
+			}
+			said := strings.Contains(s.log.String(), "waiting for the VM name; until then sinks are told only of what begins within 15 minutes")
+			if want := tt.wait == 3*time.Second; said != want {
+				t.Errorf("the log says that it waits for the name: %t, want %t", said, want)
+			}
 		})
 	}
-	t.Run("metadata answers late, and the event begins meanwhile", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Delay: 2 * time.Second})
-			s.reboot(idA)
-			time.AfterFunc(time.Second, func() { s.azure.Start(idA) })
-			e := &recorder{}
-			b := s.start(e.all("a"))
-			pause(12 * time.Second)
-			wantIDs(t, e.ids(), idA+"-started") // the document of before is too old by then
-			b.end()
-		})
+	subtest(t, "metadata answers late, and the event begins meanwhile", func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Delay: 2 * time.Second})
+		s.reboot(idA)
+		time.AfterFunc(time.Second, func() { s.azure.Start(idA) })
+		e := &recorder{}
+		s.start(e.all("a"))
+		pause(12 * time.Second)
+		wantIDs(t, e.ids(), idA+"-started") // the document of before is too old by then
 	})
-	t.Run("metadata hangs, and something of a past run is pending", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			e := &recorder{answer: always(errSinkDown)}
-			b := s.start(e.all("a"))
-			pause(1500 * time.Millisecond)
-			s.reboot(idA)
-			pause(2 * time.Second)
-			s.azure.End(idA) // so no event is open
-			pause(2 * time.Second)
-			b.end()
-			e.say(nil)
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-			began := time.Now()
-			b = s.start(e.all("a"))
-			pause(12 * time.Second)
-			h := e.accepted()
-			wantIDs(t, idsOf(h), idA+"-scheduled", idA+"-vanished")
-			if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 10*time.Second {
-				t.Errorf("the first was delivered after %v, want 10 s", h[0].at.Sub(began))
-			}
-			b.end()
-		})
+	subtest(t, "metadata hangs, and something of a past run is pending", func(t *testing.T, s *stage) {
+		e := answering(errSinkDown)
+		b := s.up(e.all("a"))
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.End(idA) // so no event is open
+		pause(2 * time.Second)
+		b.end()
+		e.say(nil)
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		began := time.Now()
+		b = s.start(e.all("a"))
+		pause(12 * time.Second)
+		h := e.accepted()
+		wantIDs(t, idsOf(h), idA+"-scheduled", idA+"-vanished")
+		if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 10*time.Second {
+			t.Errorf("the first was delivered after %v, want 10 s", h[0].at.Sub(began))
+		}
 	})
-	t.Run("metadata never answered, so what is pending can't be another VM's", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-			s.reboot(idA)
-			e := &recorder{answer: always(errSinkDown)}
-			b := s.start(e.all("a"))
-			pause(10 * time.Second)
-			b.end()
-			e.say(nil)
-			began := time.Now()
-			b = s.start(e.all("a"))
-			pause(12 * time.Second)
-			h := e.accepted()
-			wantIDs(t, idsOf(h), idA+"-scheduled")
-			if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 3*time.Second {
-				t.Errorf("it was delivered after %v, want 3 s", h[0].at.Sub(began))
-			}
-			b.end()
-		})
+	subtest(t, "metadata never answered, so what is pending can't be another VM's", func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		s.reboot(idA)
+		e := answering(errSinkDown)
+		b := s.start(e.all("a"))
+		pause(10 * time.Second)
+		b.end()
+		e.say(nil)
+		began := time.Now()
+		s.start(e.all("a"))
+		pause(12 * time.Second)
+		h := e.accepted()
+		wantIDs(t, idsOf(h), idA+"-scheduled")
+		if len(h) > 0 && h[0].at.Sub(began).Round(100*time.Millisecond) != 3*time.Second {
+			t.Errorf("it was delivered after %v, want 3 s", h[0].at.Sub(began))
+		}
 	})
-	t.Run("the endpoint comes up a minute after the start, and metadata with it", func(t *testing.T) {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 70 * time.Second})
-			s.azure.SetFault(imdstest.Fault{Status: 503, For: 70 * time.Second})
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
-			s.proxy = func(next http.RoundTripper) http.RoundTripper {
-				return refusing{next, time.Now().Add(70 * time.Second)}
-			}
-			self, all := &recorder{}, &recorder{}
-			r := self.all("self")
-			r.Filter.Only.VMs = ""
-			b := s.start(r, all.all("all"))
-			pause(2 * time.Minute)
-			wantIDs(t, all.ids(), idA+"-scheduled")
-			wantIDs(t, self.ids()) // it is known by then that this is vm-0
-			b.end()
-		})
+	subtest(t, "the endpoint comes up a minute after the start, and metadata with it", func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 70 * time.Second})
+		s.azure.SetFault(imdstest.Fault{Status: 503, For: 70 * time.Second})
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return refusing{next, time.Now().Add(70 * time.Second)}
+		}
+		self, all := &recorder{}, &recorder{}
+		r := self.all("self")
+		r.Filter.Only.VMs = ""
+		s.start(r, all.all("all"))
+		pause(2 * time.Minute)
+		wantIDs(t, all.ids(), idA+"-scheduled")
+		wantIDs(t, self.ids()) // it is known by then that this is vm-0
 	})
 }
 
@@ -164,7 +147,7 @@ func TestAnEndpointThatNeverAnsweredMayBeTheWrongOne(t *testing.T) {
 			if !answered {
 				s.azure.SetFault(fault)
 			}
-			b := s.start()
+			s.start()
 			pause(5 * time.Second)
 			s.azure.SetFault(fault)
 			pause(5 * time.Second)
@@ -172,7 +155,6 @@ func TestAnEndpointThatNeverAnsweredMayBeTheWrongOne(t *testing.T) {
 			if doubted := strings.Contains(s.log.String(), imds.EndpointHint("http://azure.test")); doubted == answered {
 				t.Errorf("after an answer: %v; the address is doubted: %v", answered, doubted)
 			}
-			b.end()
 		})
 	}
 }
@@ -180,23 +162,16 @@ func TestAnEndpointThatNeverAnsweredMayBeTheWrongOne(t *testing.T) {
 // Of an outage the log says why, once, and when it is over, however short it was; and so of the next.
 func TestTheLogSaysOfEachOutageWhyAndWhenItIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).all("a"))
+		s.start((&recorder{}).all("a"))
 		pause(10 * time.Second)
 		once, long := imdstest.Fault{Status: 503, Times: 1}, imdstest.Fault{Status: 503, For: time.Minute}
 		for n, outage := range []imdstest.Fault{once, long, once} {
-			if got := strings.Count(s.log.String(), "endpoint answers again"); got != n {
-				t.Errorf("after %d outages the log says %d times that the endpoint answers again", n, got)
-			}
+			s.wantLoggedTimes(n, "endpoint answers again")
 			s.azure.SetFault(outage)
 			pause(2 * time.Minute)
-			if got := strings.Count(s.log.String(), "no valid answer from the endpoint; known events stay"); got != n+1 {
-				t.Errorf("after %d outages the log says %d times that there is no valid answer", n+1, got)
-			}
+			s.wantLoggedTimes(n+1, "no valid answer from the endpoint; known events stay")
 		}
-		if got := strings.Count(s.log.String(), `"endpoint answers again" after=1`); got != 2 {
-			t.Errorf("the log says %d times that the endpoint answers again after one failure, want 2", got)
-		}
-		b.end()
+		s.wantLoggedTimes(2, `"endpoint answers again" after=1`)
 	})
 }
 
@@ -207,9 +182,7 @@ func TestAStopIsNoFailureOfTheEndpoint(t *testing.T) {
 		b := s.start()
 		pause(5 * time.Second)
 		b.end()
-		if strings.Contains(s.log.String(), "no valid answer") {
-			t.Error("after a stop the log says that there was no valid answer")
-		}
+		s.wantLoggedTimes(0, "no valid answer")
 	})
 }
 
@@ -228,24 +201,19 @@ func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
 		{"a page", imdstest.Fault{HTML: true}, false},
 		{"an answer", imdstest.Fault{}, false},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				s.azure.SetFault(tt.fault)
-				b := s.start((&recorder{}).all("a"))
-				pause(9 * time.Second)
-				if strings.Contains(s.log.String(), hint) {
-					t.Error("hinted before 10 s")
-				}
-				pause(1500 * time.Millisecond)
-				if hinted := strings.Contains(s.log.String(), hint); hinted != tt.hinted {
-					t.Errorf("hinted after 10 s: %v, want %v", hinted, tt.hinted)
-				}
-				pause(time.Minute)
-				if n := strings.Count(s.log.String(), hint); (n == 1) != tt.hinted || n > 1 {
-					t.Errorf("hinted %d times, want it %v", n, tt.hinted)
-				}
-				b.end()
-			})
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			s.azure.SetFault(tt.fault)
+			s.start((&recorder{}).all("a"))
+			pause(9 * time.Second)
+			s.wantLoggedTimes(0, hint)
+			pause(1500 * time.Millisecond)
+			if hinted := strings.Contains(s.log.String(), hint); hinted != tt.hinted {
+				t.Errorf("hinted after 10 s: %v, want %v", hinted, tt.hinted)
+			}
+			pause(time.Minute)
+			if n := strings.Count(s.log.String(), hint); (n == 1) != tt.hinted || n > 1 {
+				t.Errorf("hinted %d times, want it %v", n, tt.hinted)
+			}
 		})
 	}
 }
@@ -263,26 +231,23 @@ func TestAStartWaitsLongOnlyForTheVeryFirstAnswer(t *testing.T) {
 		"a restart within a day": {true, 24*time.Hour - time.Minute, false},
 		"a restart after a day":  {true, 24*time.Hour + time.Minute, true},
 	} {
-		t.Run(claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				audit := &recorder{}
-				if tt.before {
-					b := s.start(audit.all("audit"))
-					pause(5 * time.Second)
-					b.end()
-					pause(tt.away)
-				}
-				s.azure.SetFault(imdstest.Fault{Hang: true, Times: 1})
-				s.reboot(idA)
+		subtest(t, claim, func(t *testing.T, s *stage) {
+			audit := &recorder{}
+			if tt.before {
 				b := s.start(audit.all("audit"))
-				pause(20 * time.Second)
-				if late := len(audit.ids()) == 0; late != tt.late {
-					t.Errorf("after 20 s it has heard %s, want nothing yet: %t", audit.ids(), tt.late)
-				}
-				pause(3 * time.Minute)
-				wantIDs(t, audit.ids(), idA+"-scheduled")
+				pause(5 * time.Second)
 				b.end()
-			})
+				pause(tt.away)
+			}
+			s.azure.SetFault(imdstest.Fault{Hang: true, Times: 1})
+			s.reboot(idA)
+			s.start(audit.all("audit"))
+			pause(20 * time.Second)
+			if late := len(audit.ids()) == 0; late != tt.late {
+				t.Errorf("after 20 s it has heard %s, want nothing yet: %t", audit.ids(), tt.late)
+			}
+			pause(3 * time.Minute)
+			wantIDs(t, audit.ids(), idA+"-scheduled")
 		})
 	}
 }

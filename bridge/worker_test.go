@@ -22,9 +22,8 @@ import (
 func TestASinkThatIsBackGetsEverything(t *testing.T) {
 	for _, trouble := range []error{errSinkDown, errHang, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e, other := &recorder{answer: always(trouble)}, &recorder{}
-			b := s.start(e.all("a"), other.all("b"))
-			pause(1500 * time.Millisecond)
+			e, other := answering(trouble), &recorder{}
+			s.up(e.all("a"), other.all("b"))
 			s.reboot(idA)
 			pause(10 * time.Second)
 			s.azure.Start(idA)
@@ -40,10 +39,7 @@ func TestASinkThatIsBackGetsEverything(t *testing.T) {
 				}
 			}
 			s.wantLogged(fmt.Sprintf(`msg="sink recovered" sink=a after=%d`, len(e.tried())-len(e.accepted())))
-			if n := strings.Count(s.log.String(), `level=WARN msg="delivery failed`); n != 1 {
-				t.Errorf("%d warnings of equal failures, want 1", n)
-			}
-			b.end()
+			s.wantLoggedTimes(1, `level=WARN msg="delivery failed`)
 		})
 	}
 }
@@ -52,9 +48,8 @@ func TestASinkThatIsBackGetsEverything(t *testing.T) {
 func TestUrgencyBeatsTheSchedule(t *testing.T) {
 	for _, trouble := range []error{errSinkDown, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &recorder{answer: always(trouble)}
-			b := s.start(e.all("a"))
-			pause(1500 * time.Millisecond)
+			e := answering(trouble)
+			s.up(e.all("a"))
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
 			pause(20 * time.Minute)
 			before := len(e.tried())
@@ -67,7 +62,6 @@ func TestUrgencyBeatsTheSchedule(t *testing.T) {
 			if at < 0 || at > 1 || tried[at].at.Sub(came) > time.Second {
 				t.Errorf("with %v, tried within 2 s: %s; want the eviction at once", trouble, idsOf(tried))
 			}
-			b.end()
 		})
 	}
 }
@@ -75,9 +69,8 @@ func TestUrgencyBeatsTheSchedule(t *testing.T) {
 // Urgent deliveries to a sink that waits come at most every five seconds, and never before a Retry-After ends.
 func TestUrgencyHasItsLimits(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(&delivery.RetryAfter{After: 30 * time.Second, Err: errors.New("503")})}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		e := answering(&delivery.RetryAfter{After: 30 * time.Second, Err: errors.New("503")})
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(2 * time.Second)
 		first := e.tried()[0].at
@@ -92,12 +85,10 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		if wait := e.accepted()[0].at.Sub(first); wait < 30*time.Second || wait > 32*time.Second {
 			t.Errorf("came back after %v, want 30 s", wait)
 		}
-		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(fmt.Errorf("%w: 403", delivery.ErrBlocked))}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		e := answering(fmt.Errorf("%w: 403", delivery.ErrBlocked))
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(2 * time.Minute) // blocked by now
 		before := len(e.tried())
@@ -108,7 +99,6 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		if n := len(e.tried()) - before; n < 2 || n > 4 {
 			t.Errorf("%d attempts in 10 s of urgent deliveries, want one every 5 s and perhaps a probe", n)
 		}
-		b.end()
 	})
 }
 
@@ -117,9 +107,8 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(fmt.Errorf("%w: 404", delivery.ErrBlocked))}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		e := answering(fmt.Errorf("%w: 404", delivery.ErrBlocked))
+		b := s.up(e.all("a"))
 		far := time.Now().Add(72 * time.Hour)
 		for _, id := range []string{idA, idB} {
 			s.azure.Schedule(imdstest.Event{ID: id, Type: "Redeploy", NotBefore: far})
@@ -153,22 +142,19 @@ func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 		e.say(nil)
 		pause(6 * time.Minute)
 		wantIDs(t, e.ids(), idB+"-scheduled", idB+"-started", idA+"-scheduled")
-		b.end()
 	})
 }
 
 // Of two blocked answers within a second nobody concludes that a sink is blocked.
 func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		e := answering(fmt.Errorf("%w: 401", delivery.ErrBlocked))
+		b := s.up(e.all("a"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 		pause(20 * time.Second)
 		if st := b.Status().Sinks[0]; st.State != bridge.SinkRetrying {
 			t.Errorf("after 20 s the sink is %s, want retrying", st.State)
 		}
-		b.end()
 	})
 }
 
@@ -181,8 +167,7 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 			}
 			return nil
 		}}
-		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
-		pause(1500 * time.Millisecond)
+		b := s.up(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
 		s.reboot(idA)
 		pause(2 * time.Second)
 		if st := b.Status().Sinks[0]; st.State != bridge.SinkOK || !strings.Contains(st.LastError, "422") {
@@ -198,16 +183,14 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 		if len(dead) != 1 || dead[0].Reason != delivery.ReasonRejected || !strings.Contains(dead[0].Error, "422") || dead[0].Attempts != 1 {
 			t.Errorf("dead letters are %+v", dead)
 		}
-		b.end()
 	})
 }
 
 // A batch that is rejected is tried one by one, so that only what is to blame is given up.
 func TestARejectedBatchIsTakenApart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(errSinkDown)}
-		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
-		pause(1500 * time.Millisecond)
+		e := answering(errSinkDown)
+		b := s.up(e.all("a").With(func(t *bridge.Terms) { t.Batch = 10 }))
 		for _, id := range []string{idA, "BAD", idB} {
 			s.reboot(id)
 		}
@@ -223,7 +206,6 @@ func TestARejectedBatchIsTakenApart(t *testing.T) {
 			t.Errorf("accepted were %s, want both good ones once", got)
 		}
 		wantIDs(t, deadIDs(b.Outbox), "BAD-scheduled")
-		b.end()
 	})
 }
 
@@ -231,9 +213,8 @@ func TestARejectedBatchIsTakenApart(t *testing.T) {
 func TestOldDeliveriesExpire(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		e, patient := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errSinkDown)}
-		b := s.start(e.all("a").With(func(t *bridge.Terms) { t.MaxAge = time.Hour }), patient.all("b"))
-		pause(1500 * time.Millisecond)
+		e, patient := answering(errSinkDown), answering(errSinkDown)
+		b := s.up(e.all("a").With(func(t *bridge.Terms) { t.MaxAge = time.Hour }), patient.all("b"))
 		s.reboot(idA)
 		pause(50 * time.Minute)
 		wantIDs(t, deadIDs(b.Outbox))
@@ -242,7 +223,6 @@ func TestOldDeliveriesExpire(t *testing.T) {
 		if len(dead) != 1 || dead[0].Route != "a" || dead[0].Reason != delivery.ReasonExpired {
 			t.Errorf("dead letters are %+v", dead)
 		}
-		b.end()
 	})
 }
 
@@ -258,44 +238,40 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 		{delivery.LateLatest, []string{"-vanished"}, 2, nil},
 		{delivery.LateDrop, []string{"-vanished"}, 0, []string{"-scheduled"}}, // the end settles started
 	} {
-		t.Run(string(tt.late), func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				e := &recorder{answer: always(errSinkDown)}
-				b := s.start(e.all("a").With(func(t *bridge.Terms) { t.Late = tt.late }))
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(2 * time.Second)
-				s.azure.Start(idA)
-				pause(2 * time.Second)
-				s.azure.End(idA)
-				pause(2 * time.Second)
-				e.say(nil)
-				pause(time.Minute)
-				var heard, dead []string
-				for _, id := range e.ids() {
-					heard = append(heard, strings.TrimPrefix(id, idA))
+		subtest(t, string(tt.late), func(t *testing.T, s *stage) {
+			e := answering(errSinkDown)
+			b := s.up(e.all("a").With(func(t *bridge.Terms) { t.Late = tt.late }))
+			s.reboot(idA)
+			pause(2 * time.Second)
+			s.azure.Start(idA)
+			pause(2 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			e.say(nil)
+			pause(time.Minute)
+			var heard, dead []string
+			for _, id := range e.ids() {
+				heard = append(heard, strings.TrimPrefix(id, idA))
+			}
+			for _, id := range deadIDs(b.Outbox) {
+				dead = append(dead, strings.TrimPrefix(id, idA))
+			}
+			wantIDs(t, heard, tt.heard...)
+			wantIDs(t, dead, tt.dead...)
+			all := e.accepted()
+			missed := all[len(all)-1].Missed
+			if len(missed) != tt.missed {
+				t.Fatalf("the last one stood for %d others, want %d", len(missed), tt.missed)
+			}
+			for i, want := range []string{"scheduled", "started"}[:tt.missed] {
+				if m := missed[i]; m.Change != want || time.Since(m.Time) > 2*time.Minute || time.Since(m.Time) < time.Minute {
+					t.Errorf("it stood for %+v, want %s, when it was seen", m, want)
 				}
-				for _, id := range deadIDs(b.Outbox) {
-					dead = append(dead, strings.TrimPrefix(id, idA))
-				}
-				wantIDs(t, heard, tt.heard...)
-				wantIDs(t, dead, tt.dead...)
-				all := e.accepted()
-				missed := all[len(all)-1].Missed
-				if len(missed) != tt.missed {
-					t.Fatalf("the last one stood for %d others, want %d", len(missed), tt.missed)
-				}
-				for i, want := range []string{"scheduled", "started"}[:tt.missed] {
-					if m := missed[i]; m.Change != want || time.Since(m.Time) > 2*time.Minute || time.Since(m.Time) < time.Minute {
-						t.Errorf("it stood for %+v, want %s, when it was seen", m, want)
-					}
-				}
-				lives, err := bridge.History(b.Outbox, bridge.Period{})
-				if err != nil || tt.late == delivery.LateLatest && lives[0].Changes[0].Deliveries[0].State != outbox.StateSuperseded {
-					t.Errorf("the history says %+v, %v", lives, err)
-				}
-				b.end()
-			})
+			}
+			lives, err := bridge.History(b.Outbox, bridge.Period{})
+			if err != nil || tt.late == delivery.LateLatest && lives[0].Changes[0].Deliveries[0].State != outbox.StateSuperseded {
+				t.Errorf("the history says %+v, %v", lives, err)
+			}
 		})
 	}
 }
@@ -304,8 +280,7 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 func TestReceiptsComeBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(errSinkDown)}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(500 * time.Millisecond)
 		e.say(nil)
@@ -319,7 +294,6 @@ func TestReceiptsComeBack(t *testing.T) {
 		if got := tried[len(tried)-1].Receipt; got != nil {
 			t.Errorf("another event came with the receipt %q", got)
 		}
-		b.end()
 	})
 }
 
@@ -333,12 +307,10 @@ func TestAPanicInASinkIsAFailedAttempt(t *testing.T) {
 			}
 			return nil
 		}}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		b.end()
 	})
 }
 
@@ -349,11 +321,10 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 		if err := os.WriteFile(secret, []byte("old"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &recorder{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
+		e := answering(fmt.Errorf("%w: 401", delivery.ErrBlocked))
 		r := e.all("a")
 		r.Secrets = []string{secret}
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
+		s.up(r)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
 		pause(30*time.Minute + 10*time.Second)
 		e.say(nil)
@@ -362,7 +333,6 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 		}
 		pause(5 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		b.end()
 	})
 }
 
@@ -370,7 +340,7 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		e := &recorder{answer: always(errSinkDown)}
+		e := answering(errSinkDown)
 		b := s.start(e.all("a"))
 		pause(5 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(72 * time.Hour)})
@@ -392,12 +362,11 @@ func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 		}
 		b.end()
 		n := len(tried)
-		b = s.start(e.all("a")) // which begins the times anew, and goes on counting
+		s.start(e.all("a")) // which begins the times anew, and goes on counting
 		pause(5 * time.Second)
 		if tried = e.tried()[n:]; len(tried) < 2 || tried[0].Attempt != n+1 {
 			t.Errorf("after the restart %d attempts within 5 s, the first is number %d, want %d", len(tried), tried[0].Attempt, n+1)
 		}
-		b.end()
 	})
 }
 
@@ -405,7 +374,7 @@ func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
 func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
-			e := &recorder{answer: always(errSinkDown)}
+			e := answering(errSinkDown)
 			r := e.all("a").With(func(x *bridge.Terms) { x.MaxAge, x.Late = time.Hour, delivery.LateLatest })
 			b := s.start(r)
 			s.reboot(idA)
@@ -426,7 +395,6 @@ func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 				wantIDs(t, e.ids(), idA+"-started")
 				wantIDs(t, deadIDs(b.Outbox))
 			}
-			b.end()
 		})
 	}
 }
@@ -434,9 +402,8 @@ func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 // An attempt ends with its time, and that is a failure that says so.
 func TestAnAttemptEndsWithItsTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(errHang)}
-		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Timeout = 4 * time.Second }))
-		pause(1500 * time.Millisecond)
+		e := answering(errHang)
+		b := s.up(e.all("a").With(func(x *bridge.Terms) { x.Timeout = 4 * time.Second }))
 		s.reboot(idA)
 		pause(9 * time.Second)
 		if tried := e.tried(); len(tried) < 2 || tried[1].at.Sub(tried[0].at) < 4*time.Second || tried[1].at.Sub(tried[0].at) > 5*time.Second {
@@ -445,16 +412,14 @@ func TestAnAttemptEndsWithItsTime(t *testing.T) {
 		if got := b.Outbox.List(outbox.Selection{})[0].Error; strings.Count(got, "no answer within 4s") != 1 {
 			t.Errorf("the error is %q, want it to say once that there was no answer", got)
 		}
-		b.end()
 	})
 }
 
 // With drop, a scheduled that could not be told before its time is a dead letter; nobody runs a runbook for the past.
 func TestWhatIsTooLateIsDropped(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(errSinkDown)}
-		b := s.start(e.all("a").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }))
-		pause(1500 * time.Millisecond)
+		e := answering(errSinkDown)
+		b := s.up(e.all("a").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }))
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Minute)})
 		pause(50 * time.Second)
 		wantIDs(t, deadIDs(b.Outbox))
@@ -463,7 +428,6 @@ func TestWhatIsTooLateIsDropped(t *testing.T) {
 		if reason := b.Outbox.List(outbox.Selection{})[0].Reason; reason != delivery.ReasonLate {
 			t.Errorf("the reason is %s", reason)
 		}
-		b.end()
 	})
 }
 
@@ -471,8 +435,7 @@ func TestWhatIsTooLateIsDropped(t *testing.T) {
 func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(delivery.ErrRejected)}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(2 * time.Second)
 		e.say(nil)
@@ -481,7 +444,6 @@ func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 		if tried := e.tried(); len(tried) != 2 || string(tried[1].Receipt) != "posted" {
 			t.Errorf("tried %v, want the second with the receipt", tried)
 		}
-		b.end()
 	})
 }
 
@@ -491,8 +453,7 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 		e := &recorder{}
 		r := e.all("a").With(func(x *bridge.Terms) { x.Parallel, x.Timeout = 3, time.Minute })
 		r.Sink = slowSink{e, 10 * time.Second}
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
+		s.up(r)
 		ids := []string{"A", "B", "C", "D"}
 		for _, id := range ids {
 			s.reboot(id)
@@ -517,7 +478,6 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 		if n := len(e.ids()); n != 8 {
 			t.Errorf("%d were told, want 8", n)
 		}
-		b.end()
 	})
 }
 
