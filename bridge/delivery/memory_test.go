@@ -2,7 +2,6 @@ package delivery_test
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,17 +21,18 @@ type memory struct {
 	changes  delivery.Changes
 	mutes    []*delivery.Mute
 	receipts map[string][]byte
-	asked    int // calls of Changes
-	lost     map[uint64]bool
-	unread   error  // when not nil, it can't be read for now …
-	only     uint64 // … but for all except this item, unless 0
+	asked    int              // calls of Changes
+	unread   map[uint64]error // why an item can't be read, by its number; that of all by 0
 
 	accepted, superseded, dead, fellBack []*delivery.Item
 	reports                              []delivery.Report
 }
 
 func newMemory() *memory {
-	return &memory{wake: make(chan struct{}, 1), pending: map[uint64]*delivery.Item{}, receipts: map[string][]byte{}, lost: map[uint64]bool{}}
+	return &memory{
+		wake: make(chan struct{}, 1), pending: map[uint64]*delivery.Item{}, receipts: map[string][]byte{},
+		unread: map[uint64]error{},
+	}
 }
 
 // add makes items pending, or replaces them. Those without a Pending time are pending from now on.
@@ -83,11 +83,12 @@ func (m *memory) remove(seqs ...uint64) {
 	m.signal()
 }
 
-// restart makes the next worker find all pending items.
-func (m *memory) restart() {
+// reopen makes the next worker find all pending items.
+func (m *memory) reopen() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.changes = delivery.Changes{Pending: slices.SortedFunc(maps.Values(m.pending), func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })}
+	bySeq := func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) }
+	m.changes = delivery.Changes{Pending: slices.SortedFunc(maps.Values(m.pending), bySeq)}
 }
 
 func (m *memory) Changed() <-chan struct{} { return m.wake }
@@ -114,21 +115,14 @@ func (m *memory) Read(i *delivery.Item) (delivery.Delivery, error) {
 	defer m.mu.Unlock()
 	ce := event.New()
 	ce.SetID(i.ID)
-	ce.SetType(i.Type)
-	switch {
-	case m.lost[i.Seq]:
-		return delivery.Delivery{}, fmt.Errorf("%w: %d", delivery.ErrLost, i.Seq)
-	case m.unread != nil && (m.only == 0 || m.only == i.Seq):
-		return delivery.Delivery{}, m.unread
-	}
-	return delivery.Delivery{Event: ce, Receipt: m.receipts[i.Group]}, nil
+	return delivery.Delivery{Event: ce, Receipt: m.receipts[i.Group]}, cmp.Or(m.unread[i.Seq], m.unread[0])
 }
 
-// misread makes reads fail: of the item with this number, of all with 0, and none with a nil error.
+// misread makes reads fail: of the item with this number, of all with 0. With nil they succeed again.
 func (m *memory) misread(seq uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.only, m.unread = seq, err
+	m.unread[seq] = err
 }
 
 func (m *memory) Report(r delivery.Report) {
@@ -179,20 +173,8 @@ func (m *memory) ids(items *[]*delivery.Item) (list []string) {
 	return list
 }
 
-func (m *memory) receipt(group string) []byte {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.receipts[group]
-}
-
 func (m *memory) lastReport() delivery.Report {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.reports[len(m.reports)-1]
-}
-
-// text returns a value as JSON, for messages of tests.
-func text(v any) string {
-	b, _ := json.Marshal(v)
-	return string(b)
 }

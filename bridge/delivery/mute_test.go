@@ -1,13 +1,12 @@
 package delivery
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
 )
 
-// mute mutes the items. end ends the mute.
+// mute mutes the deliveries. end ends the mute.
 func (p *plan) mute(items ...*Item) (end func()) {
 	for _, i := range items {
 		i.AzureType = "muted"
@@ -21,223 +20,169 @@ func (p *plan) mute(items ...*Item) (end func()) {
 	}
 }
 
-// Muted items are not attempted, however urgent they are, and cause no wake-up. Other events continue; later items of
-// the same event wait too. When the mute ends they are attempted at once, even if they had failed before.
-func TestMutedItemsWait(t *testing.T) {
-	p := newPlan(Terms{})
+// What is muted is not attempted, however urgent it is, and causes no wake-up. Other events continue; later changes of
+// the same event wait too. When the mute ends they are attempted at once, even what had failed just before.
+func TestMutedDeliveriesWait(t *testing.T) {
+	p := newPlan(t, Terms{})
 	first := p.owe("A", scheduled, time.Minute)
-	p.want(t, "before", p.fails(false, 0), "A-scheduled")
-	second := p.owe("A", "started", 0)
+	p.fails("A-scheduled")
+	p.owe("A", started, 0)
 	end := p.mute(first)
-	p.owe("B", scheduled, far)
-	p.want(t, "another event", p.try(), "B-scheduled")
-	p.later(time.Hour)
-	if got, wake := p.next(); len(got.batch) != 0 || !wake.IsZero() || p.retrying != 0 {
-		t.Errorf("%v is attempted while it is muted, and it wakes at %v with %d failing", idsIn(got), wake, p.retrying)
-	}
+	p.announce("B")
+	p.accepts("B-scheduled")
+	p.restsFor(0)
+	p.wantRetrying(0)
 	end()
-	p.want(t, "at the end", p.try(), first.ID)
-	p.want(t, "and then", p.try(), second.ID)
+	p.accepts("A-scheduled", "A-started")
 }
 
-// What comes before a muted item of the same event does not wait for it, and after a failure only as long as always.
-func TestItemBeforeAMutedOneIsAttempted(t *testing.T) {
-	p := newPlan(Terms{})
-	p.random = func() float64 { return 1 }
-	first, second := p.owe("A", scheduled, far), p.owe("A", "started", 0)
-	end := p.mute(second)
-	p.want(t, "the first", p.fails(false, 0), first.ID)
-	p.want(t, "right after its failure", p.try())
-	p.later(backoff(1, 1))
-	p.want(t, "the first again", p.try(), first.ID)
-	p.want(t, "the muted one", p.try())
+// What comes before a muted change of the same event does not wait for it, and after a failure only as long as always.
+func TestAChangeBeforeAMutedOneIsAttempted(t *testing.T) {
+	p := newPlan(t, Terms{})
+	p.announce("A")
+	end := p.mute(p.owe("A", started, 0))
+	p.fails("A-scheduled")
+	p.restsFor(time.Second)
+	p.later(time.Second)
+	p.accepts("A-scheduled")
+	p.rests()
 	end()
-	p.want(t, "at the end", p.try(), second.ID)
+	p.accepts("A-started")
 }
 
-// What failed before a mute is attempted as soon as that ends.
-func TestEndOfAMuteWaitsForNoBackoff(t *testing.T) {
-	p := newPlan(Terms{})
-	p.random = func() float64 { return 1 }
-	item := p.owe("A", scheduled, far)
-	p.want(t, "before", p.fails(false, 0), item.ID)
-	end := p.mute(item)
-	p.want(t, "meanwhile", p.try())
-	end()
-	p.want(t, "at the end", p.try(), item.ID)
-}
-
-// An attempt under way is finished. Items that it leaves pending are muted.
+// An attempt under way is finished. What it leaves pending is muted.
 func TestMuteDoesNotStopAnAttemptUnderWay(t *testing.T) {
-	p := newPlan(Terms{})
-	first := p.owe("A", scheduled, far)
-	second := p.owe("A", "started", 0)
-	a, _ := p.next()
-	end := p.mute(first, second)
+	p := newPlan(t, Terms{})
+	first, second := p.owe("A", scheduled, far), p.owe("A", started, 0)
+	a := p.begins("A-scheduled")
+	p.mute(first, second)
 	p.accept(a, p.now)
-	p.want(t, "what it leaves", p.try())
+	p.rests()
 	p.remove(second.Seq, p.now)
-	if len(p.lanes)+len(p.index) != 0 {
-		t.Errorf("%d lanes are left", len(p.lanes))
+	if n := len(p.lanes) + len(p.index); n != 0 {
+		t.Errorf("%d are left", n)
 	}
-	end()
-	p.want(t, "nothing is left", p.try())
 }
 
-// A partly delivered batch is finished with the same members. Later items wait for the mute.
+// A partly delivered batch is finished with the same members. Later changes wait for the mute.
 func TestMutedBatchWithProgressIsFinished(t *testing.T) {
-	p := newPlan(Terms{Batch: 5})
-	var items []*Item
-	for _, event := range []string{"A", "B"} {
-		item := *p.owe(event, scheduled, far)
-		item.Batch = 7
-		p.put(&item, p.now)
-		items = append(items, &item)
-	}
-	items = append(items, p.owe("A", "started", 0))
-	end := p.mute(items[0], items[2])
-	p.want(t, "the batch", p.try(), "A-scheduled", "B-scheduled")
-	p.want(t, "what comes after it", p.try())
+	p := newPlan(t, Terms{Batch: 5})
+	part := p.owePartly("A", far)
+	p.owePartly("B", far)
+	end := p.mute(part, p.owe("A", started, 0))
+	p.accepts("A-scheduled B-scheduled")
+	p.rests()
 	end()
-	p.want(t, "at the end", p.try(), "A-started")
+	p.accepts("A-started")
 }
 
 // A muted change that a partly delivered one replaces does not hold that up.
-func TestMutedItemBelowAPartlyDeliveredOneHoldsNothingUp(t *testing.T) {
-	p := newPlan(Terms{Late: LateLatest})
-	older, part := p.owe("A", scheduled, far), *p.owe("A", updated, far)
-	part.Batch = part.Seq
-	p.put(&part, p.now)
+func TestAMutedChangeBelowAPartlyDeliveredOneHoldsNothingUp(t *testing.T) {
+	p := newPlan(t, Terms{Late: LateLatest})
+	older := p.owe("A", updated, far)
+	p.owePartly("A", far)
 	p.mute(older)
-	p.want(t, "the partly delivered one", p.try(), "A-updated")
+	p.accepts("A-scheduled")
 }
 
-// After a mute, items fall back after the usual time, counted from its end.
-func TestMutedItemsDoNotFallBack(t *testing.T) {
-	p := newPlan(Terms{Fallback: Fallback{Sink: "other", After: 10 * time.Minute}})
-	item := p.owe("A", scheduled, far)
-	end := p.mute(item)
+// After a mute, a delivery falls back after the usual time, counted from its end.
+func TestMutedDeliveriesDoNotFallBack(t *testing.T) {
+	p := newPlan(t, Terms{Fallback: toB})
+	end := p.mute(p.owe("A", scheduled, far))
 	p.later(time.Hour)
-	fallen := func() int { _, fallback := p.takeOverdue(p.now); return len(fallback) }
-	if n := fallen(); n != 0 {
-		t.Errorf("%d fall back while they are muted", n)
-	}
+	p.fallsBack("")
 	end()
-	p.later(10*time.Minute - 1)
-	if n := fallen(); n != 0 {
-		t.Errorf("%d fall back before 10 minutes have passed since the end", n)
-	}
+	p.later(toB.After - 1)
+	p.fallsBack("")
 	p.later(1)
-	if n := fallen(); n != 1 {
-		t.Errorf("%d fall back 10 minutes after the end, want 1", n)
-	}
+	p.fallsBack("A-scheduled")
 }
 
-// Items that become late while muted are not dropped: the latest change is delivered when the mute ends. After that it
+// What becomes late while it is muted is not dropped: the latest change is delivered when the mute ends. After that it
 // may become late.
-func TestMutedItemsAreNotLate(t *testing.T) {
-	p := newPlan(Terms{Late: LateDrop})
+func TestMutedDeliveriesAreNotLate(t *testing.T) {
+	p := newPlan(t, Terms{Late: LateDrop})
 	begins := p.owe("A", scheduled, 10*time.Minute)
-	overtaken := p.owe("B", scheduled, 10*time.Minute)
-	latest := p.owe("B", "started", 0)
+	overtaken, latest := p.owe("B", scheduled, 10*time.Minute), p.owe("B", started, 0)
 	soon := p.owe("C", scheduled, 2*time.Hour)
 	end := p.mute(begins, overtaken, latest, soon)
 	p.later(time.Hour)
-	if late, _ := p.takeOverdue(p.now); len(late) != 0 {
-		t.Errorf("%d are late while they are muted", len(late))
-	}
+	p.drops("")
 	end()
-	late, _ := p.takeOverdue(p.now)
-	if len(late) != 1 || late[0].ID != overtaken.ID || !p.waited(late[0]) {
-		t.Errorf("late are %v, want %s alone, which the worker then supersedes", late, overtaken.ID)
+	p.drops("B-scheduled")
+	if !p.waited(overtaken) {
+		t.Error("the overtaken change counts as late, want that the worker supersedes it")
 	}
-	p.want(t, "the latest", p.try(), latest.ID)
-	p.want(t, "what should have begun", p.try(), begins.ID)
+	p.accepts("B-started", "A-scheduled")
 	p.later(time.Hour)
-	if late, _ := p.takeOverdue(p.now); len(late) != 1 || late[0].ID != soon.ID {
-		t.Errorf("late are %v, want %s, which became so after the end", late, soon.ID)
-	}
+	p.drops("C-scheduled")
 }
 
-// Items that waited for a mute become one batch, the most important first, and that batch is repeated as a whole. Items
-// that were not muted are delivered on their own.
-func TestMutedItemsBecomeOneBatch(t *testing.T) {
-	p := newPlan(grouped)
-	var items []*Item
-	for _, one := range []struct {
-		event, change string
-		notice        time.Duration
-	}{
-		{"", "", 0}, {"OVER", vanished, -time.Hour}, {"A", scheduled, far}, {"A", "started", 0}, {"B", scheduled, far},
-	} {
-		items = append(items, p.owe(one.event, one.change, one.notice))
-	}
-	end := p.mute(items...)
+// What waited for a mute becomes one batch, the most important first, and that batch is repeated as a whole. What was
+// not muted is delivered on its own.
+func TestMutedDeliveriesBecomeOneBatch(t *testing.T) {
+	p := newPlan(t, grouped)
+	end := p.mute(p.owe("", "", 0), p.owe("OVER", vanished, -time.Hour), p.owe("A", scheduled, far),
+		p.owe("A", started, 0), p.owe("B", scheduled, far))
 	p.later(time.Minute)
 	end()
-	want := []string{"A-started", "B-scheduled", "OVER-vanished", "-"}
-	p.want(t, "all that waited", p.fails(false, 0), want...)
-	p.later(time.Second)
-	p.want(t, "all that waited, again", p.fails(false, 0), want...)
+	const summary = "A-started B-scheduled OVER-vanished -"
+	p.fails(summary)
+	p.later(5 * time.Second)
+	p.fails(summary)
 	p.later(time.Minute)
 	p.owe("NEW", scheduled, 20*time.Minute)
-	p.want(t, "all that waited, at last", p.try(), want...)
-	p.want(t, "what did not", p.try(), "NEW-scheduled")
+	p.accepts(summary, "NEW-scheduled")
+}
 
-	p = newPlan(grouped)
-	end = p.mute(p.owe("A", scheduled, far))
+// A single one that waited for a mute makes no digest with another of its type that did not, nor do several where
+// nothing is combined.
+func TestMutedDeliveriesMayStayApart(t *testing.T) {
+	p := newPlan(t, grouped)
+	end := p.mute(p.announce("A")...)
 	end()
 	p.owe("B", scheduled, far+time.Hour)
-	p.want(t, "what waited, without another of its type that did not", p.try(), "A-scheduled")
+	p.accepts("A-scheduled", "B-scheduled")
 
-	p = newPlan(Terms{Late: LateLatest})
-	end = p.mute(p.owe("A", scheduled, far), p.owe("B", scheduled, far))
+	p = newPlan(t, Terms{Late: LateLatest})
+	end = p.mute(p.owe("A", scheduled, far), p.owe("B", scheduled, far), p.owe("", "first", 0), p.owe("", "second", 0))
 	end()
-	p.want(t, "without groups", p.try(), "A-scheduled")
-
-	p = newPlan(Terms{Late: LateLatest})
-	end = p.mute(p.owe("", "first", 0), p.owe("", "second", 0))
-	end()
-	p.want(t, "about the bridge, without groups", p.try(), "-first")
+	p.accepts("A-scheduled", "B-scheduled", "-first", "-second")
 }
 
-// A rejected batch of what waited for a mute comes apart too, also that of one lane.
+// A rejected batch of what waited for a mute comes apart too, also that about the bridge alone.
 func TestRejectedSummaryComesApart(t *testing.T) {
-	p := newPlan(grouped)
-	p.mute(p.owe("", "first", 0), p.owe("", "second", 0))()
-	p.want(t, "what is rejected", idsIn(p.rejects()), "-first", "-second")
-	p.want(t, "then", p.try(), "-first")
-	p.want(t, "and then", p.try(), "-second")
+	p := newPlan(t, grouped)
+	end := p.mute(p.owe("", "first", 0), p.owe("", "second", 0))
+	end()
+	p.rejects("-first -second")
+	p.accepts("-first", "-second")
 }
 
-// More items than fit into one batch are delivered in several.
+// More than fits into one batch is delivered in several.
 func TestSummaryIsBounded(t *testing.T) {
-	p := newPlan(grouped)
-	var items []*Item
-	for n := range maxDigest + 1 {
-		items = append(items, p.owe(fmt.Sprint("E", n), scheduled, far))
-	}
-	p.mute(items...)()
-	p.later(20 * time.Second)
-	if first, second := len(p.try()), len(p.try()); first != maxDigest || second != 1 {
-		t.Errorf("the batches hold %d and %d, want %d and 1", first, second, maxDigest)
-	}
+	p := newPlan(t, grouped)
+	items := p.announce(numbered("E", maxDigest+1)...)
+	end := p.mute(items...)
+	end()
+	p.accepts(idsIn(items[:maxDigest]), idsIn(items[maxDigest:]))
 }
 
 // Messages about one bridge don't wait for muted ones about another.
 func TestBridgesDoNotWaitForEachOther(t *testing.T) {
-	p := newPlan(Terms{})
-	about := func(vm string) *Item {
-		p.seq++
-		i := &Item{Message: &Message{Seq: p.seq, ID: vm, VMs: []string{vm}}, PendingSince: p.now}
+	p := newPlan(t, Terms{})
+	about := func(seq uint64, vm string) *Item {
+		i := &Item{Message: &Message{Seq: seq, ID: vm, VMs: []string{vm}}, PendingSince: p.now}
 		p.put(i, p.now)
 		return i
 	}
-	end := p.mute(about("vm_0"))
-	about("vm_1")
-	p.want(t, "another bridge", p.try(), "vm_1")
+	end := p.mute(about(1, "vm_0"))
+	about(2, "vm_1")
+	p.accepts("vm_1")
+	p.rests()
+	p.seq = 2
 	end()
-	p.want(t, "at the end", p.try(), "vm_0")
+	p.accepts("vm_0")
 }
 
 // A mute covers what it names. Preempt and Terminate are covered only if named, heartbeats never. A mute of one VM

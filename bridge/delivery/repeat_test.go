@@ -4,7 +4,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -36,14 +35,11 @@ func (o *open) told() (told []delivery.Told) {
 	return told
 }
 
-func repeating(t *testing.T, f func(t *testing.T, r *route, o *open)) {
+func repeating(t *testing.T, story func(t *testing.T, r *route, o *open)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		o := &open{}
-		f(t, startWith(t, newMemory(), &destination{}, delivery.Config{
-			Terms: delivery.Terms{Repeat: time.Minute, Timeout: 10 * time.Second}, Told: o.told,
-		}), o)
-	})
+	o := &open{}
+	terms := delivery.Terms{Repeat: time.Minute, Timeout: 10 * time.Second}
+	play(t, delivery.Config{Terms: terms, Told: o.told}, func(t *testing.T, r *route) { story(t, r, o) })
 }
 
 // What is open is said once more each minute, and no more once it is over. Nothing of it is reported to the queue.
@@ -71,20 +67,16 @@ func TestAFailedRepeatIsNotTriedAgain(t *testing.T) {
 		r.say(fails(delivery.ErrBlocked))
 		pause(3*time.Minute + time.Second)
 		want(t, "told", r.made(), "A-again", "A-again", "A-again")
-		if s := r.worker.State(); s.Refused || s.Error != "" {
-			t.Errorf("the state is %+v, want that nothing happened", s)
-		}
+		want(t, "trouble", r.trouble())
 	})
 }
 
-// The end of an event never comes before a repeat of its beginning: it waits for one under way, and none begins behind it.
+// The end of an event never comes before a repeat of its beginning: it waits for one under way, and none begins behind
+// it.
 func TestTheEndComesAfterEveryRepeat(t *testing.T) {
 	repeating(t, func(t *testing.T, r *route, o *open) {
 		o.set("A", "B", "C")
-		r.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-			time.Sleep(5 * time.Second)
-			return delivery.Answer{}, nil
-		})
+		r.say(takes(5 * time.Second))
 		pause(time.Minute + time.Second)
 		o.set()
 		r.add(change(1, "C", "vanished", 0), change(2, "A", "vanished", 0))
@@ -108,13 +100,10 @@ func TestNothingIsRepeatedWhileTheDestinationIsDown(t *testing.T) {
 		if got := r.made(); got[len(got)-1] != "A-again" {
 			t.Errorf("told %q, want a repeat at the end", got)
 		}
-		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
-			time.Sleep(3 * time.Second)
-			return delivery.Answer{}, nil
-		})
+		r.say(takes(3 * time.Second))
 		pause(time.Minute)
 		began := time.Now()
-		r.stop()
+		r.ends()
 		if took := time.Since(began); took > 3*time.Second {
 			t.Errorf("the worker ended after %s", took)
 		}

@@ -256,10 +256,7 @@ func TestEventsThatAreEquallyUrgentTakeTurns(t *testing.T) {
 			i.NotBefore = time.Time{}
 			return i
 		}
-		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
-			time.Sleep(time.Second)
-			return delivery.Answer{}, nil
-		})
+		r.say(takes(time.Second))
 		for seq := range uint64(60) {
 			r.add(begun(seq+1, "busy", "updated"))
 		}

@@ -1,12 +1,9 @@
 package delivery_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -16,71 +13,71 @@ import (
 // after a restart; but where only the latest change is delivered, a newer one of a member's event takes its place, and
 // everybody gets that: somebody who refuses the older one must not keep it from the others.
 func TestBatchWithProgressIsRepeatedWithTheSameMembers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, d := newMemory(), &destination{}
-		r := start(t, m, d, digest)
-		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-			return delivery.Answer{Progress: []byte("A has it")}, errors.New("B: 451 try again")
-		})
-		m.add(wave()...)
+	bubble(t, digest, func(t *testing.T, r *route) {
+		r.say(progresses("A has it"))
+		r.add(announced(3)...)
 		pause(time.Second)
-		want(t, "one batch", d.made()[:1], "E1-scheduled E2-scheduled E3-scheduled")
+		want(t, "one batch", r.made()[:1], "E1-scheduled E2-scheduled E3-scheduled")
 
-		m.add(change(4, "E2", "started", 0), change(5, "E4", "scheduled", 2*time.Hour))
-		told := len(d.made())
+		r.add(change(4, "E2", "started", 0), change(5, "E4", "scheduled", 2*time.Hour))
+		before := len(r.made())
 		pause(time.Minute)
-		for _, call := range d.made()[told:] {
-			if call != "E1-scheduled E3-scheduled" && call != "E2-started" && call != "E4-scheduled" {
-				t.Errorf("attempted %q, want the rest of the batch as it was", call)
-			}
-		}
-		r.stop()
-		m.restart()
-		start(t, m, d, digest)
-		before := len(d.made())
-		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+		calls := slices.Compact(sorted(r.made()[before:]))
+		want(t, "repeated are", calls, "E1-scheduled E3-scheduled", "E2-started", "E4-scheduled")
+
+		r.restart(t, digest)
+		before = len(r.made())
+		r.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
 			if len(batch) == 2 && string(batch[0].Progress) != "A has it" {
 				return delivery.Answer{}, fmt.Errorf("%w: the progress is %q", delivery.ErrRejected, batch[0].Progress)
 			}
 			return delivery.Answer{}, nil
 		})
 		pause(5 * time.Minute)
-		calls := d.made()[before:]
-		slices.Sort(calls)
+		calls = sorted(r.made()[before:])
 		want(t, "after a restart", calls, "E1-scheduled E3-scheduled", "E2-started", "E4-scheduled")
-		if len(m.dead) != 0 || len(m.pending) != 0 {
-			t.Errorf("%d dead letters and %d pending are left, want none", len(m.dead), len(m.pending))
-		}
+		want(t, "dead", r.ids(&r.dead))
 	})
 }
 
 // What a sink left half delivered is taken over, after a reload, by one of another kind that takes one delivery at a
 // time.
 func TestHalfDeliveredBatchIsNoLargerThanItsSinkTakes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, d := newMemory(), &destination{}
-		r := start(t, m, d, digest)
-		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-			return delivery.Answer{Progress: []byte("A has it")}, errors.New("B: 451 try again")
-		})
-		m.add(wave()...)
+	bubble(t, digest, func(t *testing.T, r *route) {
+		r.say(progresses("A has it"))
+		r.add(announced(3)...)
 		pause(time.Second)
-		r.stop()
-		m.restart()
-		for _, answer := range []error{errDown, nil} {
-			d.say(fails(answer))
-			before := len(d.made())
-			r = start(t, m, d, delivery.Terms{Late: delivery.LateSend, Batch: 1})
+		before := len(r.made())
+		for _, err := range []error{errDown, nil} {
+			r.say(fails(err))
+			r.restart(t, delivery.Terms{Batch: 1})
 			pause(time.Minute)
-			for _, call := range d.made()[before:] {
-				if strings.Contains(call, " ") {
-					t.Fatalf("a sink that takes one delivery at a time got %q", call)
-				}
-			}
-			r.stop()
-			m.restart()
 		}
-		want(t, "accepted", m.ids(&m.accepted), "E1-scheduled", "E2-scheduled", "E3-scheduled")
+		calls := slices.Compact(sorted(r.made()[before:]))
+		want(t, "attempts", calls, "E1-scheduled", "E2-scheduled", "E3-scheduled")
+		want(t, "accepted", sorted(r.ids(&r.accepted)), "E1-scheduled", "E2-scheduled", "E3-scheduled")
+	})
+}
+
+// Members of a batch that have come a different way, because they were delivered one by one for a while, are not in one
+// batch again: its progress would be that of only some of them.
+func TestMembersWithDifferentProgressAreApart(t *testing.T) {
+	both := delivery.Terms{Late: delivery.LateLatest, DigestAbove: 1}
+	bubble(t, both, func(t *testing.T, r *route) {
+		r.say(progresses("one"))
+		r.add(change(1, "A", "scheduled", time.Hour), change(2, "B", "scheduled", 2*time.Hour))
+		pause(0)
+		r.say(first(1, progresses("one, two"), fails(errDown)))
+		r.restart(t, delivery.Terms{Late: delivery.LateLatest})
+		pause(0)
+		r.say(nil)
+		r.restart(t, both)
+		pause(0)
+		want(t, "attempts", r.made(),
+			"A-scheduled B-scheduled", "A-scheduled", "B-scheduled", "A-scheduled", "B-scheduled")
+		if got := r.last()[0]; string(got.Progress) != "one" {
+			t.Errorf("B is delivered with the progress %q, want its own", got.Progress)
+		}
 	})
 }
 
@@ -88,64 +85,50 @@ func TestHalfDeliveredBatchIsNoLargerThanItsSinkTakes(t *testing.T) {
 func TestDigestNeedsLateLatest(t *testing.T) {
 	for _, late := range []delivery.Late{"", delivery.LateSend, delivery.LateDrop} {
 		bubble(t, delivery.Terms{Late: late, DigestAbove: digest.DigestAbove}, func(t *testing.T, r *route) {
-			r.add(wave()...)
+			r.add(announced(3)...)
 			pause(time.Second)
 			want(t, string(late), r.made(), "E1-scheduled", "E2-scheduled", "E3-scheduled")
 		})
 	}
 }
 
-// A rejected batch is split if it made no progress. One with progress is not, because some recipients have it already.
-func TestRejectedBatchIsSplitUnlessItMadeProgress(t *testing.T) {
-	reject := func(batch []delivery.Delivery) (delivery.Answer, error) {
-		for _, d := range batch {
-			if d.Event.ID() == "E2-scheduled" {
-				return delivery.Answer{}, fmt.Errorf("%w: 400", delivery.ErrRejected)
-			}
+// A rejected batch is split. The attempts of its members count on.
+func TestRejectedBatchIsSplit(t *testing.T) {
+	bubble(t, digest, func(t *testing.T, r *route) {
+		r.say(failsOf("E2-scheduled", fmt.Errorf("%w: 400", delivery.ErrRejected)))
+		r.add(announced(3)...)
+		pause(time.Minute)
+		want(t, "attempts", r.made(),
+			"E1-scheduled E2-scheduled E3-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
+		want(t, "dead", r.ids(&r.dead), "E2-scheduled")
+		want(t, "accepted", r.ids(&r.accepted), "E1-scheduled", "E3-scheduled")
+		if n := r.last()[0].Attempt; n != 2 {
+			t.Errorf("after the batch it is attempt %d, want 2", n)
 		}
-		return delivery.Answer{}, nil
-	}
-	for _, progress := range []bool{false, true} {
-		bubble(t, digest, func(t *testing.T, r *route) {
-			r.say(reject)
-			if progress {
-				first := true
-				r.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-					if first {
-						first = false
-						return delivery.Answer{Progress: []byte("A")}, errDown
-					}
-					return reject(batch)
-				})
-			}
-			r.add(wave()...)
-			pause(time.Minute)
-			if progress {
-				want(t, "calls with progress", r.made(), "E1-scheduled E2-scheduled E3-scheduled", "E1-scheduled E2-scheduled E3-scheduled")
-				want(t, "dead with progress", r.ids(&r.dead), "E1-scheduled", "E2-scheduled", "E3-scheduled")
-				return
-			}
-			want(t, "calls", r.made(), "E1-scheduled E2-scheduled E3-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
-			want(t, "dead", r.ids(&r.dead), "E2-scheduled")
-			want(t, "accepted", r.ids(&r.accepted), "E1-scheduled", "E3-scheduled")
-			if n := r.last()[0].Attempt; n != 2 {
-				t.Errorf("after the batch it is attempt %d, want 2", n)
-			}
-		})
-	}
+	})
+}
+
+// A rejected batch that made progress is not split, because some recipients have it already.
+func TestRejectedBatchWithProgressIsNotSplit(t *testing.T) {
+	bubble(t, digest, func(t *testing.T, r *route) {
+		r.say(first(1, progresses("A"), fails(fmt.Errorf("%w: 400", delivery.ErrRejected))))
+		r.add(announced(3)...)
+		pause(time.Minute)
+		const batch = "E1-scheduled E2-scheduled E3-scheduled"
+		want(t, "attempts", r.made(), batch, batch)
+		want(t, "dead", r.ids(&r.dead), "E1-scheduled", "E2-scheduled", "E3-scheduled")
+	})
 }
 
 // Messages about the bridge that become a partly delivered batch wait as long as the failure before asks for.
 func TestPartlyDeliveredMessagesKeepTheirWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := startWith(t, newMemory(), &destination{}, delivery.Config{Terms: digest, Random: func() float64 { return 1 }})
+	play(t, delivery.Config{Terms: digest, Random: longest}, func(t *testing.T, r *route) {
 		var at []time.Duration
 		began := time.Now()
-		r.say(func([]delivery.Delivery) (a delivery.Answer, err error) {
-			if at = append(at, time.Since(began)); len(at) == 5 {
-				a.Progress = []byte("one of three")
-			}
-			return a, errDown
+		answer := first(4, fails(errDown), progresses("one of three"))
+		r.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			at = append(at, time.Since(began))
+			return answer(batch)
 		})
 		r.mute(&delivery.Mute{Since: began, Ended: began, LastSeq: 9})
 		for n := range uint64(3) {
@@ -169,50 +152,14 @@ func TestReceiptsBelongToTheirGroup(t *testing.T) {
 			r.add(change(1, "E1", "scheduled", time.Hour))
 			pause(time.Millisecond)
 			r.say(nil)
-			r.add(change(2, "E2", "scheduled", time.Hour))
 			pause(time.Minute)
-			if got := r.receipt("E2"); got != nil {
-				t.Errorf("after %v E2 has the receipt %q", err, got)
-			}
-			r.add(change(3, "E1", "started", 0))
-			pause(time.Minute)
-			if got := string(r.last()[0].Receipt); got != "thread 1" {
-				t.Errorf("after %v the receipt is %q", err, got)
+			for n, receipt := range map[string]string{"E2": "", "E1": "thread 1"} {
+				r.add(change(uint64(len(r.made())+1), n, "started", 0))
+				pause(time.Minute)
+				if got := string(r.last()[0].Receipt); got != receipt {
+					t.Errorf("after %v, %s has the receipt %q, want %q", err, n, got, receipt)
+				}
 			}
 		})
 	}
-}
-
-// Members of a batch that have come a different way, because they were delivered one by one for a while, are not in one
-// batch again: its progress would be that of only some of them.
-func TestMembersWithDifferentProgressAreApart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, d := newMemory(), &destination{}
-		terms := delivery.Terms{Late: delivery.LateLatest, Batch: 1, DigestAbove: 1}
-		single := terms
-		single.DigestAbove = 0
-		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
-			switch string(batch[0].Progress) + batch[0].Event.ID() {
-			case "A-scheduled":
-				return delivery.Answer{Progress: []byte("one ")}, errDown
-			case "one A-scheduled":
-				return delivery.Answer{Progress: []byte("one, two ")}, errDown
-			}
-			return delivery.Answer{}, errDown
-		})
-		m.add(change(1, "A", "scheduled", time.Hour), change(2, "B", "scheduled", 2*time.Hour))
-		for n, terms := range []delivery.Terms{terms, single, terms} { // the settings change twice
-			if n == 2 {
-				d.say(nil)
-			}
-			r := start(t, m, d, terms)
-			pause(0)
-			r.stop()
-			m.restart()
-		}
-		want(t, "attempts", d.made(), "A-scheduled B-scheduled", "A-scheduled", "B-scheduled", "A-scheduled", "B-scheduled")
-		if got := d.last()[0]; string(got.Progress) != "one " {
-			t.Errorf("B is delivered with the progress %q, want its own", got.Progress)
-		}
-	})
 }

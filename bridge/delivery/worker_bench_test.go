@@ -3,7 +3,6 @@ package delivery_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -38,7 +37,7 @@ func BenchmarkWorker(b *testing.B) {
 						}
 						return delivery.Answer{}, nil
 					})
-					w := delivery.NewWorker(delivery.Config{Route: "r", Sink: sink, Queue: q, Terms: delivery.Terms{Late: late}, Log: slog.New(slog.DiscardHandler)})
+					w := delivery.NewWorker(delivery.Config{Sink: sink, Queue: q, Terms: delivery.Terms{Late: late}})
 					b.StartTimer()
 					w.Run(b.Context(), stop, nil)
 				}
