@@ -88,7 +88,7 @@ type Report struct {
 	Superseded []*Item // older items that an accepted one replaces
 	Failed     []*Item // to be tried again at Next
 	Dead       []*Item // become dead letters, for Reason
-	Untried    []*Item // those of Dead that the attempt was not of: a newer one in it replaces them
+	Untried    []*Item // no attempt was made of them after all, or, of those in Dead, of a newer one that replaces them
 	FellBack   []*Item // to be delivered by the route's fallback too
 
 	Answer  Answer    // of the attempt; its receipt applies to Accepted, Failed and Dead, its progress to Failed

@@ -324,8 +324,11 @@ func (w *Worker) settle(r result, now time.Time) {
 		w.Log.Debug("repeated", "status", r.answer.Status, "err", r.err)
 		return
 	}
-	notYet, ok := errors.AsType[*NotYet](r.err)
-	if ok {
+	notYet, putOff := errors.AsType[*NotYet](r.err)
+	if putOff || r.unsent {
+		w.Queue.Report(Report{Now: now, Untried: r.batch})
+	}
+	if putOff {
 		w.postpone(r.attempt, notYet.Until, now)
 		return
 	}

@@ -252,6 +252,7 @@ func (tx *Tx) report(r *route, rep delivery.Report) {
 			}
 		}
 	}
+	each(rep.Untried, func(e *entry) { e.underWay = false })
 	each(rep.Failed, func(e *entry) { tx.recordFailure(e, rep) })
 	each(rep.FellBack, func(e *entry) {
 		if e.FellBack || r.fallback == "" { // a reload has taken the fallback away since

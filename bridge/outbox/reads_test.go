@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -401,6 +402,42 @@ func TestAcceptedDeliveryIsRecordedEvenIfSuperseded(t *testing.T) {
 			t.Errorf("%d outcomes are on record, want one; the figures are %+v", d.count("settled"), s)
 		}
 	})
+}
+
+// An attempt that came to nothing, because the sink put it off or the CloudEvent could not be read, doesn't count when a newer
+// change takes the delivery's place later.
+func TestAnAttemptThatWasNotMadeDoesNotCountLater(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		a := mustAdd(t, o, "A", "scheduled", "a")
+		sink := sinkFunc(func() error { return &delivery.NotYet{Until: time.Now().Add(time.Minute)} })
+		stop, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			delivery.NewWorker(delivery.Config{Route: "a", Sink: sink, Queue: o.Queue("a")}).Run(t.Context(), stop, nil)
+		}()
+		time.Sleep(time.Second)
+		if err := supersede(o, refTo("a", a.Seq)); err != nil {
+			t.Fatal(err)
+		}
+		err := o.Walk(0, func(r outbox.Record) error {
+			if got := r.Deliveries; len(got) != 1 || got[0].State != outbox.StateSuperseded || got[0].Attempts != 0 {
+				t.Errorf("on record is %+v, want that it was superseded and never attempted", got)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		close(stop)
+		<-done
+	})
+}
+
+// A sinkFunc answers with an error.
+type sinkFunc func() error
+
+func (f sinkFunc) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, error) {
+	return delivery.Answer{}, f()
 }
 
 // After Close no change is reported as being on disk.

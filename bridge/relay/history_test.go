@@ -166,3 +166,32 @@ func TestWhatCouldNotBeReadWasNotAttempted(t *testing.T) {
 		stop()
 	})
 }
+
+// What is accepted after its fallback got it, and after its event ended, all in one attempt, is on record as accepted.
+func TestALongAttemptThatIsAcceptedAfterAllIsOnRecord(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		slow := newRecorder()
+		slow.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(20 * time.Second)
+			return delivery.Answer{}, nil
+		}
+		drain := with(route("drain", slow), func(x *bridge.Terms) {
+			x.Late, x.Timeout = delivery.LateDrop, time.Minute
+			x.Fallback = delivery.Fallback{Sink: "spare", After: 5 * time.Second}
+		})
+		r, stop := s.run(drain, route("spare", newRecorder()))
+		a := eventNo(1).in(20 * time.Minute)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Second)
+		s.publish(a.say(t, imds.Vanished, "vm-1"))
+		pause(time.Minute)
+		lives, _, err := r.Histories(t.Context(), bridge.Period{})
+		if err != nil || len(lives) != 1 {
+			t.Fatalf("the history is %+v, %v; want one event", lives, err)
+		}
+		if d := lives[0].Changes[0].Deliveries[0]; d.Route != "drain" || d.State != "accepted" {
+			t.Errorf("the history says %+v, want that the sink accepted it", d)
+		}
+		stop()
+	})
+}

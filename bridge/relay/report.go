@@ -198,6 +198,12 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 			touch(g)
 		}
 	}
+	for _, i := range slices.Concat(r.Untried, r.Failed) {
+		e := q.pending[i.Seq]
+		if e != nil {
+			e.begun = false
+		}
+	}
 	each(r.Failed, func(e *pendingItem) { q.retry(e, afterFailure(*e.item, r)) })
 	each(r.FellBack, func(e *pendingItem) {
 		next := *e.item
@@ -240,7 +246,6 @@ func afterFailure(i delivery.Item, r delivery.Report) delivery.Item {
 // retry replaces the item of a delivery, and records what the next relay needs of it. mu is held.
 func (q *queue) retry(e *pendingItem, next delivery.Item) {
 	q.replace(e, next)
-	e.begun = false
 	e.group.rec.accept(e.id, waiting{
 		Attempts: next.Attempts, Next: next.Next, Error: imds.CutText(next.Error, 200), Progress: next.Progress,
 		Batch: next.Batch, FellBack: next.FellBack,
