@@ -15,8 +15,7 @@ func TestWhatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
 		s.beginsLate()
 		s.opts.Rules = []bridge.Rule{drainRule}
 		drain, audit := &recorder{}, answering(errSinkDown)
-		d := drain.all("drain")
-		d.Filter.Only.Types = []string{"Freeze"}
+		d := drain.all("drain").OnlyTypes("Freeze")
 		a := audit.all("audit").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Minute} })
 		b := s.up(d, a)
 		s.userReboot(idA)
@@ -33,8 +32,7 @@ func TestAChangeThatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
 		audit, drain := answering(errSinkDown), &recorder{}
-		d := drain.all("drain")
-		d.Filter.Only.Changes = []string{"scheduled"}
+		d := drain.all("drain").OnlyChanges("scheduled")
 		a := audit.all("audit").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "drain", After: time.Minute} })
 		r := drainRule
 		r.Wait = 10 * time.Minute
@@ -42,7 +40,7 @@ func TestAChangeThatASinkGetsAsAFallbackCountsForNoRule(t *testing.T) {
 		b := s.up(d, a)
 		s.userReboot(idA)
 		pause(5 * time.Second)
-		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		s.postpone(idA, time.Hour)
 		pause(20 * time.Minute)
 		t.Log(drain.ids())
 		wantIDs(t, s.approvals())
@@ -63,8 +61,7 @@ func TestWhatAnEarlierRouteAcceptedCountsForNoRule(t *testing.T) {
 		pause(5 * time.Second)
 		b.Reload(routes[1:], nil, bridge.SettingsInfo{})
 		pause(25 * time.Hour)
-		other := (&recorder{}).all("drain")
-		other.Filter.Only.Types = []string{"Freeze"}
+		other := (&recorder{}).all("drain").OnlyTypes("Freeze")
 		b.Reload([]bridge.Route{other, routes[1]}, []bridge.Rule{drainRule}, bridge.SettingsInfo{})
 		pause(time.Minute)
 		wantIDs(t, s.approvals())

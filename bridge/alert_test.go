@@ -25,8 +25,7 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		s.opts.Rules = []bridge.Rule{namedRule(), other}
 		ofTrouble := func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble }
 		drain, onCall, ends, page, job := answering(fmt.Errorf("%w: exit 75", delivery.ErrRejected)), &recorder{}, &recorder{}, &recorder{}, &recorder{}
-		last := ends.all("ends").With(ofTrouble)
-		last.Filter.Only.Changes = []string{"first", "vanished"}
+		last := ends.all("ends").With(ofTrouble).OnlyChanges("first", "vanished")
 		routes := []bridge.Route{
 			drain.all("drain").With(func(r *bridge.Terms) { r.Acts = true }), last,
 			onCall.all("on-call").With(ofTrouble).OnlyTypes("Freeze"),
@@ -42,9 +41,7 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		pause(time.Minute)
 		drain.say(nil)
 		for _, d := range b.Outbox.List(outbox.Selection{Route: "drain", State: outbox.StateDead}) {
-			if _, err := b.Replay([]string{d.Key}, "", "alice"); err != nil {
-				t.Fatal(err)
-			}
+			b.replay(d, "")
 		}
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
@@ -114,9 +111,7 @@ func TestARefusalAfterTheEndAnnouncesNothing(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(1500 * time.Millisecond)
-		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
-			t.Fatalf("ApproveNow = %+v, want it refused", a)
-		}
+		b.approve(idA, cloudevent.ResultRefused)
 		pause(5 * time.Second)
 		wantIDs(t, eventTypes(audit), "scheduled", "vanished", "approved")
 		wantIDs(t, eventTypes(page), "approved")

@@ -38,8 +38,7 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 		s.opts.Interval = time.Minute // days pass
 		audit, watch, deaf := &chainLog{recorder: &recorder{}}, &recorder{}, &recorder{}
 		all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
-		route := audit.all("audit").With(all)
-		route.Sink = audit
+		route := audit.all("audit").With(all).To(audit)
 		b := s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
 		heads := func(e *recorder) (said []string) {
 			for _, h := range e.accepted() {
@@ -105,8 +104,7 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			audit, watch := &recorder{}, &recorder{}
 			all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
-			route := audit.all("audit").With(all)
-			route.Sink = chainedRecorder{audit}
+			route := audit.all("audit").With(all).To(chainedRecorder{audit})
 			b := s.start(route, watch.all("watch").With(all))
 			s.reboot(idA)
 			pause(5 * time.Second)
@@ -137,8 +135,7 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 func TestAStopDoesNotWaitForTheLeadOfALog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit := &recorder{}
-		route := audit.all("audit").With(func(x *bridge.Terms) { x.Bridge, x.Lead = bridge.LevelAll, time.Minute })
-		route.Sink = chainedRecorder{audit}
+		route := audit.all("audit").With(func(x *bridge.Terms) { x.Bridge, x.Lead = bridge.LevelAll, time.Minute }).To(chainedRecorder{audit})
 		b := s.start(route)
 		pause(5 * time.Second)
 		s.redeploy(idA, time.Hour)

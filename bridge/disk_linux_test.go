@@ -31,9 +31,7 @@ func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
 	})
 	return dir, func(flags uintptr) {
 		t.Helper()
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"))
 	}
 }
 
@@ -42,9 +40,7 @@ func fill(t *testing.T, dir string) (free func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	for _, size := range []int{64 << 10, 4 << 10, 1} {
 		for err = nil; err == nil; {
@@ -84,29 +80,21 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 				s.reboot(fmt.Sprintf("EVENT-%02d", i))
 				pause(1100 * time.Millisecond)
 			}
-			if n := len(e.ids()); n != 61 {
-				t.Errorf("%d were told, want 61", n)
-			}
+			wantEqual(t, "were told", len(e.ids()), 61)
 			st := b.Status()
 			if err := b.Outbox.Durable(); !errors.Is(err, syscall.ENOSPC) || st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), "no space left") {
 				t.Errorf("Durable = %v, ready %v: %v", err, st.Ready, st.Reasons)
 			}
 			free()
 			pause(diskRetry + time.Second)
-			if err := b.Outbox.Durable(); err != nil {
-				t.Errorf("with room again Durable = %v", err)
-			}
+			b.wantDurable()
 			b.crash()
 			o := stored(t, s.dir)
 			if n, m := len(pendingIDs(o, "down")), len(deadIDs(o)); n+m != 61 || atStart && m == 0 {
 				t.Errorf("on disk are %d pending and %d dead letters, want 61 in all", n, m)
 			}
-			if n := len(o.Groups()); n != 61 {
-				t.Errorf("%d events are open on disk, want 61", n)
-			}
-			if n := len(asides(t, s.dir, "*")); n != 0 {
-				t.Errorf("%d files were set aside", n)
-			}
+			wantEqual(t, "events are open on disk", len(o.Groups()), 61)
+			wantEqual(t, "files were set aside", len(asides(t, s.dir, "*")), 0)
 		})
 	}
 }
@@ -135,9 +123,7 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 		}
 		remount(0)
 		pause(diskRetry + time.Second)
-		if err := b.Outbox.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
-		}
+		b.wantDurable()
 		b.crash()
 		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
 			t.Errorf("on disk is still pending %v", list)

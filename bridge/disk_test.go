@@ -41,8 +41,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.dir = notADirectory(t)
 		e, down := &recorder{}, answering(errSinkDown)
-		b := s.start(e.all("a"), down.all("down"))
-		pause(2 * time.Second)
+		b := s.up(e.all("a"), down.all("down"))
 		s.reboot(idA)
 		pause(2 * time.Second)
 		s.azure.Start(idA)
@@ -55,9 +54,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 		s.wantLogged("running from memory")
 		s.wantLoggedTimes(1, "level=ERROR")
 
-		if err := os.Remove(filepath.Dir(s.dir)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filepath.Dir(s.dir)))
 		pause(diskRetry + time.Second)
 		if st := b.Status(); !st.Ready || b.Outbox.Durable() != nil {
 			t.Errorf("status is ready %v, durable %v", st.Ready, b.Outbox.Durable())
@@ -84,9 +81,7 @@ func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 		s.disk.mu.Unlock()
 		pause(5 * time.Minute)
 		s.disk.mu.Lock()
-		if n := s.disk.writes - writes; n < 4 || n > 6 {
-			t.Errorf("the disk was written %d times in five minutes, want once a minute", n)
-		}
+		wantWithin(t, "the disk was written times in five minutes", s.disk.writes-writes, 4, 6)
 		if s.disk.walks != walks || s.disk.compactions != compactions {
 			t.Errorf("in five minutes it was searched %d times and made smaller %d times, want neither",
 				s.disk.walks-walks, s.disk.compactions-compactions)
@@ -116,8 +111,7 @@ func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 			t.Errorf("Run = %v", err)
 		}
 		e := &recorder{}
-		b = s.start(e.all("down"))
-		pause(2 * time.Second)
+		b = s.up(e.all("down"))
 		b.end()
 		wantIDs(t, e.ids(), "EVENT-scheduled")
 	})
@@ -148,15 +142,13 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
 		}
 		wantIDs(t, pendingIDs(b.Outbox, "down"), append([]string{"ON-DISK-scheduled"}, want[5:]...)...) // the other sink's is the fifth
-		dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		dead := b.deadLetters()
 		if len(dead) != 4 || dead[0].Reason != delivery.ReasonOverflow || dead[0].ID != "EVENT-0-scheduled" {
 			t.Errorf("dead letters are %v", dead)
 		}
 		s.disk.fail(nil)
 		pause(diskRetry + time.Second)
-		if err := b.Outbox.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
-		}
+		b.wantDurable()
 		for i := 8; i < 16; i++ { // and memory has room again
 			s.reboot(fmt.Sprintf("EVENT-%d", i))
 			pause(1100 * time.Millisecond)
@@ -181,22 +173,16 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		s.reboot(idB)
 		pause(1500 * time.Millisecond)
 		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
-		if d := e.accepted()[0].at.Sub(began); d < diskPatience || d > diskPatience+time.Second {
-			t.Errorf("the first was sent after %v, want the disk's patience", d)
-		}
+		wantWithin(t, "the first was sent after", e.accepted()[0].at.Sub(began), diskPatience, diskPatience+time.Second)
 		if err := b.Outbox.Durable(); err == nil || !strings.Contains(err.Error(), "too long") {
 			t.Errorf("Durable = %v, want that it is slow", err)
 		}
 		n := s.polls()
 		pause(10 * time.Second)
-		if got := s.polls() - n; got != 10 {
-			t.Errorf("%d polls in ten seconds", got)
-		}
+		wantEqual(t, "polls in ten seconds", s.polls()-n, 10)
 		release()
 		pause(time.Second)
-		if err := b.Outbox.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
-		}
+		b.wantDurable()
 		b.crash()
 		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
 			t.Errorf("pending are %v", list)
@@ -246,32 +232,21 @@ func TestDamageWhileRunningLosesNoOpenEvent(t *testing.T) {
 				}
 				bubble(t, func(t *testing.T, s *stage) {
 					down, up := answering(errSinkDown), &recorder{}
-					b := s.start(down.all("down"), up.all("up"))
-					pause(2 * time.Second)
+					b := s.up(down.all("down"), up.all("up"))
 					older, err := os.ReadFile(b.Outbox.Path())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					s.reboot(idA)
 					s.reboot(idB)
 					pause(5 * time.Second)
 					info, err := os.Stat(b.Outbox.Path())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					f, err := os.OpenFile(b.Outbox.Path(), os.O_RDWR, 0)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := errors.Join(damage(f, info.Size(), older), f.Close()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
+					must(t, errors.Join(damage(f, info.Size(), older), f.Close()))
 					s.azure.Start(idA)
 					pause(30 * time.Second)
 					wantIDs(t, up.ids(), idA+"-scheduled", idB+"-scheduled", idA+"-started")
-					if err := b.Outbox.Durable(); err != nil {
-						t.Errorf("Durable = %v", err)
-					}
+					b.wantDurable()
 					if crashes {
 						b.crash()
 						b = s.start(down.all("down"), up.all("up"))
@@ -297,15 +272,12 @@ func TestDamageLosesNoAnnouncementThatWaitsForItsLead(t *testing.T) {
 	}
 	bubble(t, func(t *testing.T, s *stage) {
 		drain := &recorder{}
-		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
-		pause(2 * time.Second)
+		b := s.up(drain.leads("drain", 10*time.Minute, "scheduled"))
 		s.redeploy(idA, 70*time.Minute)
 		pause(5 * time.Second)
-		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(5 * time.Minute) })
+		s.postpone(idA, 5*time.Minute)
 		pause(5 * time.Second)
-		if err := os.Truncate(b.Outbox.Path(), 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Truncate(b.Outbox.Path(), 0))
 		s.reboot(idB) // what is written then finds the damage
 		pause(70 * time.Minute)
 		if !slices.Contains(drain.ids(), idA+"-scheduled") {
@@ -325,8 +297,7 @@ func zero(f *os.File, from, to int64) error {
 func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		down := answering(errSinkDown)
-		b := s.start(down.all("a"))
-		pause(2 * time.Second)
+		b := s.up(down.all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()
@@ -357,16 +328,14 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 // That holds for a sink that comes with a reload in the first seconds too, while it isn't known yet whose the outbox is.
 func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).all("a"))
-		pause(2 * time.Second)
+		b := s.up((&recorder{}).all("a"))
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()
 		s.vm = "vm-1"
 		s.azure.End(idA)
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 5 * time.Second})
-		b = s.start((&recorder{}).all("a"))
-		pause(2 * time.Second)
+		b = s.up((&recorder{}).all("a"))
 		comes := &recorder{}
 		b.reload(comes.all("comes"))
 		pause(time.Minute)
@@ -390,9 +359,7 @@ func TestTheEventsOfACloneOutliveItsOutbox(t *testing.T) {
 		e := &recorder{}
 		b = s.start(e.all("a"))
 		pause(5 * time.Minute)
-		if n := len(b.Status().Events); n != 1 {
-			t.Errorf("%d events are open, want 1", n)
-		}
+		wantEqual(t, "events are open", len(b.Status().Events), 1)
 		s.azure.End(idA)
 		pause(5 * time.Second)
 		b.end()
@@ -519,9 +486,7 @@ func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 					NotEarlierThan time.Time
 					Gap            struct{ From time.Time }
 				}
-				if err := json.Unmarshal(h.Event.Data(), &data); err != nil {
-					t.Fatal(err)
-				}
+				must(t, json.Unmarshal(h.Event.Data(), &data))
 				if from := data.Gap.From; !from.IsZero() && !from.After(stopped) {
 					known++
 				}

@@ -56,9 +56,7 @@ func TestADiskThatCannotBeWrittenIsToldOnce(t *testing.T) {
 			fails(20 * time.Second)
 			pause(70 * time.Second)
 		}
-		if n := len(admin.types()) - before; n < 2 || n > 14 {
-			t.Errorf("a disk that fails every minute and a half is told %d times in an hour", n)
-		}
+		wantWithin(t, "a disk that fails every minute and a half is told times in an hour", len(admin.types())-before, 2, 14)
 		for _, typ := range others.types() {
 			if strings.HasPrefix(typ, "outbox.") {
 				t.Errorf("a sink that hears nothing of the bridge was told %s", typ)
@@ -81,9 +79,7 @@ func TestADiskThatIsFullAtTheStartIsTold(t *testing.T) {
 		s.disk = &faultyDisk{Storage: outbox.File(s.dir, s.logger())}
 		s.disk.fail(errFull)
 		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s.startWith(box, admin.trouble("admin"))
 		pause(30 * time.Second)
 		wantIDs(t, admin.types(), "outbox.unwritable")

@@ -11,20 +11,14 @@ import (
 // Every test that the package comment names as holding a promise is there.
 func TestThePromisesAreHeldByTestsThatExist(t *testing.T) {
 	comment, err := os.ReadFile("doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all strings.Builder
 	for _, dir := range []string{"", "cloudevent/", "delivery/", "imds/", "outbox/"} {
 		files, err := filepath.Glob(dir + "*_test.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, f := range files {
 			text, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			all.Write(text)
 		}
 	}

@@ -24,18 +24,13 @@ import (
 func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		box, err := outbox.Open(s.dir, outbox.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		broken := map[string]*outbox.Group{idA: {State: []byte(`"nonsense"`), Latest: 1}, idB: {State: []byte("{}"), Latest: 2}}
 		wait := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Groups: broken}) })
-		if err := errors.Join(wait(), box.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(wait(), box.Close()))
 		s.reboot(idA)
 		e := &recorder{}
-		b := s.start(e.all("a"))
-		pause(2 * time.Second)
+		b := s.up(e.all("a"))
 		b.end()
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		s.wantLoggedTimes(2, "cannot read a part of the outbox")
@@ -47,16 +42,11 @@ func TestAValueThatCannotBeReadIsLogged(t *testing.T) {
 	for value, want := range map[string]int{`{"at":"2000-01-01T00:00:00Z"}`: 0, "nonsense": 1} {
 		bubble(t, func(t *testing.T, s *stage) {
 			box, err := outbox.Open(s.dir, outbox.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			kept := outbox.Batch{Values: map[string][]byte{bridge.ValueAnswer: []byte(value)}}
 			wait := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(kept) })
-			if err := errors.Join(wait(), box.Close()); err != nil {
-				t.Fatal(err)
-			}
-			b := s.start((&recorder{}).all("a"))
-			pause(2 * time.Second)
+			must(t, errors.Join(wait(), box.Close()))
+			b := s.up((&recorder{}).all("a"))
 			b.end()
 			s.wantLoggedTimes(want, "level=ERROR")
 		})
@@ -71,8 +61,7 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 	}{{0, cloudevent.OutcomeCanceled}, {2 * time.Second, cloudevent.OutcomeCanceled}, {30 * time.Second, cloudevent.OutcomeUnknown}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &recorder{}
-			b := s.start(e.all("a"))
-			pause(2 * time.Second)
+			b := s.up(e.all("a"))
 			s.reboot(idA)
 			pause(2 * time.Second)
 			if tt.gap > 0 {
@@ -95,8 +84,7 @@ func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *test
 	for _, then := range []string{"it goes on", "it restarts", "it crashes after it"} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &recorder{}
-			b := s.start(e.all("a"))
-			pause(2 * time.Second)
+			b := s.up(e.all("a"))
 			s.reboot(idA)
 			pause(2 * time.Second)
 			s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[{"EventStatus":"Started","EventType":"Reboot"}]}`))
@@ -104,13 +92,11 @@ func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *test
 			switch then {
 			case "it restarts":
 				b.end()
-				b = s.start(e.all("a"))
-				pause(2 * time.Second)
+				b = s.up(e.all("a"))
 			case "it crashes after it":
 				b.crash()
 				s.azure.SetDocument(nil) // the event is listed again
-				b = s.start(e.all("a"))
-				pause(2 * time.Second)
+				b = s.up(e.all("a"))
 			}
 			s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
 			pause(2 * time.Second)
@@ -138,10 +124,9 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 		s := newStage(t)
 		s.dir = dir
 		pause(time.Hour)
-		s.start(down, (&recorder{}).self("b"))
-		pause(2 * time.Second)
+		s.up(down, (&recorder{}).self("b"))
 		s.redeploy(idA, 10*time.Hour)
-		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+		s.moveTo(idA, "vm-1")
 		pause(2 * time.Second)
 	})
 	synctest.Test(t, func(t *testing.T) { // in which it is an hour earlier
@@ -159,13 +144,6 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 	})
 }
 
-// self returns a route of events that name this VM.
-func (e *recorder) self(name string) bridge.Route {
-	r := e.all(name)
-	r.Filter.Only.VMs = ""
-	return r
-}
-
 // A filter decides once per Azure event: a sink that heard the beginning hears the end, whatever becomes of the event,
 // of the bridge and of the filter. Only changes is asked each time.
 func TestAFilterDecidesOncePerEvent(t *testing.T) {
@@ -179,8 +157,7 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 				c.Filter.Only.Types = []string{"Freeze"}
 				return []bridge.Route{a, b, c}
 			}
-			b := s.start(routes("self")...)
-			pause(2 * time.Second)
+			b := s.up(routes("self")...)
 			s.reboot(idA)
 			pause(2 * time.Second)
 			switch how {
@@ -194,19 +171,15 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 				b.Reload(routes("leader"), nil, bridge.SettingsInfo{})
 			}
 			pause(2 * time.Second)
-			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+			s.moveTo(idA, "vm-1")
 			pause(2 * time.Second)
 			s.azure.Start(idA)
 			pause(2 * time.Second)
 			s.azure.End(idA)
 			pause(2 * time.Second)
 			b.end()
-			if got := strings.Join(self.types(), " "); got != "scheduled updated started vanished" {
-				t.Errorf("the sink that wants this VM's events heard %s", got)
-			}
-			if got := strings.Join(ends.types(), " "); got != "vanished" {
-				t.Errorf("the sink that wants their ends heard %s", got)
-			}
+			wantEqual(t, "the sink that wants this VM's events heard", strings.Join(self.types(), " "), "scheduled updated started vanished")
+			wantEqual(t, "the sink that wants their ends heard", strings.Join(ends.types(), " "), "vanished")
 			wantIDs(t, never.ids())
 		})
 	}
@@ -217,18 +190,15 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		s.start(e.self("a"))
-		pause(2 * time.Second)
+		s.up(e.self("a"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
 		pause(2 * time.Second)
 		wantIDs(t, e.ids())
-		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1", "vm-0"} })
+		s.moveTo(idA, "vm-1", "vm-0")
 		pause(2 * time.Second)
 		s.azure.End(idA)
 		pause(2 * time.Second)
-		if got := strings.Join(e.types(), " "); got != "updated vanished" {
-			t.Errorf("heard %s, want updated vanished", got)
-		}
+		wantEqual(t, "heard", strings.Join(e.types(), " "), "updated vanished")
 	})
 }
 

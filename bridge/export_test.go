@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -88,8 +89,30 @@ func (r Route) With(change func(*Terms)) Route {
 	return r
 }
 
+// To returns a route to another sink.
+func (r Route) To(sink delivery.Sink) Route {
+	r.Sink = sink
+	return r
+}
+
 // OnlyTypes returns a route that takes events of these types only.
 func (r Route) OnlyTypes(types ...string) Route {
 	r.Filter.Only.Types = types
+	return r
+}
+
+// OnlyChanges returns a route that takes these changes only.
+func (r Route) OnlyChanges(changes ...string) Route {
+	r.Filter.Only.Changes = changes
+	return r
+}
+
+// OnlyWhen returns a route that takes what meets a condition, which must be valid.
+func (r Route) OnlyWhen(condition string) Route {
+	var err error
+	r.Filter.When, err = ParseWhen(condition)
+	if err != nil {
+		panic(err)
+	}
 	return r
 }

@@ -21,9 +21,7 @@ import (
 func mustParseWhen(t *testing.T, src string) *bridge.When {
 	t.Helper()
 	w, err := bridge.ParseWhen(src)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return w
 }
 
@@ -279,9 +277,7 @@ func documentEntry(fields ...string) string {
 func decodedEvent(t testing.TB, raw string) imds.Event {
 	t.Helper()
 	e, err := imds.UnmarshalEvent(json.RawMessage(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return e
 }
 
@@ -290,9 +286,7 @@ func said(t testing.TB, c imds.Change, in cloudevent.Circumstances) event.Event 
 	t.Helper()
 	in.Time = time.Date(2026, 11, 21, 3, 55, 29, 0, time.UTC)
 	ce, err := cloudevent.Wrap(c, in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return ce
 }
 

@@ -28,9 +28,7 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 		if got := watch.types(); len(got) != 5 || slices.ContainsFunc(got, func(k string) bool { return k != "heartbeat" }) {
 			t.Errorf("heard %v in 21 minutes, want five heartbeats", got)
 		}
-		if n := len(b.Outbox.List(outbox.Selection{Route: "down"})); n != 1 {
-			t.Errorf("%d heartbeats are pending for the sink that is down, want the newest", n)
-		}
+		wantEqual(t, "heartbeats are pending for the sink that is down", len(b.Outbox.List(outbox.Selection{Route: "down"})), 1)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(20 * time.Minute)
 		if got := watch.types(); len(got) != 5 {
@@ -64,9 +62,7 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 			}
 			return nil
 		}
-		if err := stored(t, s.dir).Walk(0, recorded); err != nil {
-			t.Errorf("heartbeats leave no history: %v", err)
-		}
+		must(t, stored(t, s.dir).Walk(0, recorded)) // heartbeats leave no history
 	})
 }
 
@@ -112,9 +108,7 @@ func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 		}
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(4 * time.Minute)
-		if got := len(watch.accepted()); got != 5 {
-			t.Errorf("with the last of them half a minute after the endpoint stopped answering, %d heartbeats came, want 5", got)
-		}
+		wantEqual(t, "with the last of them half a minute after the endpoint stopped answering, heartbeats came", len(watch.accepted()), 5)
 	})
 }
 

@@ -22,17 +22,13 @@ func changeAt(t *testing.T, id, vm string, kind imds.ChangeKind, at time.Time) e
 	t.Helper()
 	e, err := imds.UnmarshalEvent(fmt.Appendf(nil, `{"EventId":%q,"EventType":"Reboot","EventStatus":"Scheduled",`+
 		`"ResourceType":"VirtualMachine","Resources":[%q],"NotBefore":"","EventSource":"User"}`, id, vm))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	in := cloudevent.Circumstances{Observer: imds.Observer{Name: vm, ScaleSet: "web", ResourceGroup: "prod"}, Time: at}
 	if kind == imds.Vanished {
 		in.End = cloudevent.End{Outcome: cloudevent.OutcomeCanceled}
 	}
 	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: e}, in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return ce
 }
 
@@ -132,27 +128,21 @@ func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 	for claim, apart := range map[string]time.Duration{"within hours": 10 * time.Minute, "over weeks": 30 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			o, err := outbox.Open(t.TempDir(), outbox.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer o.Close()
 			var ids []string
 			add := func(ce event.Event) {
 				t.Helper()
 				a := outbox.Addition{Message: delivery.Message{ID: ce.ID(), Type: ce.Type()}, Body: bridge.MarshalEvent(ce)}
 				wait := o.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Add: []outbox.Addition{a}}) })
-				if err := wait(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, wait())
 			}
 			for n := range 12 {
 				time.Sleep(apart)
 				ids = append(ids, fmt.Sprintf("E%02d", 12-n)) // the oldest comes first, whatever its id
 				add(changeAt(t, ids[n], "vm-0", imds.Scheduled, time.Now()))
 				ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{}, imds.Observer{Name: "vm-0"}, time.Now())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				add(ce)
 			}
 			time.Sleep(time.Minute)

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -16,32 +17,111 @@ func (s *stage) later(id string, vms ...string) {
 	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: vms, NotBefore: time.Now().Add(time.Hour)})
 }
 
-// While nobody knows this VM's name, the first document of an installation waits for it, for a minute at most. Nobody is
-// told anything before, and all decide by the name then.
-func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
-	unknown := imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true}
-	const passes = "VM name unknown; the event passes"
-	subtest(t, "and passes when it doesn't come, which is said", func(t *testing.T, s *stage) {
-		s.azure.SetFault(unknown)
+const (
+	waitsForName = "waiting for the VM name; until then sinks are told only of what begins within 15 minutes"
+	eventPasses  = "VM name unknown; the event passes"
+)
+
+// What begins soon waits for the name of this VM too at the first document, but for three seconds at most, and longer
+// only where the outbox may turn out to be another VM's.
+func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		fault  imdstest.Fault
+		wait   time.Duration
+		logged int
+	}{
+		{"metadata answers", imdstest.Fault{}, 0, 0},
+		{"metadata answers late", imdstest.Fault{Delay: 2 * time.Second}, 2 * time.Second, 0},
+		{"metadata hangs", imdstest.Fault{Hang: true}, 3 * time.Second, 1},
+		{"metadata refuses to answer", imdstest.Fault{Status: 403}, 0, 0},
+		{"metadata has no answer", imdstest.Fault{Status: 404}, 3 * time.Second, 1},
+	} {
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			s.metadata(tt.fault)
+			s.reboot(idA)
+			e, began := &recorder{}, time.Now()
+			s.start(e.all("a"))
+			pause(12 * time.Second)
+			wantIDs(t, e.ids(), idA+"-scheduled")
+			wantEqual(t, "the wait", e.delay(began), tt.wait)
+			s.wantLoggedTimes(tt.logged, waitsForName)
+		})
+	}
+	subtest(t, "metadata answers late, and the event begins meanwhile", func(t *testing.T, s *stage) {
+		s.metadata(imdstest.Fault{Delay: 2 * time.Second})
+		s.reboot(idA)
+		time.AfterFunc(time.Second, func() { s.azure.Start(idA) })
+		e := &recorder{}
+		s.start(e.all("a"))
+		pause(12 * time.Second)
+		wantIDs(t, e.ids(), idA+"-started") // the document of before is too old by then
+	})
+	subtest(t, "metadata hangs, and something of a past run is pending", func(t *testing.T, s *stage) {
+		b := s.up(answering(errSinkDown).all("a"))
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.End(idA) // so no event is open
+		pause(2 * time.Second)
+		b.end()
+		s.nameless()
+		e, began := &recorder{}, time.Now()
+		s.start(e.all("a"))
+		pause(12 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
+		wantEqual(t, "the wait", e.delay(began), 10*time.Second)
+	})
+	subtest(t, "metadata never answered, so what is pending can't be another VM's", func(t *testing.T, s *stage) {
+		s.nameless()
+		s.reboot(idA)
+		b := s.start(answering(errSinkDown).all("a"))
+		pause(10 * time.Second)
+		b.end()
+		e, began := &recorder{}, time.Now()
+		s.start(e.all("a"))
+		pause(12 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		wantEqual(t, "the wait", e.delay(began), 3*time.Second)
+	})
+	subtest(t, "the endpoint comes up a minute after the start, and metadata with it", func(t *testing.T, s *stage) {
+		up := time.Now().Add(70 * time.Second)
+		s.later(idA, "vm-1")
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if time.Now().Before(up) {
+					return nil, errSinkDown
+				}
+				return next.RoundTrip(r)
+			})
+		}
 		self, all := &recorder{}, &recorder{}
-		began := time.Now()
 		s.start(self.self("self"), all.all("all"))
-		pause(10 * time.Second) // an empty document is no reason to decide about the next
+		pause(2 * time.Minute)
+		wantIDs(t, all.ids(), idA+"-scheduled")
+		wantIDs(t, self.ids()) // it is known by then that this is vm-0
+	})
+}
+
+// While nobody knows this VM's name, what begins later waits for it, for a minute at most from the first document of an
+// installation on. Nobody is told anything before, and all decide by the name then.
+func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
+	subtest(t, "and passes when it doesn't come, which is said", func(t *testing.T, s *stage) {
+		s.nameless()
+		self, all, began := &recorder{}, &recorder{}, time.Now()
+		b := s.up(self.self("self"), all.all("all"))
+		wantIDs(t, b.Status().Warnings) // metadata has hardly had time to answer
+		pause(10 * time.Second)         // an empty document is no reason to decide about the next
 		s.later(idA, "vm-1")
 		pause(45 * time.Second)
 		wantIDs(t, all.ids())
 		wantIDs(t, self.ids())
-		s.wantLogged("waiting for the VM name; until then sinks are told only of what begins within 15 minutes")
-		s.wantLoggedTimes(0, passes)
+		s.wantLogged(waitsForName)
+		s.wantLoggedTimes(0, eventPasses)
 		pause(10 * time.Second)
 		wantIDs(t, all.ids(), idA+"-scheduled")
 		wantIDs(t, self.ids(), idA+"-scheduled")
-		for _, h := range self.accepted() {
-			if d := h.at.Sub(began); d < bridge.NameForFilters || d > bridge.NameForFilters+2*time.Second {
-				t.Errorf("waited for %v, want a minute", d)
-			}
-		}
-		s.wantLogged(passes)
+		wantWithin(t, "the wait", self.delay(began), bridge.NameForFilters, bridge.NameForFilters+2*time.Second)
+		s.wantLogged(eventPasses)
 		s.azure.End(idA)
 		pause(2 * time.Second)
 		s.later(idB, "vm-1")
@@ -50,26 +130,19 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 	})
 	subtest(t, "and is decided about as soon as it comes", func(t *testing.T, s *stage) {
 		s.opts.Random = func() float64 { return 0 } // it is asked for after 0, 0.5, 1.5, 3.5 and 7.5 seconds
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 7100 * time.Millisecond})
+		s.metadata(imdstest.Fault{Status: 503, For: 7100 * time.Millisecond})
 		s.later(idA, "vm-1", "vm-0")
 		s.later(idB, "vm-1")
-		self, leader := &recorder{}, &recorder{}
-		lead := leader.self("leader")
-		lead.Filter.Only.VMs = "leader"
-		began := time.Now()
-		s.start(self.self("self"), lead)
+		self, leader, began := &recorder{}, &recorder{}, time.Now()
+		s.start(self.self("self"), leader.leader("leader"))
 		pause(20 * time.Second)
 		wantIDs(t, self.ids(), idA+"-scheduled")
 		wantIDs(t, leader.ids())
-		for _, h := range self.accepted() {
-			if d := h.at.Sub(began); d > 7500*time.Millisecond+bridge.DefaultInterval {
-				t.Errorf("it was told after %v, want it at the next poll", d)
-			}
-		}
-		s.wantLoggedTimes(0, passes)
+		wantWithin(t, "the wait", self.delay(began), 0, 7500*time.Millisecond+bridge.DefaultInterval)
+		s.wantLoggedTimes(0, eventPasses)
 	})
 	subtest(t, "and an event that ends meanwhile was nobody's", func(t *testing.T, s *stage) {
-		s.azure.SetFault(unknown)
+		s.nameless()
 		all := &recorder{}
 		s.start(all.all("all"))
 		s.later(idA, "vm-0")
@@ -79,7 +152,7 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 		wantIDs(t, all.ids())
 	})
 	subtest(t, "across a crash", func(t *testing.T, s *stage) {
-		s.azure.SetFault(unknown)
+		s.nameless()
 		self := &recorder{}
 		b := s.start(self.self("self"))
 		s.later(idA, "vm-0")
@@ -88,12 +161,12 @@ func TestTheFirstDocumentWaitsForTheNameOfThisVM(t *testing.T) {
 		b.crash()
 		wantIDs(t, self.ids())
 		s.azure.ClearFaults()
-		b = s.start(self.self("self"))
+		s.start(self.self("self"))
 		pause(10 * time.Second)
 		wantIDs(t, self.ids(), idA+"-scheduled")
 	})
 	subtest(t, "once", func(t *testing.T, s *stage) {
-		s.azure.SetFault(unknown)
+		s.nameless()
 		b := s.start((&recorder{}).self("self"))
 		pause(2 * time.Minute)
 		b.end()
@@ -114,7 +187,7 @@ func TestWhatIsUrgentDoesNotWaitForTheName(t *testing.T) {
 		"what has begun":                func(e *imdstest.Event) { e.Status = imdstest.Started },
 	} {
 		subtest(t, claim, func(t *testing.T, s *stage) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			s.nameless()
 			self := &recorder{}
 			s.start(self.self("self"))
 			s.later(idA, "vm-1")
@@ -123,24 +196,18 @@ func TestWhatIsUrgentDoesNotWaitForTheName(t *testing.T) {
 			wantIDs(t, self.ids())
 			s.azure.Update(idB, makeUrgent)
 			pause(1500 * time.Millisecond)
-			if got := self.ids(); len(got) != 2 {
-				t.Errorf("heard %v, want both events", got)
-			}
-			s.wantLogged("VM name unknown; the event passes")
+			wantEqual(t, "events heard of", len(self.ids()), 2)
+			s.wantLogged(eventPasses)
 		})
 	}
 	subtest(t, "what comes near while it waits", func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		s.nameless()
 		self, began := &recorder{}, time.Now()
 		s.start(self.self("self"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}, NotBefore: began.Add(15*time.Minute + 20*time.Second)})
 		pause(30 * time.Second)
 		wantIDs(t, self.ids(), idA+"-scheduled")
-		for _, h := range self.accepted() {
-			if d := h.at.Sub(began).Round(time.Second); d < 20*time.Second || d > 21*time.Second {
-				t.Errorf("it was told after %v, want it 15 minutes ahead", d)
-			}
-		}
+		wantWithin(t, "the wait", self.delay(began), 20*time.Second, 21*time.Second)
 	})
 }
 
@@ -164,96 +231,82 @@ func TestNobodyWaitsForANameThatWillNotCome(t *testing.T) {
 	} {
 		subtest(t, tt.claim, func(t *testing.T, s *stage) {
 			s.opts.Random = func() float64 { return 0 } // it is asked after 0, 0.5, 1.5 and 3.5 seconds
-			tt.fault.Path = imdstest.InstanceFacts
-			s.azure.SetFault(tt.fault)
-			self := &recorder{}
-			began := time.Now()
+			s.metadata(tt.fault)
+			self, began := &recorder{}, time.Now()
 			b := s.start(self.self("self"))
 			s.later(idA, "vm-1")
+			warned := func(words ...string) {
+				t.Helper()
+				for _, w := range words {
+					wantIn(t, "the warnings", strings.Join(b.Status().Warnings, " "), w)
+				}
+			}
 			if tt.least == time.Minute {
 				pause(30 * time.Second)
-				warned := strings.Join(b.Status().Warnings, " ")
-				if !strings.Contains(warned, "waiting for the VM name until 00:01:00 UTC") || !strings.Contains(warned, "imds.vm_name") {
-					t.Errorf("the status warns of %q, want what it waits for", warned)
-				}
+				warned("waiting for the VM name until 00:01:00 UTC", "imds.vm_name")
 			}
 			pause(70 * time.Second)
 			wantIDs(t, self.ids(), idA+"-scheduled")
-			if d := self.accepted()[0].at.Sub(began); d < tt.least || d > tt.most {
-				t.Errorf("it passed after %v, want %v to %v", d, tt.least, tt.most)
-			}
+			wantWithin(t, "the wait", self.delay(began), tt.least, tt.most)
 			s.wantLogged("imds.vm_name")
 			s.wantLogged("instance metadata gave no identity")
-			if warned := strings.Join(b.Status().Warnings, " "); !strings.Contains(warned, "sinks get the events of every VM") || !strings.Contains(warned, "imds.vm_name") {
-				t.Errorf("the status warns of %q, want what it means and what helps", warned)
-			}
+			warned("sinks get the events of every VM", "imds.vm_name")
 			s.azure.ClearFaults()
 			pause(2 * time.Minute)
-			if st := b.Status(); st.Observer.Name != "vm-0" || len(st.Warnings) != 0 {
-				t.Errorf("once it is answered the name is %q, with the warnings %q", st.Observer.Name, st.Warnings)
-			}
+			wantEqual(t, "the name, once it is answered", b.Status().Observer.Name, "vm-0")
+			wantIDs(t, b.Status().Warnings)
 		})
 	}
 }
 
-// A host that says for a moment that there is nothing, as after it moved a VM, is waited for.
+// A host that says for a moment that there is nothing, as after it moved a VM, is waited for; also one that says so again
+// after something else, because each time begins anew.
 func TestANameThatComesSoonIsWaitedFor(t *testing.T) {
-	for _, fault := range []imdstest.Fault{{Status: 404}, {Status: 410}} {
-		bubble(t, func(t *testing.T, s *stage) {
-			fault.Path, fault.Times = imdstest.InstanceFacts, 2
-			s.azure.SetFault(fault)
-			self := &recorder{}
-			s.start(self.self("self"))
+	nothing := func(status int) func(*stage) {
+		return func(s *stage) { s.metadata(imdstest.Fault{Status: status, Times: 2}) }
+	}
+	for claim, happens := range map[string]func(*stage){
+		"not found": nothing(404), "gone": nothing(410),
+		"again": func(s *stage) {
+			s.metadata(imdstest.Fault{Status: 404})
+			pause(time.Second)
+			s.metadata(imdstest.Fault{Status: 503})
+			pause(10 * time.Second)
+			s.metadata(imdstest.Fault{Status: 404, Times: 1})
+		},
+	} {
+		subtest(t, claim, func(t *testing.T, s *stage) {
 			s.later(idA, "vm-1")
 			s.later(idB, "vm-0")
+			self := &recorder{}
+			s.start(self.self("self"))
+			happens(s)
 			pause(70 * time.Second)
 			wantIDs(t, self.ids(), idB+"-scheduled")
 		})
 	}
 }
 
-// Nor is one given up that says so again after something else: each time begins anew.
-func TestAHostThatSaysAgainThatThereIsNothingIsWaitedFor(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		instance := func(status int) {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: status})
-		}
-		instance(404)
-		self := &recorder{}
-		s.start(self.self("self"))
-		s.later(idA, "vm-1")
-		s.later(idB, "vm-0")
-		pause(time.Second)
-		instance(503)
-		pause(10 * time.Second)
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 404, Times: 1})
-		pause(time.Minute)
-		wantIDs(t, self.ids(), idB+"-scheduled")
-	})
-}
-
 // The name of this VM that was learnt last is kept, and one that is set is not asked for.
 func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).self("a"))
-		pause(2 * time.Second)
-		b.end()
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+	subtest(t, "kept", func(t *testing.T, s *stage) {
+		s.up((&recorder{}).self("a")).end()
+		s.nameless()
 		e := &recorder{}
-		b = s.start(e.self("a"))
+		s.start(e.self("a"))
 		pause(10 * time.Second)
-		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+		s.notSelf(idA)
+		s.reboot(idB)
 		pause(2 * time.Second)
 		wantIDs(t, e.ids(), idB+"-scheduled")
 		s.wantLoggedTimes(0, "VM name unknown")
 	})
-	bubble(t, func(t *testing.T, s *stage) {
+	subtest(t, "set", func(t *testing.T, s *stage) {
 		s.opts.VMName = "vm-1"
 		e := &recorder{}
 		b := s.start(e.self("a"))
-		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
-		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+		s.notSelf(idA)
+		s.reboot(idB)
 		pause(10 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		if o := b.Status().Observer; o.Name != "vm-1" || o.VMID == "" {
@@ -266,63 +319,31 @@ func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 // operating system in what they say of the observer.
 func TestTheHostStandsInForAName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		s.nameless()
 		e := &recorder{}
 		s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
 		s.reboot(idA)
 		pause(10 * time.Second)
+		wantEqual(t, "CloudEvents", len(e.ids()), 2)
 		for _, h := range e.accepted() {
-			if got := h.Event.Source(); got != "urn:forewarn:host-0" {
-				t.Errorf("the source of %s is %s", h.Event.ID(), got)
-			}
+			wantEqual(t, "the source", h.Event.Source(), "urn:forewarn:host-0")
 			observer, _ := tellingOf(t, h.Event)["observer"].(map[string]any)
-			if got := observer["osType"]; got != imds.ThisOS {
-				t.Errorf("%s names the system %v, want %s", h.Event.ID(), got, imds.ThisOS)
-			}
-		}
-		if len(e.ids()) != 2 {
-			t.Errorf("heard %v", e.ids())
-		}
-	})
-}
-
-// Until instance metadata has had time to answer, the status warns of nothing.
-func TestTheFirstMomentWarnsOfNoName(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		b := s.start((&recorder{}).self("self"))
-		pause(time.Second)
-		if w := b.Status().Warnings; len(w) > 0 {
-			t.Errorf("the status warns of %q", w)
+			wantEqual[any](t, "the system", observer["osType"], imds.ThisOS)
 		}
 	})
 }
 
 // That the VM's name will not come is said once, and not where the settings have it.
 func TestThatTheNameIsUnknownIsLoggedOnce(t *testing.T) {
-	for name, want := range map[string]int{"": 1, "vm-0": 0} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for name, times := range map[string]int{"": 1, "vm-0": 0} {
+		subtest(t, "with the name "+name, func(t *testing.T, s *stage) {
 			s.opts.VMName = name
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403})
+			s.metadata(imdstest.Fault{Status: 403})
 			s.start((&recorder{}).self("self"))
 			pause(10 * time.Minute)
-			s.wantLoggedTimes(want, "VM name unknown; sinks get the events of every VM")
+			s.wantLoggedTimes(times, "VM name unknown; sinks get the events of every VM")
 		})
 	}
-}
-
-// What is urgent waits 3 s for the name of this VM after the first answer, and no longer.
-func TestWhatIsUrgentWaitsThreeSecondsForTheName(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
-		s.reboot(idA)
-		e, began := &recorder{}, time.Now()
-		s.start(e.all("a"))
-		pause(10 * time.Second)
-		if all := e.accepted(); len(all) != 1 || all[0].at.Sub(began).Truncate(time.Second) != 3*time.Second {
-			t.Errorf("told %v after %v, want one after 3 s", idsOf(all), all[0].at.Sub(began))
-		}
-	})
 }
 
 // Whom a change reaches because the wait for the VM's name is over hears the rest of that event, even if it turns out
@@ -331,11 +352,9 @@ func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
 	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 100 * time.Millisecond
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		s.nameless()
 		e := &recorder{}
-		route := e.self("self")
-		route.Filter.Only.Changes = []string{"started", "vanished"}
-		s.start(route)
+		s.start(e.self("self").OnlyChanges("started", "vanished"))
 		pause(5 * time.Second)
 		s.later(idA, "vm-1")
 		pause(bridge.NameForFilters)

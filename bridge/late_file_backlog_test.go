@@ -34,7 +34,7 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 			if ended {
 				s.azure.End(idA)
 			} else {
-				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+				s.postpone(idA, time.Hour)
 			}
 			pause(20 * time.Second)
 			heard := len(chat.ids())
@@ -97,7 +97,7 @@ func TestAStopDoesNotWaitForTheName(t *testing.T) {
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b, bring := s.lateFile(b, func() {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			s.nameless()
 		}, e.all("a"))
 		pause(30 * time.Second)
 		bring()
@@ -190,22 +190,15 @@ func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 		s.azure.End(idA)
 		s.dir, s.vm = notADirectory(t), ""
 		e := &recorder{}
-		b = s.start(e.all("a"))
-		pause(2 * time.Second)
+		b = s.up(e.all("a"))
 		s.reboot(idB)
 		pause(2 * time.Second)
-		if err := os.Remove(filepath.Dir(s.dir)); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(s.dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filepath.Dir(s.dir)))
+		must(t, os.MkdirAll(s.dir, 0o700))
 		copyFile(t, theirs, filepath.Join(s.dir, "outbox.db"))
 		pause(20 * time.Second)
 		wantIDs(t, e.ids(), idB+"-scheduled")
-		if n := len(asides(t, s.dir, "foreign")); n != 1 {
-			t.Errorf("%d files were set aside, want 1", n)
-		}
+		wantEqual(t, "files were set aside", len(asides(t, s.dir, "foreign")), 1)
 		b.end()
 		if stored(t, s.dir).Owner() == "" {
 			t.Error("the outbox belongs to nobody")

@@ -32,17 +32,12 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 		s.azure.End(idB)
 		s.dir = notADirectory(t)
 		e := &recorder{}
-		b = s.start(e.all("a"))
-		pause(2 * time.Second)
+		b = s.up(e.all("a"))
 		s.azure.Start(idA)
 		pause(20 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
-		if err := os.Remove(filepath.Dir(s.dir)); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(s.dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filepath.Dir(s.dir)))
+		must(t, os.MkdirAll(s.dir, 0o700))
 		copyFile(t, older, filepath.Join(s.dir, "outbox.db"))
 		pause(20 * time.Second)
 		got := e.ids()
@@ -54,9 +49,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 				t.Error("the end is told as if somebody had watched")
 			}
 		}
-		if err := b.Outbox.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
-		}
+		b.wantDurable()
 		s.azure.End(idA)
 		pause(2 * time.Second)
 		b.end()
@@ -74,9 +67,7 @@ func (s *stage) lateFile(b *running, happens func(), routes ...bridge.Route) (af
 	older := filepath.Join(s.dir, "outbox.db")
 	s.dir = notADirectory(s.t)
 	return s.start(routes...), func() {
-		if err := errors.Join(os.Remove(filepath.Dir(s.dir)), os.MkdirAll(s.dir, 0o700)); err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, errors.Join(os.Remove(filepath.Dir(s.dir)), os.MkdirAll(s.dir, 0o700)))
 		copyFile(s.t, older, filepath.Join(s.dir, "outbox.db"))
 	}
 }
@@ -88,8 +79,7 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.beginsLate()
 			e, moved := &recorder{}, &recorder{}
-			first := moved.all("first")
-			first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
+			first := moved.all("first").OnlyWhen(`data.event.Description == "first"`)
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
 			s.redeploy(idB, time.Hour)
 			b := s.start(e.all("a"), first)
@@ -202,8 +192,7 @@ func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			first, added := &recorder{}, &recorder{}
-			b := s.start(first.all("first"))
-			pause(2 * time.Second)
+			b := s.up(first.all("first"))
 			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
 			pause(6 * time.Second)
 			b, bring := s.lateFile(b, func() {}, first.all("first"))
@@ -216,8 +205,7 @@ func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 				pause(2 * time.Second)
 				told, want = append(told, idA+"-started"), nil
 			}
-			firstChanges := added.all("added")
-			firstChanges.Filter.Only.Changes = []string{"first"}
+			firstChanges := added.all("added").OnlyChanges("first")
 			b.reload(first.all("first"), firstChanges)
 			pause(2 * time.Second)
 			b.end()
@@ -232,8 +220,7 @@ func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
 func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		first, added, returning, mine := &recorder{}, &recorder{}, &recorder{}, &recorder{}
-		b := s.start(first.all("first"), returning.all("returning"))
-		pause(2 * time.Second)
+		b := s.up(first.all("first"), returning.all("returning"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
 		pause(2 * time.Second)
 		b.reload(first.all("first"))
@@ -262,13 +249,12 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit, mine := &recorder{}, &recorder{}
-		b := s.start(audit.all("audit"))
-		pause(2 * time.Second)
+		b := s.up(audit.all("audit"))
 		b, bring := s.lateFile(b, func() {}, audit.all("audit"), mine.self("mine"))
 		pause(10 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
 		pause(2 * time.Second)
-		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+		s.moveTo(idA, "vm-1")
 		pause(2 * time.Second)
 		bring()
 		pause(20 * time.Second)
@@ -286,8 +272,7 @@ func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
 func TestARebootBeforeALateFileIsKnown(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		b := s.start(e.all("a"))
-		pause(2 * time.Second)
+		b := s.up(e.all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
 		b, bring := s.lateFile(b, func() {
@@ -316,8 +301,7 @@ func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
 				pause(2 * time.Minute)
 				s.opts.Booted = time.Now()
 			}
-			b := s.start(e.all("a"))
-			pause(2 * time.Second)
+			b := s.up(e.all("a"))
 			s.redeploy(idA, time.Minute)
 			pause(3 * time.Second)
 			if known {
@@ -364,8 +348,7 @@ func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e, down := &recorder{}, answering(errSinkDown).all("down")
-		first := e.all("first")
-		first.Filter.When = mustParseWhen(t, `data.event.Description == "first"`)
+		first := e.all("first").OnlyWhen(`data.event.Description == "first"`)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
 		b := s.start(first, down)
 		pause(3 * time.Second)
@@ -391,8 +374,7 @@ func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e, added, down := &recorder{}, &recorder{}, answering(errSinkDown).all("down")
-			choosy := added.all("added")
-			choosy.Filter.When = mustParseWhen(t, `data.event.EventId != ""`)
+			choosy := added.all("added").OnlyWhen(`data.event.EventId != ""`)
 			s.reboot(idA)
 			b := s.start(e.all("first"), down)
 			pause(3 * time.Second)

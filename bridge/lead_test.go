@@ -35,7 +35,7 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 		{"nothing happens", notice, nil, notice - lead},
 		{"less is left than the lead", 5 * time.Minute, nil, time.Second},
 		{"it moves away", notice, func(s *stage, b *running, route bridge.Route) *running {
-			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+			s.postpone(idA, 30*time.Minute)
 			return b
 		}, notice + 30*time.Minute - lead},
 		{"it moves near", notice, func(s *stage, b *running, route bridge.Route) *running {
@@ -87,7 +87,7 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 		s.redeploy(idA, 5*time.Minute) // less than the lead
 		for _, later := range []time.Duration{time.Minute, time.Hour} {
 			pause(time.Minute)
-			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(later) })
+			s.postpone(idA, later)
 		}
 		pause(time.Minute)
 		drain.say(nil)
@@ -107,9 +107,7 @@ func TestWhatWasReplayedBeforeTheLeadIsNotToldAgain(t *testing.T) {
 		s.redeploy(idA, time.Hour)
 		pause(time.Minute)
 		letters := b.Outbox.List(outbox.Selection{Route: "chat"})
-		if _, err := b.Replay([]string{letters[0].Key}, "drain", "root"); err != nil {
-			t.Fatal(err)
-		}
+		b.replay(letters[0], "drain")
 		pause(time.Minute)
 		wantIDs(t, drain.ids(), idA+"-scheduled")
 		pause(time.Hour)
@@ -130,11 +128,9 @@ func TestWhatIsNoLongerTrueGivesWay(t *testing.T) {
 		s.redeploy(idA, 5*time.Minute) // less than the lead
 		s.redeploy(idB, 5*time.Minute)
 		pause(2 * time.Second)
-		if a := b.ApproveNow(t.Context(), idB, s.shown(idB), "somebody"); a.Result != cloudevent.ResultApproved {
-			t.Fatalf("ApproveNow = %+v", a)
-		}
-		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
-		s.azure.Update(idB, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		b.approve(idB, cloudevent.ResultApproved)
+		s.postpone(idA, time.Hour)
+		s.postpone(idB, time.Hour)
 		pause(time.Minute)
 		drain.say(nil)
 		pause(30 * time.Minute)
@@ -248,7 +244,7 @@ func TestALeadComesWhateverHappens(t *testing.T) {
 				announced := time.Now()
 				s.redeploy(idA, 30*time.Minute)
 				pause(seldom + time.Second)
-				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+				s.postpone(idA, 30*time.Minute)
 				pause(seldom + time.Second)
 				b = meanwhile(s, b, r)
 				pause(time.Until(announced.Add(59 * time.Minute)))
@@ -300,9 +296,7 @@ func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 		b := s.up(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		s.redeploy(idA, 30*time.Minute)
 		pause(seldom + time.Second)
-		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
-			t.Fatalf("ApproveNow = %+v, want it refused", a)
-		}
+		b.approve(idA, cloudevent.ResultRefused)
 		pause(15 * time.Minute)
 		wantIDs(t, ops.types())
 		pause(10 * time.Minute)
@@ -319,7 +313,7 @@ func TestWhatWasToldAtOnceIsNotToldAgainAtTheLead(t *testing.T) {
 		b := s.up(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
 		s.redeploy(idA, 5*time.Minute) // less than the lead
 		pause(seldom + time.Second)
-		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+		s.postpone(idA, 30*time.Minute)
 		pause(seldom + time.Second)
 		b.reload(drain.leads("drain", 10*time.Minute, "scheduled"))
 		pause(30 * time.Minute)
@@ -336,10 +330,8 @@ func TestALeadOutlivesAnApproval(t *testing.T) {
 		b := s.up(drain.leads("drain", 10*time.Minute, "scheduled"))
 		s.redeploy(idA, 30*time.Minute)
 		pause(seldom + time.Second)
-		if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
-			t.Fatalf("ApproveNow = %+v, want it refused", a)
-		}
-		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} })
+		b.approve(idA, cloudevent.ResultRefused)
+		s.moveTo(idA, "vm-0", "vm-1")
 		pause(25 * time.Minute)
 		wantIDs(t, drain.types(), "scheduled")
 	})

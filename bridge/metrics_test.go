@@ -252,9 +252,7 @@ func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
 		b := s.start((&recorder{}).all("a"))
 		for _, loop := range []string{"housekeeping", "approval loop"} {
 			pause(bridge.LongestRest + time.Minute)
-			if err := b.Alive(); err != nil {
-				t.Errorf("Alive = %v", err)
-			}
+			must(t, b.Alive())
 			b.Rested(loop, time.Now().Add(-bridge.LongestRest-time.Second))
 			if err := b.Alive(); err == nil || !strings.Contains(err.Error(), loop) {
 				t.Errorf("Alive = %v, want that the %s hangs", err, loop)

@@ -25,9 +25,7 @@ func TestAMutedSinkWaits(t *testing.T) {
 		b := s.up(ops.all("ops").With(latest), audit.all("audit").With(heardAll))
 		began := time.Now()
 		m, err := b.Mute(delivery.Mute{Sink: "ops", Reason: "repairs", By: "alice"}, 20*time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		s.azure.Start(idA)
@@ -107,9 +105,7 @@ func TestAMuteEndsOnce(t *testing.T) {
 		b := s.up(ops.all("ops"), other.all("other"))
 		mute := func(sink string) string {
 			m, err := b.Mute(delivery.Mute{Sink: sink, Reason: "repairs", By: "alice"}, time.Hour)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return m.ID
 		}
 		mute("other")

@@ -17,9 +17,7 @@ func TestREADMEExplainsEveryFile(t *testing.T) {
 	sections := strings.Split(tables, "\n## ")[1:]
 	for i, dir := range []string{"imds", "discovery", "cloudevent", ".", "delivery", "outbox", "relay", "fleet", "internal/streams"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		explained := sections[i]
 		for _, f := range files {
 			name := filepath.Base(f)
@@ -63,9 +61,7 @@ func TestREADMENamesTheFunctionsThatAnEventPassesThrough(t *testing.T) {
 func manual(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 
@@ -91,14 +87,10 @@ func sourceOf(t *testing.T, dirs ...string) string {
 	var source strings.Builder
 	for _, dir := range dirs {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, f := range files {
 			code, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			source.Write(code)
 		}
 	}
@@ -109,9 +101,7 @@ func sourceOf(t *testing.T, dirs ...string) string {
 func TestTheProgramsInThePackageCommentsAreOfNamesThatAreThere(t *testing.T) {
 	for file, calls := range map[string]int{"doc.go": 8, "delivery/doc.go": 3, "outbox/outbox.go": 5} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, use, _ := strings.Cut(string(text), "\n// # Use\n")
 		use, _, _ = strings.Cut(use, "\n// # ")
 		var program strings.Builder

@@ -51,9 +51,7 @@ func TestAReplayedLetterIsNotTheLastWord(t *testing.T) {
 			first.say(nil)
 			gets := map[string]*recorder{"": first, "other": other}[tt.to]
 			before := len(gets.types())
-			if _, err := b.Replay([]string{letter.Key}, tt.to, "alice"); err != nil {
-				t.Fatal(err)
-			}
+			b.replay(letter, tt.to)
 			pause(10 * time.Second)
 			wantIDs(t, gets.types()[before:], tt.told...)
 		})

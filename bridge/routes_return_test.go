@@ -10,7 +10,6 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
-	"forewarn/bridge/outbox"
 )
 
 // A route whose name returns gets the newest change of every open event, unless it had it before, or its `when` refuses
@@ -89,8 +88,7 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 			pause(15 * time.Minute)
 			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze"})
 			pause(time.Minute)
-			freezes := after.all("ops")
-			freezes.Filter.Only.Types = []string{"Freeze"}
+			freezes := after.all("ops").OnlyTypes("Freeze")
 			if !late {
 				b.reload(kept, freezes)
 			} else {
@@ -129,7 +127,7 @@ func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 			pause(tt.away)
 			b = s.start(other.all("other"))
 			pause(5 * time.Second)
-			dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+			dead := b.deadLetters()
 			if tt.kept && len(dead) != 0 || !tt.kept && (len(dead) != 1 || dead[0].Reason != delivery.ReasonRemoved) {
 				t.Errorf("after %v the dead letters are %v", tt.away, dead)
 			}

@@ -23,8 +23,7 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	for _, how := range []string{"restart", "reload"} {
 		subtest(t, how, func(t *testing.T, s *stage) {
 			first, second, mine := &recorder{}, &recorder{}, &recorder{}
-			b := s.start(first.all("first"))
-			pause(2 * time.Second)
+			b := s.up(first.all("first"))
 			s.reboot(idA)
 			pause(2 * time.Second)
 			s.azure.Start(idA)
@@ -68,8 +67,7 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 	} {
 		subtest(t, how, func(t *testing.T, s *stage) {
 			first, all, picky, freezes := &recorder{}, &recorder{}, &recorder{}, &recorder{}
-			b := s.start(first.all("first"))
-			pause(2 * time.Second)
+			b := s.up(first.all("first"))
 			s.reboot(idA)
 			pause(10 * time.Second)
 			routes := []bridge.Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
@@ -95,12 +93,10 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		wide, narrow, another := &recorder{}, &recorder{}, &recorder{}
 		freezes := func(e *recorder, name string) bridge.Route {
-			r := e.all(name)
-			r.Filter.Only.Types = []string{"Freeze"}
+			r := e.all(name).OnlyTypes("Freeze")
 			return r
 		}
-		b := s.start(wide.all("wide"), freezes(narrow, "narrow"))
-		pause(2 * time.Second)
+		b := s.up(wide.all("wide"), freezes(narrow, "narrow"))
 		s.reboot(idA)
 		pause(2 * time.Second)
 		b.reload(freezes(wide, "wide"), narrow.all("narrow"), another.all("another"))
@@ -127,10 +123,8 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 			}
 			return nil
 		})
-		slow := e.all("a")
-		slow.Sink = slowSink{e, 300 * time.Millisecond}
-		b := s.start(slow)
-		pause(2 * time.Second)
+		slow := e.all("a").To(slowSink{e, 300 * time.Millisecond})
+		b := s.up(slow)
 		want := map[string][]string{}
 		for i := range 40 {
 			id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
@@ -174,20 +168,16 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 		s.reboot(idA)
 		pause(5 * time.Second)
 		b.end()
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		s.nameless()
 		e := &recorder{}
-		r := e.all("a")
-		r.Sink = slowSink{e, time.Second}
-		b = s.start((&recorder{}).all("a"))
-		pause(2 * time.Second)
+		r := e.all("a").To(slowSink{e, time.Second})
+		b = s.up((&recorder{}).all("a"))
 		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{Hash: "new"})
 		pause(5 * time.Second)
 		wantIDs(t, e.ids()) // whose backlog it is, is still to be heard
 		pause(time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		if h := b.Status().Settings.Hash; h != "new" {
-			t.Errorf("the settings are %q", h)
-		}
+		wantEqual(t, "the settings", b.Status().Settings.Hash, "new")
 	})
 }
 
@@ -196,15 +186,11 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 func TestAReloadWaitsForTheStart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		outbox, err := outbox.Open(s.dir, outbox.Options{Log: s.logger()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
 		before, after := &recorder{}, &recorder{}
 		b, err := bridge.New(bridge.Options{Client: client, Outbox: outbox, Routes: []bridge.Route{before.all("before")}, Log: s.logger()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		reloaded := false
 		go func() {
 			if err := b.Reload(t.Context(), []bridge.Route{after.all("after")}, nil, bridge.SettingsInfo{}); err != nil {
@@ -264,8 +250,7 @@ func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
 		drain.say(func(delivery.Delivery) error { <-over; return nil })
 		endless := func(x *bridge.Terms) { x.Timeout = 0 }
 		cut := &atomic.Bool{}
-		r := drain.all("drain").With(endless)
-		r.Sink = watched{r.Sink, cut}
+		r := drain.all("drain").With(endless).To(watched{drain.all("drain").With(endless).Sink, cut})
 		b := s.up(r)
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
@@ -301,8 +286,7 @@ func (w watched) Deliver(ctx context.Context, batch []delivery.Delivery) (delive
 func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		release := make(chan struct{})
-		old := (&recorder{}).all("a")
-		old.Sink = deaf{release}
+		old := (&recorder{}).all("a").To(deaf{release})
 		b := s.up(old)
 		s.reboot(idA)
 		pause(2 * time.Second)
@@ -347,8 +331,7 @@ func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
 func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		before, after := &recorder{}, &recorder{}
-		slow := before.all("a")
-		slow.Sink = slowSink{before, 3 * time.Second}
+		slow := before.all("a").To(slowSink{before, 3 * time.Second})
 		b := s.up(slow)
 		for i := range 10 {
 			s.reboot(fmt.Sprintf("EVENT-%d", i))
@@ -377,9 +360,7 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 				second.say(nil)
 				want = 0
 			}
-			if _, err := b.Replay([]string{b.Outbox.List(outbox.Selection{Route: "first"})[0].Key}, "second", "root"); err != nil {
-				t.Error(err)
-			}
+			b.replay(b.Outbox.List(outbox.Selection{Route: "first"})[0], "second")
 			pause(3 * time.Second)
 			b.end()
 			if left := b.Outbox.List(outbox.Selection{}); len(left) != want || b.Outbox.Totals().Dead != want {
@@ -401,7 +382,7 @@ func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 		s.azure.Start(idA)
 		pause(time.Minute)
 		b.end()
-		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		letters := b.deadLetters()
 		if len(letters) != 2 {
 			t.Fatalf("the dead letters are %+v, want two", letters)
 		}
@@ -431,13 +412,11 @@ func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
 		pause(time.Hour)
 		s.azure.Start(idA)
 		pause(time.Minute)
-		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		letters := b.deadLetters()
 		if len(letters) != 1 || letters[0].Reason != delivery.ReasonLate {
 			t.Fatalf("the dead letters are %+v, want one that is late", letters)
 		}
-		if _, err := b.Replay([]string{letters[0].Key}, "", "root"); err != nil {
-			t.Fatal(err)
-		}
+		b.replay(letters[0], "")
 		pause(time.Minute)
 		b.end()
 		e.say(nil)
@@ -463,8 +442,7 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			other := map[delivery.Late]delivery.Late{delivery.LateSend: delivery.LateDrop, delivery.LateDrop: delivery.LateSend}
 			e := &recorder{}
-			slow := e.all("drain").With(func(terms *bridge.Terms) { terms.Timeout, terms.Late = 0, other[late] })
-			slow.Sink = slowSink{e, 40 * time.Minute}
+			slow := e.all("drain").With(func(terms *bridge.Terms) { terms.Timeout, terms.Late = 0, other[late] }).To(slowSink{e, 40 * time.Minute})
 			b := s.up(slow)
 			s.reboot(idA)
 			pause(5 * time.Second)
@@ -473,12 +451,12 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 			b.reload(e.all("drain").With(func(terms *bridge.Terms) { terms.Late = late }))
 			s.azure.Start(idA)
 			pause(20 * time.Minute) // the time of both has passed
-			if dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead}); len(dead) > 0 {
+			if dead := b.deadLetters(); len(dead) > 0 {
 				t.Errorf("%s: %s is a dead letter while an attempt is under way", late, dead[0].ID)
 			}
 			pause(25 * time.Minute)
 			dead := []string{}
-			for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StateDead}) {
+			for _, d := range b.deadLetters() {
 				dead = append(dead, d.ID)
 			}
 			wantIDs(t, dead, want...)
@@ -493,10 +471,8 @@ func TestWhatWaitsAtAReloadFallsBack(t *testing.T) {
 		falls := func(terms *bridge.Terms) {
 			terms.Timeout, terms.Fallback = 0, delivery.Fallback{Sink: "other", After: time.Minute}
 		}
-		second := other.all("other")
-		second.Filter.Only.Types = []string{"Freeze"}
-		slow := e.all("drain").With(falls)
-		slow.Sink = slowSink{e, 2 * time.Hour}
+		second := other.all("other").OnlyTypes("Freeze")
+		slow := e.all("drain").With(falls).To(slowSink{e, 2 * time.Hour})
 		b := s.up(slow, second)
 		s.reboot(idA)
 		pause(5 * time.Second)

@@ -22,9 +22,7 @@ import (
 func structured(t testing.TB, ce event.Event) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := event.WriteJson(&ce, &b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, event.WriteJson(&ce, &b))
 	return b.Bytes()
 }
 
@@ -32,27 +30,19 @@ func structured(t testing.TB, ce event.Event) []byte {
 func schemas(t testing.TB) (whole, data *jsonschema.Schema) {
 	t.Helper()
 	file, err := os.ReadFile("cloudevent/testdata/cloudevent.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	compile := func(id string, text []byte) *jsonschema.Schema {
 		t.Helper()
 		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := doc.(map[string]any)["$id"]; got != id {
 			t.Fatalf("$id is %v, want %s", got, id)
 		}
-		if err := c.AddResource(id, doc); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.AddResource(id, doc))
 		s, err := c.Compile(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return s
 	}
 	data = compile(cloudevent.DataSchema, cloudevent.Schema)

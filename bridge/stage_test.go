@@ -3,10 +3,7 @@ package bridge_test
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -19,11 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
-
 	"forewarn/bridge"
-	"forewarn/bridge/cloudevent"
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -127,9 +120,7 @@ func (s *stage) start(routes ...bridge.Route) *running {
 	}
 	s.disk = &faultyDisk{Storage: outbox.File(s.dir, s.logger()), step: step, wrote: s.wrote}
 	box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk, Bounds: s.bounds})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return s.startWith(box, routes...)
 }
 
@@ -150,9 +141,7 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...bridge.Route) *running {
 	r.Routes = o.Routes
 	var err error
 	r.Bridge, err = bridge.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	ctx, cancel := context.WithCancel(s.t.Context())
 	r.cancel = cancel
 	go func() {
@@ -194,6 +183,66 @@ func (r *running) end() {
 	}
 }
 
+// replay has a dead letter delivered again, to another sink if that is named.
+func (r *running) replay(letter outbox.Delivery, to string) {
+	r.s.t.Helper()
+	if _, err := r.Replay([]string{letter.Key}, to, "root"); err != nil {
+		r.s.t.Fatal(err)
+	}
+}
+
+// drop drops deliveries.
+func (r *running) drop(list ...outbox.Delivery) {
+	r.s.t.Helper()
+	var keys []string
+	for _, d := range list {
+		keys = append(keys, d.Key)
+	}
+	if _, err := r.Drop(keys, "root"); err != nil {
+		r.s.t.Fatal(err)
+	}
+}
+
+// approve approves an event by hand as Azure lists it now, which must have that result.
+func (r *running) approve(id, result string) {
+	r.s.t.Helper()
+	if a := r.ApproveNow(r.s.t.Context(), id, r.s.shown(id), "root"); a.Result != result {
+		r.s.t.Fatalf("ApproveNow = %+v, want %s", a, result)
+	}
+}
+
+// deadLetters returns those of all sinks, in order.
+func (r *running) deadLetters() []outbox.Delivery {
+	return r.Outbox.List(outbox.Selection{State: outbox.StateDead})
+}
+
+// sink returns the status of one sink.
+func (r *running) sink(name string) bridge.SinkStatus {
+	r.s.t.Helper()
+	sinks := r.Status().Sinks
+	i := slices.IndexFunc(sinks, func(k bridge.SinkStatus) bool { return k.Name == name })
+	if i < 0 {
+		r.s.t.Fatalf("the status has no sink %s", name)
+	}
+	return sinks[i]
+}
+
+// wantDurable fails the test unless everything is on disk.
+func (r *running) wantDurable() {
+	r.s.t.Helper()
+	if err := r.Outbox.Durable(); err != nil {
+		r.s.t.Errorf("Durable = %v", err)
+	}
+}
+
+// endsIn stops the bridge, and returns how long that took.
+func (r *running) endsIn() time.Duration {
+	r.s.t.Helper()
+	began := time.Now()
+	r.end()
+	return time.Since(began)
+}
+
 // crash kills the bridge: the file stays as it is now, and no destination hears of it again.
 func (r *running) crash() {
 	r.s.t.Helper()
@@ -218,50 +267,8 @@ func (r *running) snapshot(to string) {
 func copyFile(t testing.TB, from, to string) {
 	t.Helper()
 	data, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(to, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// killable puts the routes' sinks out of reach when the bridge is killed.
-func (r *running) killable(routes []bridge.Route) []bridge.Route {
-	routes = slices.Clone(routes)
-	for i := range routes {
-		routes[i].Sink = killable{routes[i].Sink, r}
-	}
-	return routes
-}
-
-type killable struct {
-	delivery.Sink
-	r *running
-}
-
-func (m killable) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	m.r.mu.Lock()
-	killed := m.r.killed
-	m.r.mu.Unlock()
-	if killed {
-		return delivery.Answer{}, errors.New("killed")
-	}
-	return m.Sink.Deliver(ctx, batch)
-}
-
-func (m killable) Head() string {
-	if c, ok := m.Sink.(delivery.Chained); ok {
-		return c.Head()
-	}
-	return ""
-}
-
-func (m killable) Close() error {
-	if c, ok := m.Sink.(io.Closer); ok {
-		return c.Close()
-	}
-	return nil
+	must(t, err)
+	must(t, os.WriteFile(to, data, 0o600))
 }
 
 // lines is a log that can be searched.
@@ -295,121 +302,12 @@ func (s *stage) wantLoggedTimes(n int, words string) {
 	wantEqual(s.t, fmt.Sprintf("lines in the log with %q", words), strings.Count(s.log.String(), words), n)
 }
 
-// A recorder is a sink that remembers what it was told and answers as it is told to.
-type recorder struct {
-	mu     sync.Mutex
-	heard  []heard // accepted
-	tries  []heard
-	calls  [][]string                    // the ids of each batch
-	answer func(delivery.Delivery) error // nil accepts
-	reply  delivery.Answer
-}
-
-type heard struct {
-	delivery.Delivery
-	at time.Time
-}
-
-func (e *recorder) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	e.mu.Lock()
-	answer := e.answer
-	var ids []string
-	for _, d := range batch {
-		e.tries = append(e.tries, heard{d, time.Now()})
-		ids = append(ids, d.Event.ID())
-	}
-	e.calls = append(e.calls, ids)
-	reply := e.reply
-	e.mu.Unlock()
-	for _, d := range batch {
-		if answer == nil {
-			break
-		}
-		if err := answer(d); err != nil {
-			if errors.Is(err, errHang) {
-				<-ctx.Done()
-				return reply, ctx.Err()
-			}
-			return reply, err
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, d := range batch {
-		e.heard = append(e.heard, heard{d, time.Now()})
-	}
-	return reply, nil
-}
-
-// errHang makes a recorder hang until its attempt ends; errDown is a destination that does not answer.
-var (
-	errHang     = errors.New("hang")
-	errSinkDown = errors.New("connection refused")
-)
-
-func (e *recorder) say(answer func(delivery.Delivery) error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.answer = answer
-}
-
-func always(err error) func(delivery.Delivery) error {
-	return func(delivery.Delivery) error { return err }
-}
-
-// ids returns those of what was accepted, in order.
-func (e *recorder) ids() []string { return idsOf(e.accepted()) }
-
-func (e *recorder) accepted() []heard {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.heard)
-}
-
-func (e *recorder) tried() []heard {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.tries)
-}
-
-// idsOf returns the ids of what was heard; of an approval's without its number.
-func idsOf(list []heard) []string {
-	ids := []string{}
-	for _, h := range list {
-		id, _, _ := strings.Cut(h.Event.ID(), "-approved-")
-		if id != h.Event.ID() {
-			id += "-approved"
-		}
-		ids = append(ids, id)
-	}
-	return ids
-}
-
-// answering is a recorder that accepts nothing.
-func answering(err error) *recorder { return &recorder{answer: always(err)} }
-
-// last decodes what was accepted last, which must be about an Azure event.
-func (e *recorder) last(t *testing.T) cloudevent.Data {
+// must ends the test if something of its own goes wrong.
+func must(t testing.TB, err error) {
 	t.Helper()
-	all := e.accepted()
-	if len(all) == 0 {
-		t.Fatal("nothing was accepted")
+	if err != nil {
+		t.Fatal(err)
 	}
-	return dataIn(t, all[len(all)-1].Event)
-}
-
-// types returns the types of what was accepted, without their prefix.
-func (e *recorder) types() []string {
-	list := []string{}
-	for _, h := range e.accepted() {
-		list = append(list, strings.TrimPrefix(strings.TrimPrefix(h.Event.Type(), cloudevent.EventPrefix), cloudevent.BridgePrefix))
-	}
-	return list
-}
-
-// all routes everything about all VMs to the recorder.
-func (e *recorder) all(name string) bridge.Route {
-	return bridge.Route{Name: name, Kind: "recorder", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
 }
 
 // wantEqual fails the test if what is not as wanted.
@@ -443,24 +341,6 @@ func wantIDs(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// dataIn decodes what a CloudEvent holds about an Azure event.
-func dataIn(t *testing.T, ce event.Event) (d cloudevent.Data) {
-	t.Helper()
-	if err := json.Unmarshal(ce.Data(), &d); err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-// tellingOf decodes what a CloudEvent holds about the bridge.
-func tellingOf(t *testing.T, ce event.Event) (data map[string]any) {
-	t.Helper()
-	if err := json.Unmarshal(ce.Data(), &data); err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
 // pause lets time pass, and everything happen that is due.
 func pause(d time.Duration) {
 	time.Sleep(d)
@@ -469,6 +349,35 @@ func pause(d time.Duration) {
 
 // reboot schedules a reboot of vm-0.
 func (s *stage) reboot(id string) { s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot"}) }
+
+// postpone moves the time before which an event does not begin.
+func (s *stage) postpone(id string, d time.Duration) {
+	s.azure.Update(id, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(d) })
+}
+
+// moveTo makes an event one of these VMs.
+func (s *stage) moveTo(id string, vms ...string) {
+	s.azure.Update(id, func(e *imdstest.Event) { e.Resources = vms })
+}
+
+// metadata has instance metadata answer like this.
+func (s *stage) metadata(answer imdstest.Fault) {
+	answer.Path = imdstest.InstanceFacts
+	s.azure.SetFault(answer)
+}
+
+// nameless has instance metadata hang, so that nobody knows which VM this is.
+func (s *stage) nameless() { s.metadata(imdstest.Fault{Hang: true}) }
+
+// document has Azure serve a document of these entries.
+func (s *stage) document(incarnation int, entries ...string) {
+	s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[%s]}`, incarnation, strings.Join(entries, ",")))
+}
+
+// rebootEntry is that of a reboot in a document.
+func rebootEntry(id, status string) string {
+	return fmt.Sprintf(`{"EventId":%q,"EventType":"Reboot","EventStatus":%q}`, id, status)
+}
 
 // conditions returns the If-None-Match of each request for the document, "" where there is none.
 func (s *stage) conditions() []string {
@@ -488,9 +397,7 @@ func (s *stage) polls() int { return len(s.conditions()) }
 func stored(t *testing.T, dir string) *outbox.Outbox {
 	t.Helper()
 	o, err := outbox.OpenReadOnly(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { o.Close() })
 	return o
 }
@@ -499,9 +406,7 @@ func stored(t *testing.T, dir string) *outbox.Outbox {
 func asides(t *testing.T, dir, why string) []string {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "outbox.db."+why+"-*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return list
 }
 
@@ -509,8 +414,6 @@ func asides(t *testing.T, dir, why string) []string {
 func notADirectory(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	return filepath.Join(file, "state")
 }

@@ -68,9 +68,7 @@ func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 		if st := b.Status(); st.Ready || st.Sinks[0].State != bridge.SinkIsBlocked || st.Sinks[0].OldestPendingSeconds != 0.5 {
 			t.Errorf("when it refuses, ready is %v and the sink is %+v", st.Ready, st.Sinks[0])
 		}
-		if _, err := b.Drop([]string{b.Outbox.List(outbox.Selection{})[0].Key}, "root"); err != nil {
-			t.Fatal(err)
-		}
+		b.drop(b.Outbox.List(outbox.Selection{})[0])
 		pause(time.Second)
 		if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
 			t.Errorf("with nothing pending, ready is %v (%v) and the sink is %+v", st.Ready, st.Reasons, st.Sinks[0])
@@ -114,8 +112,7 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 // Status says what is wrong with the disk, as long as it is.
 func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).all("a"))
-		pause(2 * time.Second)
+		b := s.up((&recorder{}).all("a"))
 		s.disk.fail(errFull)
 		s.reboot(idA)
 		pause(10 * time.Second)
@@ -124,9 +121,7 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 		}
 		s.disk.fail(nil)
 		pause(30 * time.Second)
-		if got := b.Status().Outbox.Error; got != "" {
-			t.Errorf("afterwards the status says %q of the disk", got)
-		}
+		wantEqual(t, "afterwards the status says of the disk", b.Status().Outbox.Error, "")
 	})
 }
 
@@ -213,9 +208,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			t.Errorf("the outbox is %+v", o)
 		}
 		var shown map[string]json.RawMessage
-		if err := json.Unmarshal(imds.CompactJSON(st), &shown); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(imds.CompactJSON(st), &shown))
 		if got, want := slices.Sorted(maps.Keys(shown)), []string{"events", "imds", "observer", "outbox", "ready", "reasons", "settings", "sinks", "startedAt", "version"}; !slices.Equal(got, want) {
 			t.Errorf("status.json has %v, want %v", got, want)
 		}
@@ -258,14 +251,10 @@ func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		o, err := outbox.Open(s.dir, outbox.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
 		b, err := bridge.New(bridge.Options{Client: client, Outbox: o})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		st := b.Status()
 		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {
 			t.Errorf("ready %v: %v, alive %v", st.Ready, st.Reasons, b.Alive())

@@ -149,14 +149,10 @@ sinks:
   - {name: hook, bridge: none, only: {vms: all}, webhook: {url: %q}}
   - {name: audit, bridge: none, only: {vms: all}, file: {path: %s}}
 `, cloud.URL, filepath.Join(dir, "state"), hook.URL, s.audit), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.program = exec.Command(binary, "run", "--config", config)
 	s.program.Stderr = &s.log
-	if err := s.program.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.program.Start())
 	go func() { s.ended <- s.program.Wait(); close(s.ended) }()
 	t.Cleanup(func() {
 		_ = s.program.Process.Kill()
@@ -262,9 +258,7 @@ func (s *timelineSoak) settle() {
 func (s *timelineSoak) judge() {
 	s.t.Helper()
 	text, err := os.ReadFile(s.audit)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	lines := bytes.Split(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 	for sink, bodies := range map[string][][]byte{"webhook": s.heard, "file": lines} {
 		got := map[string][]string{}

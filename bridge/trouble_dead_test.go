@@ -71,10 +71,8 @@ func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 			pause(2500 * time.Millisecond)
 		}
 		wantIDs(t, admin.types(), "delivery.deadlettered") // of A
-		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
-		if _, err := b.Drop([]string{letters[3].Key}, "root"); err != nil {
-			t.Fatal(err)
-		}
+		letters := b.deadLetters()
+		b.drop(letters[3])
 		for range 2 {
 			b.crash()
 			b = s.start(routes...)
@@ -172,9 +170,7 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != troubles.ListedDead {
 			t.Errorf("of 29 it tells %v", many)
 		}
-		if n := count.of("committed")[cloudevent.DeliveryDropped]; n != 3 {
-			t.Errorf("the meter was told of %d CloudEvents about drops, want 3", n)
-		}
+		wantEqual(t, "the meter was told of CloudEvents about drops", count.of("committed")[cloudevent.DeliveryDropped], 3)
 	})
 }
 
@@ -193,9 +189,7 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 		b = s.up(down.all("down"), audit.all("audit").With(heardAll))
 		s.reboot(idA)
 		pause(3 * time.Second)
-		if _, err := b.Drop([]string{b.Outbox.List(outbox.Selection{Route: "down"})[0].Key}, "root"); err != nil {
-			t.Fatal(err)
-		}
+		b.drop(b.Outbox.List(outbox.Selection{Route: "down"})[0])
 		b.end()
 		left := stored(t, filepath.Dir(image))
 		if list := left.List(outbox.Selection{Route: "down"}); len(list) > 0 {

@@ -51,9 +51,7 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			box, err := outbox.Open(t.TempDir(), outbox.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer box.Close()
 			client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
 			if _, err := bridge.New(bridge.Options{Client: client, Outbox: box, Routes: tt.routes, Rules: tt.rules}); err == nil ||
@@ -61,9 +59,7 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 				t.Errorf("New = %v, want %q", err, tt.why)
 			}
 			b, err := bridge.New(bridge.Options{Client: client, Outbox: box, Routes: []bridge.Route{ops}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			canceled, cancel := context.WithCancel(t.Context())
 			cancel() // the bridge doesn't run, so nothing ends the wait of a reload that is not refused
 			if err := b.Reload(canceled, tt.routes, tt.rules, bridge.SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {

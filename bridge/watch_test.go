@@ -1,9 +1,7 @@
 package bridge_test
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -50,8 +48,7 @@ func TestAFailedPollChangesNothing(t *testing.T) {
 	} {
 		subtest(t, tt.claim, func(t *testing.T, s *stage) {
 			e := &recorder{}
-			s.start(e.all("a"))
-			pause(2 * time.Second)
+			s.up(e.all("a"))
 			s.reboot(idA)
 			pause(2 * time.Second)
 			tt.fault.For = time.Minute
@@ -80,73 +77,41 @@ func TestAFailingEndpointIsAskedAgainSoon(t *testing.T) {
 		{imdstest.Fault{Status: 429, RetryAfter: "20"}, 14, 17},
 		{imdstest.Fault{Status: 503, RetryAfter: "3600"}, 5, 7},
 	} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, fmt.Sprint(tt.fault.Status, " ", tt.fault.RetryAfter), func(t *testing.T, s *stage) {
 			s.start((&recorder{}).all("a"))
 			pause(10 * time.Second)
 			before := s.polls()
 			s.azure.SetFault(tt.fault)
 			pause(5 * time.Minute)
-			if n := s.polls() - before; n < tt.atLeast || n > tt.atMost {
-				t.Errorf("%d polls in five minutes of %+v, want %d to %d", n, tt.fault, tt.atLeast, tt.atMost)
-			}
+			wantWithin(t, "polls in five minutes", s.polls()-before, tt.atLeast, tt.atMost)
 		})
 	}
 }
 
-// While the endpoint fails, the waits double from one second to sixteen, and stay there.
-func TestTheWaitsAtAFailingEndpointDoubleUpToSixteenSeconds(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Random = func() float64 { return 0.9999 } // so that no wait is cut
-		var waits []time.Duration
-		var last time.Time
-		s.proxy = func(http.RoundTripper) http.RoundTripper {
-			return roundTrip(func(r *http.Request) (*http.Response, error) {
-				if strings.Contains(r.URL.Path, "scheduledevents") {
-					if !last.IsZero() {
-						waits = append(waits, time.Since(last).Round(time.Second))
-					}
-					last = time.Now()
-				}
-				return nil, errors.New("no route to host")
-			})
-		}
-		b := s.start((&recorder{}).all("a"))
-		pause(70 * time.Second)
-		b.end()
-		const sec = time.Second
-		if want := []time.Duration{sec, 2 * sec, 4 * sec, 8 * sec, 16 * sec, 16 * sec, 16 * sec}; !slices.Equal(waits, want) {
-			t.Errorf("the waits are %v, want %v", waits, want)
-		}
-	})
-}
-
-// While instance metadata fails, the waits double from one second to a minute, and stay there.
-func TestTheWaitsForTheIdentityDoubleUpToAMinute(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Random = func() float64 { return 0.9999 } // so that no wait is cut
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 500})
-		var waits []time.Duration
-		var last time.Time
-		s.proxy = func(azure http.RoundTripper) http.RoundTripper {
-			return roundTrip(func(r *http.Request) (*http.Response, error) {
-				if !strings.Contains(r.URL.Path, "scheduledevents") {
-					if !last.IsZero() {
-						waits = append(waits, time.Since(last).Round(time.Second))
-					}
-					last = time.Now()
-				}
-				return azure.RoundTrip(r)
-			})
-		}
-		b := s.start((&recorder{}).all("a"))
-		pause(4 * time.Minute)
-		b.end()
-		const sec = time.Second
-		want := []time.Duration{0, sec, 2 * sec, 4 * sec, 8 * sec, 16 * sec, 32 * sec, 60 * sec, 60 * sec} // the first document asks at once
-		if !slices.Equal(waits, want) {
-			t.Errorf("the waits are %v, want %v", waits, want)
-		}
-	})
+// While requests fail, the waits double from one second to a limit, and stay there: sixteen seconds for the document,
+// a minute for instance metadata, for which the first document asks once more.
+func TestTheWaitsAfterFailuresDouble(t *testing.T) {
+	for path, want := range map[string][]int{
+		imdstest.ScheduledEvents: {1, 2, 4, 8, 16, 16, 16},
+		imdstest.InstanceFacts:   {0, 1, 2, 4, 8, 16, 32, 60, 60},
+	} {
+		subtest(t, path, func(t *testing.T, s *stage) {
+			s.opts.Random = func() float64 { return 0.9999 } // so that no wait is cut
+			s.azure.SetFault(imdstest.Fault{Path: path, Status: 500})
+			s.start((&recorder{}).all("a"))
+			pause(4 * time.Minute)
+			isOther := func(r imdstest.Request) bool { return !strings.Contains(r.Path, path) }
+			requests := slices.DeleteFunc(s.azure.Requests(), isOther)
+			var waits []int
+			for i := range want {
+				wait := requests[i+1].Time.Sub(requests[i].Time)
+				waits = append(waits, int(wait.Round(time.Second).Seconds()))
+			}
+			if !slices.Equal(waits, want) {
+				t.Errorf("the waits are %v s, want %v", waits, want)
+			}
+		})
+	}
 }
 
 // An empty answer, or null for Events, means no events when the next answer says so too.
@@ -169,27 +134,27 @@ func TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt(t *testing.T) {
 	} {
 		subtest(t, tt.claim, func(t *testing.T, s *stage) {
 			e := &recorder{}
-			s.start(e.all("a"))
-			pause(2 * time.Second)
+			s.up(e.all("a"))
 			s.reboot(idA)
 			pause(1500 * time.Millisecond)
 			for _, answer := range tt.answers {
-				before := s.polls()
-				answer.Times = 1
-				s.azure.SetFault(answer)
-				for s.polls() == before {
-					pause(100 * time.Millisecond)
-				}
+				s.answersOnce(answer)
 				s.azure.ClearFaults()
 			}
-			pause(100 * time.Millisecond)
-			want := []string{idA + "-scheduled"}
-			if tt.over {
-				want = append(want, idA+"-vanished")
-			}
-			wantIDs(t, e.ids(), want...)
+			wantEqual(t, "over", slices.Contains(e.types(), "vanished"), tt.over)
 		})
 	}
+}
+
+// answersOnce has the next poll answered so, and waits for it.
+func (s *stage) answersOnce(answer imdstest.Fault) {
+	before := s.polls()
+	answer.Times = 1
+	s.azure.SetFault(answer)
+	for s.polls() == before {
+		pause(100 * time.Millisecond)
+	}
+	pause(100 * time.Millisecond)
 }
 
 // That holds too when the last valid answer was empty as well.
@@ -202,16 +167,11 @@ func TestAnEmptyAnswerAfterFailuresIsToBeConfirmed(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(2 * time.Minute)
 		s.reboot(idA)
-		before := s.polls()
-		s.azure.SetFault(imdstest.Fault{Empty: true, Times: 1})
-		for s.polls() == before {
-			pause(100 * time.Millisecond)
-		}
+		s.answersOnce(imdstest.Fault{Empty: true})
 		pause(2 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		if d := dataIn(t, e.accepted()[0].Event); !d.WhileAway {
-			t.Error("one empty answer counts as valid: what came while the endpoint failed is not told as found late")
-		}
+		// If one empty answer counted as valid, what came while the endpoint failed would not be found late.
+		wantEqual(t, "whileAway", e.last(t).WhileAway, true)
 	})
 }
 
@@ -226,12 +186,7 @@ func TestEmptyAnswersAreAnswers(t *testing.T) {
 			t.Errorf("status is %v %v", st.Ready, st.IMDS.LastError)
 		}
 		wantIDs(t, e.ids())
-		for _, c := range s.conditions() {
-			if c != "" {
-				t.Errorf("If-None-Match %q, and there never was a document", c)
-				break
-			}
-		}
+		wantEqual(t, "If-None-Match, without a document", strings.Join(s.conditions(), ""), "")
 	})
 }
 
@@ -239,8 +194,7 @@ func TestEmptyAnswersAreAnswers(t *testing.T) {
 func TestTheIncarnationNumberIsNotLookedAt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		s.start(e.all("a"))
-		pause(2 * time.Second)
+		s.up(e.all("a"))
 		s.reboot(idA)
 		s.reboot(idB)
 		pause(2 * time.Second)
@@ -257,15 +211,13 @@ func TestTheIncarnationNumberIsNotLookedAt(t *testing.T) {
 func TestAPartialDocumentMakesNothingVanish(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		s.start(e.all("a"))
-		pause(2 * time.Second)
+		s.up(e.all("a"))
 		s.reboot(idA)
 		pause(2 * time.Second)
-		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":9,"Events":[{"EventType":"Freeze"},{"EventId":%q,"EventStatus":"Scheduled","EventType":"Freeze"}]}`, idB))
+		s.document(9, `{"EventType":"Freeze"}`, rebootEntry(idB, "Scheduled"))
 		pause(2 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
-		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":10,"Events":[{"EventType":"Freeze"},`+
-			`{"EventId":%q,"EventStatus":"Started","EventType":"Freeze"}]}`, idB))
+		s.document(10, `{"EventType":"Freeze"}`, rebootEntry(idB, "Started"))
 		pause(2 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled", idB+"-started")
 		s.wantLoggedTimes(1, "no readable EventId")
@@ -275,7 +227,6 @@ func TestAPartialDocumentMakesNothingVanish(t *testing.T) {
 // If-None-Match is sent with the ETag of the document that is committed and understood, and left out when that could
 // hide something.
 func TestIfNoneMatch(t *testing.T) {
-	const notUnderstood = `{"DocumentIncarnation":7,"Events":[{"EventId":"` + idA + `","NotBefore":"tomorrow"}]}`
 	for _, tt := range []struct {
 		claim    string
 		happens  func(s *stage, b *running)
@@ -290,10 +241,7 @@ func TestIfNoneMatch(t *testing.T) {
 		}, []string{"1", "", "1"}},
 		{"is left out after a reload", func(_ *stage, b *running) { b.reload((&recorder{}).all("b")) }, []string{"", "1"}},
 		{"is never of a document that was not understood", func(s *stage, _ *running) {
-			s.azure.SetDocument([]byte(notUnderstood))
-		}, []string{"1", "", "", ""}},
-		{"is sent again once the document is understood", func(s *stage, _ *running) {
-			s.azure.SetDocument([]byte(notUnderstood))
+			s.document(7, `{"EventId":"`+idA+`","NotBefore":"tomorrow"}`)
 			pause(4 * time.Second)
 			s.azure.SetDocument(nil)
 		}, []string{"1", "", "", "", "", "1"}},
@@ -336,82 +284,41 @@ func TestIfNoneMatch(t *testing.T) {
 	})
 }
 
-// The bridge asks the endpoint and nothing else: it approves nothing by itself, whatever happens.
-func TestTheBridgeNeverActsOnTheMachine(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).all("a"))
-		pause(2 * time.Second)
-		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User"})
-		pause(2 * time.Second)
-		s.azure.Start(idA)
-		pause(2 * time.Second)
-		s.azure.End(idA)
-		pause(2 * time.Second)
-		b.end()
-		for _, r := range s.azure.Requests() {
-			if r.Method != http.MethodGet {
-				t.Errorf("the bridge made a %s to %s", r.Method, r.Path)
-			}
-		}
-	})
-}
-
 // sameIncarnation is what the log says when Azure breaks its own rule for DocumentIncarnation.
 const sameIncarnation = "the document changed but its incarnation did not"
 
 // A document that changes under one incarnation is compared all the same, and the log says once that Azure does that. Of
-// changes with a number of their own it says nothing.
+// changes with a number of their own it says nothing, nor of documents without one, nor of the same document that is
+// read again after a reload and until the disk takes it.
 func TestAChangeUnderTheSameIncarnationIsLogged(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
+	subtest(t, "with numbers", func(t *testing.T, s *stage) {
 		e := &recorder{}
-		s.start(e.all("a"))
-		for _, change := range []struct {
-			incarnation int
-			events      string
-			logged      int
-		}{
-			{5, "", 0},
-			{6, `{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Scheduled"}`, 0},
-			{6, `{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Started"}`, 1},
-			{7, "", 1},
-		} {
-			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[%s]}`, change.incarnation, change.events))
+		b := s.start(e.all("a"))
+		serve := func(logged, incarnation int, entries ...string) {
+			s.document(incarnation, entries...)
 			pause(bridge.FullPoll + 5*time.Second) // the number is the ETag too
-			s.wantLoggedTimes(change.logged, sameIncarnation)
+			s.wantLoggedTimes(logged, sameIncarnation)
 		}
+		serve(0, 5)
+		s.disk.fail(errFull)
+		serve(0, 6, rebootEntry(idA, "Scheduled"))
+		s.disk.fail(nil)
+		pause(time.Minute)
+		b.reload(b.Routes...)
+		pause(time.Minute)
+		s.wantLoggedTimes(0, sameIncarnation)
+		serve(1, 6, rebootEntry(idA, "Started"))
+		serve(1, 7)
 		wantIDs(t, e.types(), "scheduled", "started", "vanished")
 	})
-	subtest(t, "of documents without a number it says nothing", func(t *testing.T, s *stage) {
+	subtest(t, "without", func(t *testing.T, s *stage) {
 		e := &recorder{}
 		s.start(e.all("a"))
 		for _, status := range []string{"Scheduled", "Started"} {
-			s.azure.SetDocument(fmt.Appendf(nil, `{"Events":[{"EventId":%q,"EventType":"Reboot","EventStatus":%q}]}`, idA, status))
+			s.azure.SetDocument([]byte(`{"Events":[` + rebootEntry(idA, status) + `]}`))
 			pause(bridge.FullPoll + 5*time.Second)
 		}
 		wantIDs(t, e.types(), "scheduled", "started")
-		s.wantLoggedTimes(0, sameIncarnation)
-	})
-	subtest(t, "of the same document, read again after a reload, it says nothing", func(t *testing.T, s *stage) {
-		e := &recorder{}
-		routes := []bridge.Route{e.all("a")}
-		b := s.start(routes...)
-		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":6,"Events":[{"EventId":%q,"EventType":"Reboot"}]}`, idA))
-		pause(5 * time.Second)
-		b.reload(routes...)
-		pause(5 * time.Second)
-		wantIDs(t, e.types(), "scheduled")
-		s.wantLoggedTimes(0, sameIncarnation)
-	})
-	subtest(t, "of the same document, read again until the disk takes it, it says nothing", func(t *testing.T, s *stage) {
-		e := &recorder{}
-		s.start(e.all("a"))
-		pause(5 * time.Second)
-		s.disk.fail(errFull)
-		s.reboot(idA)
-		pause(time.Minute)
-		s.disk.fail(nil)
-		pause(time.Minute)
-		wantIDs(t, e.types(), "scheduled")
 		s.wantLoggedTimes(0, sameIncarnation)
 	})
 }
@@ -424,7 +331,7 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{NewestVersion: "2019-08-01"})
 		e := &recorder{}
 		s.up(e.all("a"))
-		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(5 * time.Hour)})
+		s.redeploy(idA, 5*time.Hour)
 		pause(time.Minute)
 		s.azure.ClearFaults()
 		pause(time.Hour) // after which the configured one is tried again

@@ -76,15 +76,11 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		first := e.tried()[0].at
 		s.reboot(idB)
 		pause(20 * time.Second)
-		if n := len(e.tried()); n != 1 {
-			t.Errorf("%d attempts before the Retry-After ended, want 1", n)
-		}
+		wantEqual(t, "attempts before the Retry-After ended", len(e.tried()), 1)
 		e.say(nil)
 		pause(20 * time.Second)
 		wantIDs(t, e.ids(), idB+"-scheduled", idA+"-scheduled") // what is new, then what failed
-		if wait := e.accepted()[0].at.Sub(first); wait < 30*time.Second || wait > 32*time.Second {
-			t.Errorf("came back after %v, want 30 s", wait)
-		}
+		wantWithin(t, "came back after", e.accepted()[0].at.Sub(first), 30*time.Second, 32*time.Second)
 	})
 	bubble(t, func(t *testing.T, s *stage) {
 		e := answering(fmt.Errorf("%w: 403", delivery.ErrBlocked))
@@ -96,9 +92,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 			s.azure.Schedule(imdstest.Event{ID: fmt.Sprintf("EVENT-%d", i), Type: "Preempt"})
 			pause(time.Second)
 		}
-		if n := len(e.tried()) - before; n < 2 || n > 4 {
-			t.Errorf("%d attempts in 10 s of urgent deliveries, want one every 5 s and perhaps a probe", n)
-		}
+		wantWithin(t, "attempts in 10 s of urgent deliveries", len(e.tried())-before, 2, 4)
 	})
 }
 
@@ -179,7 +173,7 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 			t.Errorf("when it accepts again, its last error is %q", st.LastError)
 		}
 		wantIDs(t, e.ids(), idA+"-started")
-		dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		dead := b.deadLetters()
 		if len(dead) != 1 || dead[0].Reason != delivery.ReasonRejected || !strings.Contains(dead[0].Error, "422") || dead[0].Attempts != 1 {
 			t.Errorf("dead letters are %+v", dead)
 		}
@@ -219,7 +213,7 @@ func TestOldDeliveriesExpire(t *testing.T) {
 		pause(50 * time.Minute)
 		wantIDs(t, deadIDs(b.Outbox))
 		pause(20 * time.Minute)
-		dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		dead := b.deadLetters()
 		if len(dead) != 1 || dead[0].Route != "a" || dead[0].Reason != delivery.ReasonExpired {
 			t.Errorf("dead letters are %+v", dead)
 		}
@@ -291,9 +285,7 @@ func TestReceiptsComeBack(t *testing.T) {
 		if got := string(tried[len(tried)-2].Receipt); got != "posted" || tried[0].Receipt != nil {
 			t.Errorf("the receipts were %q first and %q then", tried[0].Receipt, got)
 		}
-		if got := tried[len(tried)-1].Receipt; got != nil {
-			t.Errorf("another event came with the receipt %q", got)
-		}
+		wantEqual(t, "another event came with the receipt", string(tried[len(tried)-1].Receipt), "")
 	})
 }
 
@@ -318,9 +310,7 @@ func TestAPanicInASinkIsAFailedAttempt(t *testing.T) {
 func TestANewSecretIsTriedAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		secret := filepath.Join(t.TempDir(), "token")
-		if err := os.WriteFile(secret, []byte("old"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(secret, []byte("old"), 0o600))
 		e := answering(fmt.Errorf("%w: 401", delivery.ErrBlocked))
 		r := e.all("a")
 		r.Secrets = []string{secret}
@@ -328,9 +318,7 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
 		pause(30*time.Minute + 10*time.Second)
 		e.say(nil)
-		if err := os.WriteFile(secret, []byte("a new one"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(secret, []byte("a new one"), 0o600))
 		pause(5 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
 	})
@@ -425,9 +413,7 @@ func TestWhatIsTooLateIsDropped(t *testing.T) {
 		wantIDs(t, deadIDs(b.Outbox))
 		pause(6 * time.Minute) // longer than it ever waits between two attempts
 		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled")
-		if reason := b.Outbox.List(outbox.Selection{})[0].Reason; reason != delivery.ReasonLate {
-			t.Errorf("the reason is %s", reason)
-		}
+		wantEqual(t, "the reason", b.Outbox.List(outbox.Selection{})[0].Reason, delivery.ReasonLate)
 	})
 }
 
@@ -451,8 +437,7 @@ func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
-		r := e.all("a").With(func(x *bridge.Terms) { x.Parallel, x.Timeout = 3, time.Minute })
-		r.Sink = slowSink{e, 10 * time.Second}
+		r := e.all("a").With(func(x *bridge.Terms) { x.Parallel, x.Timeout = 3, time.Minute }).To(slowSink{e, 10 * time.Second})
 		s.up(r)
 		ids := []string{"A", "B", "C", "D"}
 		for _, id := range ids {
@@ -463,9 +448,7 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 			s.azure.Start(id)
 		}
 		pause(9 * time.Second)
-		if n := len(e.ids()); n != 3 {
-			t.Errorf("%d were done at once, want 3", n)
-		}
+		wantEqual(t, "were done at once", len(e.ids()), 3)
 		pause(30 * time.Second)
 		last := map[string]string{}
 		for _, h := range e.accepted() {
@@ -475,9 +458,7 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 			}
 			last[id] = h.Event.Type()
 		}
-		if n := len(e.ids()); n != 8 {
-			t.Errorf("%d were told, want 8", n)
-		}
+		wantEqual(t, "were told", len(e.ids()), 8)
 	})
 }
 
