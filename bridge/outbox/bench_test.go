@@ -12,13 +12,13 @@ import (
 )
 
 // wave is one batch of n deliveries at the routes, of n/len(routes) CloudEvents of about 1 KiB.
-func wave(o *outbox.Outbox, n int, routes ...string) outbox.Batch {
+func wave(o *box, n int, routes ...string) outbox.Batch {
 	now := time.Now()
 	b := outbox.Batch{Groups: map[string]*outbox.Group{}, Marks: map[string]outbox.Mark{}}
 	filler := bytes.Repeat([]byte("x"), 900)
 	for i := range n / len(routes) {
 		group := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
-		a := outbox.Addition{NotBefore: now.Add(time.Hour), Message: delivery.Message{Seq: reserve(o, now),
+		a := outbox.Addition{NotBefore: now.Add(time.Hour), Message: delivery.Message{Seq: o.reserve(now),
 			ID: group + "-scheduled", Type: "dev.forewarn.scheduledevent.scheduled", Group: group, Change: "scheduled",
 			AzureType: "Reboot"}}
 		a.Body = fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{"x":%q}}`, a.ID,
@@ -46,9 +46,7 @@ func BenchmarkCommit(b *testing.B) {
 					o := open(b, b.TempDir(), outbox.Options{})
 					batch := wave(o, n, benchRoutes[:routes]...)
 					began := time.Now()
-					if err := apply(o, time.Now(), batch); err != nil {
-						b.Fatal(err)
-					}
+					o.apply(batch)
 					committed += time.Since(began)
 					began = time.Now()
 					for _, name := range benchRoutes[:routes] {
@@ -80,11 +78,7 @@ func BenchmarkMemory(b *testing.B) {
 	for b.Loop() {
 		dir := b.TempDir()
 		o := open(b, dir, outbox.Options{})
-		peak := watch(func() {
-			if err := apply(o, time.Now(), wave(o, 50_000, benchRoutes...)); err != nil {
-				b.Fatal(err)
-			}
-		})
+		peak := watch(func() { o.apply(wave(o, 50_000, benchRoutes...)) })
 		b.ReportMetric(peak, "MiB/commit")
 		b.ReportMetric(heap(), "MiB/rest")
 		o.Close()

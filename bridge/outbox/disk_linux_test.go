@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -21,32 +20,23 @@ import (
 func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
 	t.Helper()
 	dir = t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); errors.Is(err, syscall.EPERM) {
+	err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m")
+	if errors.Is(err, syscall.EPERM) {
 		t.Skip("only root may mount a small disk; CI runs this as root")
-	} else if err != nil {
-		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	must(t, err)
+	t.Cleanup(func() { must(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
 	return dir, func(flags uintptr) {
 		t.Helper()
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"))
 	}
 }
 
 // fill uses up the free space of the disk. free releases it.
 func fill(t *testing.T, dir string) (free func()) {
 	t.Helper()
-	path := filepath.Join(dir, "filler")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f, err := os.Create(filepath.Join(dir, "filler"))
+	must(t, err)
 	defer f.Close()
 	for _, size := range []int{64 << 10, 4 << 10, 1} {
 		for err = nil; err == nil; {
@@ -56,11 +46,7 @@ func fill(t *testing.T, dir string) (free func()) {
 			t.Fatal(err)
 		}
 	}
-	return func() {
-		if err := os.Remove(path); err != nil {
-			t.Error(err)
-		}
-	}
+	return func() { must(t, os.Remove(f.Name())) }
 }
 
 // While the disk is full, from the start or later, the outbox works from memory and says why. Once there is room again,
@@ -75,79 +61,87 @@ func TestFullDiskStopsNothing(t *testing.T) {
 					free = fill(t, dir)
 				}
 				o := open(t, dir, outbox.Options{})
-				_, _ = add(o, "FIRST", "scheduled", "a")
+				_, _ = o.tryAdd("FIRST", "scheduled", "a")
 				if !atStart {
 					free = fill(t, dir)
 				}
 				for i := range 200 { // more than the file's own slack
-					_, _ = add(o, fmt.Sprint("E", i), "scheduled", "a")
+					_, _ = o.tryAdd(fmt.Sprint("E", i), "scheduled", "a")
 					time.Sleep(time.Second)
 				}
-				if err := o.Durable(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "no space left") {
-					t.Errorf("Durable = %v", err)
-				}
-				if got, _ := changes(o.Queue("a")); len(got) != 201 {
-					t.Errorf("%d are to be delivered, want 201", len(got))
-				}
+				wantError(t, "Durable", o.Durable(), syscall.ENOSPC)
+				equal(t, "to be delivered", len(o.reader("a").hears()), 201)
 				free()
 				time.Sleep(6 * time.Second)
-				if err := o.Durable(); err != nil {
-					t.Errorf("with room again Durable = %v", err)
-				}
-				o.Close()
-				o = open(t, dir, outbox.Options{})
-				if n, m := len(pending(o, "a")), len(o.Groups()); n != 201 || m != 201 {
-					t.Errorf("on disk are %d deliveries of %d groups, want 201", n, m)
-				}
-				if n := len(asides(t, dir, "*")); n != 0 {
-					t.Errorf("%d files were set aside", n)
-				}
-				o.Close()
+				o.wantDurable()
+				o.restart()
+				equal(t, "deliveries on disk", len(o.pending("a")), 201)
+				equal(t, "groups on disk", len(o.Groups()), 201)
+				want(t, "set aside", asides(t, dir, "*"))
 			})
 		})
 	}
 }
 
-// A file that may only be read is loaded as well, and written once that is allowed.
-func TestFileThatMayOnlyBeReadIsRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		used(t, dir)
-		path := filepath.Join(dir, "outbox.db")
-		setImmutable(t, path, true)
-		defer setImmutable(t, path, false)
-		o := open(t, dir, outbox.Options{})
-		if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
-			t.Errorf("Durable = %v, want that it can only be read", err)
-		}
-		before := pending(o, "a")
-		_, _ = add(o, "NEW", "scheduled", "a")
-		want(t, "pending while it can only be read", pending(o, "a"), append(before, "NEW-scheduled")...)
-		if len(before) == 0 {
-			t.Error("nothing was loaded")
-		}
-		setImmutable(t, path, false)
-		time.Sleep(6 * time.Second)
-		synctest.Wait()
-		if err := o.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
-		}
-		o.Close()
-	})
+// What is on a disk that is read-only, or in a file that may only be read, is loaded. It is written once that is
+// allowed, with what has changed.
+func TestWhatMayOnlyBeReadIsRead(t *testing.T) {
+	for claim, protected := range map[string]func(t *testing.T) (dir string, protect func(bool)){
+		"disk": func(t *testing.T) (string, func(bool)) {
+			dir, remount := smallDisk(t)
+			return dir, func(to bool) {
+				if to {
+					remount(syscall.MS_RDONLY)
+				} else {
+					remount(0)
+				}
+			}
+		},
+		"file": func(t *testing.T) (string, func(bool)) {
+			dir := t.TempDir()
+			return dir, func(to bool) { setImmutable(t, filepath.Join(dir, "outbox.db"), to) }
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir, protect := protected(t)
+				before := used(t, dir)
+				protect(true)
+				defer protect(false)
+				o := open(t, dir, outbox.Options{})
+				wantError(t, "Durable", o.Durable(), outbox.ErrReadOnly)
+				a := o.reader("a")
+				items := a.items()
+				if d, err := a.Read(items[0]); err != nil || d.Event.ID() != items[0].ID {
+					t.Errorf("Read = %v, %v", d.Event.ID(), err)
+				}
+				_, _ = o.drop(o.keys(outbox.Selection{Route: "a"})[0])
+				o.addInMemory("NEW", "scheduled", "a")
+				after := append(before[1:], "NEW-scheduled")
+				time.Sleep(time.Minute)
+				want(t, "pending while it can only be read", o.pending("a"), after...)
+				protect(false)
+				time.Sleep(6 * time.Second)
+				synctest.Wait()
+				o.wantDurable()
+				o.restart()
+				want(t, "pending after a restart", o.pending("a"), after...)
+			})
+		})
+	}
 }
 
 // setImmutable sets whether nobody, not even root, may write to a file. A test that may not do so is skipped.
 func setImmutable(t *testing.T, path string, to bool) {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
 	if err == nil {
 		const immutable = 0x10 // FS_IMMUTABLE_FL in linux/fs.h
-		if flags &^= immutable; to {
+		flags &^= immutable
+		if to {
 			flags |= immutable
 		}
 		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
@@ -155,40 +149,4 @@ func setImmutable(t *testing.T, path string, to bool) {
 	if err != nil {
 		t.Skip("only root may make a file immutable, and not on every file system; CI runs this as root: ", err)
 	}
-}
-
-// The content of a read-only disk is loaded. Once the disk is writable, the outbox continues as usual.
-func TestReadOnlyDiskIsRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir, remount := smallDisk(t)
-		used(t, dir)
-		remount(syscall.MS_RDONLY)
-		o := open(t, dir, outbox.Options{})
-		if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
-			t.Errorf("Durable = %v, want that it can only be read", err)
-		}
-		before := pending(o, "a")
-		q := o.Queue("a")
-		items := q.Changes().Pending
-		if d, err := q.Read(items[0]); err != nil || d.Event.ID() != items[0].ID {
-			t.Errorf("Read = %v, %v", d.Event.ID(), err)
-		}
-		_, _ = drop(o, []string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x")
-		_, _ = add(o, "NEW", "scheduled", "a")
-		after := append(before[1:], "NEW-scheduled")
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		want(t, "pending while it can only be read", pending(o, "a"), after...)
-		remount(0)
-		time.Sleep(6 * time.Second)
-		synctest.Wait()
-		if err := o.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
-		}
-		want(t, "pending then", pending(o, "a"), after...)
-		o.Close()
-		o = open(t, dir, outbox.Options{})
-		want(t, "pending after a restart", pending(o, "a"), after...)
-		o.Close()
-	})
 }

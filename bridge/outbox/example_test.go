@@ -1,8 +1,11 @@
 package outbox_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"os"
 	"time"
 
@@ -10,8 +13,25 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A CloudEvent is pending for its recipients from the change that adds it until each has reported it, across restarts.
-func ExampleOutbox() {
+// A flaky destination refuses the first attempt.
+type flaky struct {
+	tries int
+	done  func()
+}
+
+func (f *flaky) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	f.tries++
+	if f.tries == 1 {
+		return delivery.Answer{}, errors.New("no route to host")
+	}
+	fmt.Println(batch[0].Event.ID(), "accepted at attempt", batch[0].Attempt)
+	f.done()
+	return delivery.Answer{Status: "204 No Content"}, nil
+}
+
+// A program of one's own that delivers CloudEvents, whatever they are about: it adds them to an outbox, and a worker
+// delivers them, across failures and restarts.
+func Example() {
 	dir, err := os.MkdirTemp("", "outbox")
 	if err != nil {
 		log.Fatal(err)
@@ -21,41 +41,43 @@ func ExampleOutbox() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	now := time.Now()
-	onDisk := box.Update(now, func(tx *outbox.Tx) {
+	onDisk := box.Update(time.Now(), func(tx *outbox.Tx) {
 		tx.Apply(outbox.Batch{
-			Routes: []outbox.Route{{Name: "mail"}, {Name: "hook"}},
+			Routes: []outbox.Route{{Name: "ops"}},
 			Add: []outbox.Addition{{
-				Message: delivery.Message{Seq: tx.Reserve(), ID: "one", Type: "com.example.created"},
+				Message: delivery.Message{ID: "one", Type: "com.example.created"},
 				Body:    []byte(`{"specversion":"1.0","id":"one","source":"/example","type":"com.example.created"}`),
-				To:      []string{"mail", "hook"},
+				To:      []string{"ops"},
 			}},
 		})
 	})
 	if err := onDisk(); err != nil {
-		log.Fatal(err)
+		log.Fatal(err) // it is in memory only
 	}
 	if err := box.Close(); err != nil {
-		log.Fatal(err)
+		log.Fatal(err) // what is pending could not be written
 	}
 
-	if box, err = outbox.Open(dir, outbox.Options{}); err != nil {
+	box, err = outbox.Open(dir, outbox.Options{}) // after a restart
+	if err != nil {
 		log.Fatal(err)
 	}
 	defer box.Close()
-	hook := box.Queue("hook")
-	for _, item := range hook.Changes().Pending {
-		d, err := hook.Read(item)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println("delivering", d.Event.ID())
-		hook.Report(delivery.Report{Now: now, Accepted: []*delivery.Item{item}})
-	}
 	for _, d := range box.List(outbox.Selection{}) {
 		fmt.Println(d.ID, "is", d.State, "for", d.Route)
 	}
+	stop := make(chan struct{})
+	worker := delivery.NewWorker(delivery.Config{
+		Route: "ops",
+		Sink:  &flaky{done: func() { close(stop) }},
+		Terms: delivery.Terms{Timeout: 10 * time.Second, MaxAge: 24 * time.Hour},
+		Queue: box.Queue("ops"),
+		Log:   slog.New(slog.DiscardHandler),
+	})
+	worker.Run(context.Background(), stop, nil) // until stop is closed
+	fmt.Println("pending:", len(box.List(outbox.Selection{State: outbox.StatePending})))
 	// Output:
-	// delivering one
-	// one is pending for mail
+	// one is pending for ops
+	// one accepted at attempt 2
+	// pending: 0
 }

@@ -2,17 +2,16 @@ package outbox_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,69 +26,47 @@ import (
 func asides(t testing.TB, dir, why string) []string {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "outbox.db."+why+"-*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return list
 }
 
-func copyFile(t testing.TB, from, to string) {
-	t.Helper()
-	data, err := os.ReadFile(from)
-	if err == nil {
-		err = os.WriteFile(to, data, 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// edit changes the file while nobody has it open.
-func edit(t testing.TB, path string, f func(tx *bolt.Tx) error) {
+// edit sets a record of the file while nobody has it open.
+func edit(t testing.TB, path, bucket, key, value string) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(db.Update(f), db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	err = db.Update(func(tx *bolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
+		must(t, err)
+		return b.Put([]byte(key), []byte(value))
+	})
+	must(t, errors.Join(err, db.Close()))
 }
 
 // used makes an outbox with records of every kind, and returns the pending deliveries for a.
 func used(t testing.TB, dir string) []string {
 	t.Helper()
 	o := open(t, dir, outbox.Options{})
-	if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := own(o, "vmid-0"); err != nil {
-		t.Fatal(err)
-	}
+	o.routesAre("a", "b")
+	o.own("vmid-0")
 	for i := range 18 {
-		mustAdd(t, o, fmt.Sprintf("G%02d", i), "scheduled", "a", "b")
+		o.add(fmt.Sprintf("G%02d", i), "scheduled", "a", "b")
 	}
-	q := o.Queue("b")
-	items := q.Changes().Pending
-	q.Report(delivery.Report{Now: time.Now(), Dead: items[:6], Reason: delivery.ReasonRejected, Error: "no"})
-	q.Report(delivery.Report{Now: time.Now(), Accepted: items[6:], Answer: delivery.Answer{Status: "204",
-		Receipt: []byte("r")}})
-	if err := o.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return pending(o, "a")
+	b := o.reader("b")
+	items := b.items()
+	b.reject(items[:6]...)
+	b.Report(delivery.Report{Now: time.Now(), Accepted: items[6:], Answer: delivery.Answer{Receipt: []byte("r")}})
+	must(t, o.Close())
+	return o.pending("a")
 }
 
-// works checks that the outbox stores a delivery and returns it.
-func works(t *testing.T, dir string, o *outbox.Outbox) {
+// wantToWork checks that the outbox stores a delivery.
+func wantToWork(t *testing.T, o *box) {
 	t.Helper()
-	mustAdd(t, o, "NEW", "scheduled", "z")
-	if err := o.Close(); err != nil {
-		t.Errorf("Close = %v", err)
-	}
-	again := open(t, dir, outbox.Options{})
-	want(t, "pending after a restart", pending(again, "z"), "NEW-scheduled")
-	again.Close()
+	o.add("NEW", "scheduled", "z")
+	o.restart()
+	want(t, "pending after a restart", o.pending("z"), "NEW-scheduled")
+	must(t, o.Close())
 }
 
 // lastingDir is a directory for a file with which bbolt may panic while it opens it. Such a file stays mapped until the
@@ -100,9 +77,7 @@ func lastingDir(t *testing.T) string {
 		return t.TempDir()
 	}
 	dir, err := os.MkdirTemp("", "outbox")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return dir
 }
 
@@ -112,99 +87,101 @@ func TestDamagedFileIsReadOrSetAside(t *testing.T) {
 	original := t.TempDir()
 	before := used(t, original)
 	whole, err := os.ReadFile(filepath.Join(original, "outbox.db"))
-	if err != nil {
-		t.Fatal(err)
+	must(t, err)
+	damaged := func(claim string, data []byte) {
+		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
+			readOrSetAside(t, claim, data, before)
+		})
 	}
-	size := os.Getpagesize()
-	pages := min(len(whole)/size, 12)
 	random := rand.New(rand.NewPCG(1, 2))
 	noise := func(p []byte) {
 		for i := range p {
 			p[i] = byte(random.Uint32())
 		}
 	}
-	damaged := func(claim string, f func(data []byte) []byte) {
-		data := f(bytes.Clone(whole))
-		t.Run(claim, func(t *testing.T) { t.Parallel(); readOrSetAside(t, claim, data, before) })
+	size := os.Getpagesize()
+	pages := min(len(whole)/size, 12)
+	for _, tt := range []struct {
+		claim string
+		harm  func(page []byte)
+	}{
+		{"zeroed", func(page []byte) { clear(page) }},
+		{"noise", noise},
+		{"all ones", func(page []byte) { copy(page, bytes.Repeat([]byte{0xff}, size)) }},
+		{"of another", func(page []byte) { copy(page, whole[random.IntN(pages)*size:][:size]) }},
+		{"with noise behind its header", func(page []byte) { noise(page[16:80]) }},
+		{"without an end", func(page []byte) { page[14] = 0x7f }},
+		{"with too much in it", func(page []byte) { page[11] = 0xff }},
+		{"with its first key behind the others", func(page []byte) {
+			firstKey := 16 + binary.NativeEndian.Uint32(page[20:]) // of a leaf
+			page[int(firstKey)%size] = 0xff
+		}},
+	} {
+		for page := range pages {
+			data := bytes.Clone(whole)
+			tt.harm(data[page*size:][:size])
+			damaged(fmt.Sprintf("page %d %s", page, tt.claim), data)
+		}
 	}
 	for page := range pages {
-		at := func(data []byte) []byte { return data[page*size:][:size] }
-		damaged(fmt.Sprintf("cut to %d pages", page), func(data []byte) []byte { return data[:page*size] })
-		damaged(fmt.Sprintf("cut in page %d", page), func(data []byte) []byte { return data[:page*size+size/2] })
-		damaged(fmt.Sprintf("page %d zeroed", page), func(data []byte) []byte { clear(at(data)); return data })
-		damaged(fmt.Sprintf("page %d noise", page), func(data []byte) []byte { noise(at(data)); return data })
-		damaged(fmt.Sprintf("page %d all ones", page), func(data []byte) []byte {
-			copy(at(data), bytes.Repeat([]byte{0xff}, size))
-			return data
-		})
-		damaged(fmt.Sprintf("page %d of another", page), func(data []byte) []byte {
-			copy(at(data), data[random.IntN(pages)*size:][:size])
-			return data
-		})
-		damaged(fmt.Sprintf("page %d with noise behind its header", page),
-			func(data []byte) []byte { noise(at(data)[16:80]); return data })
-		damaged(fmt.Sprintf("page %d without an end", page), func(data []byte) []byte { at(data)[14] = 0x7f; return data })
-		damaged(fmt.Sprintf("page %d with too much in it", page),
-			func(data []byte) []byte { at(data)[11] = 0xff; return data })
+		damaged(fmt.Sprintf("cut to %d pages", page), whole[:page*size])
+		damaged(fmt.Sprintf("cut in page %d", page), whole[:page*size+size/2])
 	}
 	for range 40 {
-		n := random.IntN(pages)*size + random.IntN(64) // where the page's structure is
-		damaged(fmt.Sprintf("bit at %d", n), func(data []byte) []byte { data[n] ^= 1 << random.IntN(8); return data })
+		data := bytes.Clone(whole)
+		at := random.IntN(pages)*size + random.IntN(64) // where the page's structure is
+		data[at] ^= 1 << random.IntN(8)
+		damaged(fmt.Sprintf("bit at %d", at), data)
 	}
-	damaged("no bbolt file", func([]byte) []byte { return []byte("this is the outbox\n") })
-	damaged("noise", func(data []byte) []byte { noise(data); return data })
+	damaged("no bbolt file", []byte("this is the outbox\n"))
+	data := bytes.Clone(whole)
+	noise(data)
+	damaged("noise", data)
 }
 
 func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
 	dir := lastingDir(t)
-	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log := &lines{}
-	o := open(t, dir, outbox.Options{Log: log.logger()})
-	lost := !slices.Equal(pending(o, "a"), before)
-	if said := strings.Contains(log.String(), "level=ERROR") || strings.Contains(log.String(), "level=WARN"); lost &&
-		!said {
-		t.Errorf("%s: something is lost, and the log says nothing", claim)
+	must(t, os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600))
+	o := open(t, dir, outbox.Options{})
+	lost := !slices.Equal(o.pending("a"), before)
+	if lost && o.log.count("level=ERROR")+o.log.count("level=WARN") == 0 {
+		t.Error("something is lost, and the log says nothing")
 	}
 	if n := len(asides(t, dir, "damaged")); lost && n != 1 && !strings.Contains(claim, "cut to 0") &&
 		!strings.Contains(claim, "bit") {
-		t.Errorf("%s: something is lost, and %d files are set aside", claim, n)
+		t.Errorf("something is lost, and %d files are set aside", n)
 	}
-	works(t, dir, o)
+	wantToWork(t, o)
 }
 
 // A directory or an empty file in place of the outbox file doesn't prevent a start.
 func TestDirectoryOrEmptyFileDoesNotPreventAStart(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "outbox.db", "sub"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	log := &lines{}
-	works(t, dir, open(t, dir, outbox.Options{Log: log.logger()}))
-	if n := len(asides(t, dir, "damaged")); n != 1 || !strings.Contains(log.String(), "it is a directory") {
-		t.Errorf("%d were set aside, the log says %s", n, log)
-	}
-	dir = t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log = &lines{}
-	works(t, dir, open(t, dir, outbox.Options{Log: log.logger()}))
-	if !strings.Contains(log.String(), "outbox file is empty") {
-		t.Errorf("the log says %s", log)
+	for _, tt := range []struct {
+		make  func(path string) error
+		said  string
+		aside int
+	}{
+		{func(path string) error { return os.MkdirAll(filepath.Join(path, "sub"), 0o700) }, "it is a directory", 1},
+		{func(path string) error { return os.WriteFile(path, nil, 0o600) }, "outbox file is empty", 0},
+	} {
+		dir := t.TempDir()
+		must(t, tt.make(filepath.Join(dir, "outbox.db")))
+		o := open(t, dir, outbox.Options{})
+		wantToWork(t, o)
+		equal(t, tt.said+": set aside", len(asides(t, dir, "damaged")), tt.aside)
+		equal(t, tt.said+": lines in the log", o.log.count(tt.said), 1)
 	}
 }
 
 // Opening a missing outbox for reading fails and creates nothing.
 func TestOpenReadOnlyCreatesNothing(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := outbox.OpenReadOnly(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("OpenReadOnly = %v, want that there is none", err)
-	}
-	if list, _ := os.ReadDir(dir); len(list) != 0 {
-		t.Errorf("there is %v now", list)
-	}
+	_, err := outbox.OpenReadOnly(dir)
+	wantError(t, "OpenReadOnly", err, fs.ErrNotExist)
+	list, err := os.ReadDir(dir)
+	must(t, err)
+	equal(t, "files", len(list), 0)
 }
 
 // If a record can't be decoded, the others are written to a new file, and the old one is set aside. A CloudEvent that
@@ -212,71 +189,48 @@ func TestOpenReadOnlyCreatesNothing(t *testing.T) {
 func TestUnreadableRecordIsDamage(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
-	mustAdd(t, o, "A", "scheduled", "a")
-	mustAdd(t, o, "B", "scheduled", "a")
-	mustAdd(t, o, "C", "scheduled", "a")
-	end(t, o, "A", "C")
-	o.Close()
-	edit(t, o.Path(), func(tx *bolt.Tx) error {
-		var errs []error
-		for bucket, key := range map[string]string{"pending": "a/7", "dead": "odd", "groups": "X", "marks": "X",
-			"ended": "X", "routes": "x", "settled": "x/a"} {
-			b, err := tx.CreateBucketIfNotExists([]byte(bucket))
-			errs = append(errs, err, b.Put([]byte(key), []byte("{")))
+	a, _, c := o.add("A", "scheduled", "a"), o.add("B", "scheduled", "a"), o.add("C", "scheduled", "a")
+	o.end("A", "C")
+	must(t, o.Close())
+	unreadable := map[string]string{
+		"pending": "a/7", "dead": "odd", "groups": "X", "marks": "X", "ended": "X", "routes": "x", "settled": "x/a",
+	}
+	for bucket, key := range unreadable {
+		edit(t, o.Path(), bucket, key, "{")
+	}
+	for seq, text := range map[uint64]string{
+		a.Seq: `{"id":`,
+		c.Seq: strings.Replace(string(c.Body), `"data":{}`, `"datacontenttype":"application/json","data":{"a":b},"x":"y"`, 1),
+	} {
+		edit(t, o.Path(), "events", fmt.Sprintf("%016d", seq), text)
+	}
+	o.reopen()
+	want(t, "pending", o.pending("a"), "A-scheduled", "B-scheduled", "C-scheduled")
+	equal(t, "files set aside", len(asides(t, dir, "damaged")), 1)
+	equal(t, "records in the log", o.log.count("cannot read a record of the outbox"), len(unreadable))
+	r := o.reader("a")
+	for _, i := range r.items() {
+		if d, err := r.Read(i); errors.Is(err, delivery.ErrLost) != (i.Group != "B") || err == nil && d.Event.ID() != i.ID {
+			t.Errorf("reading %s = %v, %v; want that all but B are lost", i.ID, d.Event.ID(), err)
 		}
-		events := tx.Bucket([]byte("events"))
-		first, _ := events.Cursor().First()
-		last, body := events.Cursor().Last()
-		damaged := strings.Replace(string(body), `"data":{}`, `"datacontenttype":"application/json","data":{"a":b},"x":"y"`, 1)
-		return errors.Join(append(errs, events.Put(bytes.Clone(first), []byte(`{"id":`)), events.Put(bytes.Clone(last), []byte(damaged)))...)
-	})
-	log := &lines{}
-	o = open(t, dir, outbox.Options{Log: log.logger()})
-	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
-	if n := len(asides(t, dir, "damaged")); n != 1 {
-		t.Errorf("%d files were set aside, want 1", n)
-	}
-	if n := strings.Count(log.String(), "cannot read a record of the outbox"); n != 7 {
-		t.Errorf("the log names %d records, want 7:\n%s", n, log)
-	}
-	q := o.Queue("a")
-	items := q.Changes().Pending
-	for _, i := range []int{0, 2} {
-		if _, err := q.Read(items[i]); !errors.Is(err, delivery.ErrLost) {
-			t.Errorf("reading %s, which can't be understood = %v, want ErrLost", items[i].ID, err)
-		}
-	}
-	if d, err := q.Read(items[1]); err != nil || d.Event.ID() != "B-scheduled" {
-		t.Errorf("Read = %v, %v", d.Event.ID(), err)
 	}
 }
 
 // A file of another format, be it older or newer, is set aside with one line that says so. The outbox begins anew.
 func TestAFileOfAnotherFormatIsSetAside(t *testing.T) {
 	for _, format := range []string{"2", "99", ""} {
-		dir, log := t.TempDir(), &lines{}
-		path := filepath.Join(dir, "outbox.db")
+		const says = "another version of forewarn"
+		dir := t.TempDir()
 		used(t, dir)
-		edit(t, path, func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(format))
-		})
-		if _, err := outbox.OpenReadOnly(dir); err == nil || !strings.Contains(err.Error(), "another version of forewarn") {
+		edit(t, filepath.Join(dir, "outbox.db"), "meta", "format", format)
+		if _, err := outbox.OpenReadOnly(dir); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("format %q: OpenReadOnly = %v", format, err)
 		}
-		o := open(t, dir, outbox.Options{Log: log.logger()})
-		want(t, "pending", pending(o, "a"))
-		if _, err := add(o, "N", "scheduled", "a"); err != nil {
-			t.Errorf("format %q: %v", format, err)
-		}
-		if err := o.Close(); err != nil {
-			t.Errorf("format %q: Close = %v", format, err)
-		}
-		if n := strings.Count(log.String(), "another version of forewarn"); n != 1 || len(asides(t, dir, "format")) != 1 {
-			t.Errorf("format %q: the log says so %d times, and set aside are %q:\n%s", format, n, asides(t, dir, "*"), log)
-		}
-		o = open(t, dir, outbox.Options{})
-		want(t, "pending after a restart", pending(o, "a"), "N-scheduled")
-		o.Close()
+		o := open(t, dir, outbox.Options{})
+		want(t, "pending", o.pending(""))
+		wantToWork(t, o)
+		equal(t, format+": lines in the log", o.log.count(says), 1)
+		equal(t, format+": files set aside", len(asides(t, dir, "format")), 1)
 	}
 }
 
@@ -287,47 +241,31 @@ func TestDamageWhileRunningLosesNothingInMemory(t *testing.T) {
 		t.Skip("Windows does not let a mapped file be cut; CI runs this on Linux")
 	}
 	for claim, damage := range map[string]func(f *os.File, size int64) error{
-		"cut":         func(f *os.File, _ int64) error { return f.Truncate(2 * int64(os.Getpagesize())) },
-		"emptied":     func(f *os.File, _ int64) error { return f.Truncate(0) },
-		"overwritten": func(f *os.File, size int64) error { _, err := f.WriteAt(make([]byte, size-8192), 8192); return err },
+		"cut":     func(f *os.File, _ int64) error { return f.Truncate(2 * int64(os.Getpagesize())) },
+		"emptied": func(f *os.File, _ int64) error { return f.Truncate(0) },
+		"overwritten": func(f *os.File, size int64) error {
+			_, err := f.WriteAt(make([]byte, size-8192), 8192)
+			return err
+		},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
 				ids := used(t, dir)
 				o := open(t, dir, outbox.Options{})
-				before := know(t, o, []string{"G00-scheduled"}, []string{"G07"})
 				f, err := os.OpenFile(o.Path(), os.O_RDWR, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
-				info, err := f.Stat()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := errors.Join(damage(f, info.Size()), f.Close()); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := add(o, "NEW", "scheduled", "a"); err != nil {
-					t.Errorf("the change that met the damage is not on disk: %v", err)
-				}
-				if n := len(asides(t, dir, "damaged")); n != 1 {
-					t.Errorf("%d files were set aside, want 1", n)
-				}
-				if err := o.Durable(); err != nil {
-					t.Errorf("Durable = %v", err)
-				}
-				if err := o.Close(); err != nil {
-					t.Errorf("Close = %v", err)
-				}
-				o = open(t, dir, outbox.Options{})
-				after := know(t, o, []string{"G00-scheduled"}, []string{"G07"})
-				want(t, "pending", pending(o, "a"), append(ids, "NEW-scheduled")...)
-				if !maps.Equal(before.dead, after.dead) || !maps.Equal(before.marks, after.marks) || len(after.groups) != len(ids)+1 ||
-					o.Owner() != "vmid-0" {
-					t.Errorf("it knew\n%s\nand knows\n%s", before, after)
-				}
-				o.Close()
+				must(t, err)
+				must(t, errors.Join(damage(f, o.Totals().FileBytes), f.Close()))
+				o.add("NEW", "scheduled", "a") // the change that meets the damage
+				o.wantDurable()
+				equal(t, "files set aside", len(asides(t, dir, "damaged")), 1)
+				before := shown(o)
+				o.restart()
+				equal(t, "after a restart it shows", shown(o), before)
+				want(t, "pending", o.pending("a"), append(ids, "NEW-scheduled")...)
+				equal(t, "dead letters", len(o.dead("b")), 6)
+				equal(t, "the mark", o.Mark("G00", "G00-scheduled").Times, 1)
+				equal(t, "the owner", o.Owner(), "vmid-0")
 			})
 		})
 	}
@@ -335,130 +273,131 @@ func TestDamageWhileRunningLosesNothingInMemory(t *testing.T) {
 
 // A mostly empty file is compacted and keeps its content, also for concurrent reads.
 func TestMostlyEmptyFileIsCompacted(t *testing.T) {
-	dir := t.TempDir()
-	var log lines
-	o := open(t, dir, outbox.Options{})
-	kept := mustAdd(t, o, "A", "scheduled", "a")
-	o.Close()
+	o := open(t, t.TempDir(), outbox.Options{})
+	kept := o.add("A", "scheduled", "a")
+	must(t, o.Close())
 	half := o.Path() + ".compact" // of a crash in the middle of the last time
-	if err := os.WriteFile(half, []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
+	must(t, os.WriteFile(half, []byte("half"), 0o600))
+	for i := range 24 { // older than any history
+		edit(t, o.Path(), "events", fmt.Sprintf("%016d", i), string(make([]byte, 1<<20)))
 	}
-	edit(t, o.Path(), func(tx *bolt.Tx) error {
-		for i := range 24 {
-			if err := tx.Bucket([]byte("events")).Put(fmt.Appendf(nil, "%016d", i), make([]byte, 1<<20)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	o = open(t, dir, outbox.Options{Log: log.logger()})
+	o.reopen()
 	before := o.Totals().FileBytes
 	stop, read := make(chan struct{}), make(chan error)
 	go func() {
-		defer close(read)
-		for {
+		var err error
+		for err == nil {
 			select {
 			case <-stop:
+				close(read)
 				return
 			default:
-			}
-			if _, err := bodyOf(o, "a", kept.Seq); err != nil {
-				read <- err
-				return
+				_, err = o.body("a", kept.Seq)
 			}
 		}
+		read <- err
 	}()
-	if err := <-o.Maintain(time.Now()); err != nil { // they are older than any history
-		t.Fatal(err)
-	}
+	o.maintain()
 	close(stop)
-	if err := <-read; err != nil {
-		t.Errorf("a reader met %v", err)
-	}
+	wantError(t, "reads meanwhile", <-read, nil)
 	if after := o.Totals().FileBytes; before < 16<<20 || after > before/4 {
 		t.Errorf("the file had %d bytes and has %d now", before, after)
 	}
-	if log := log.String(); strings.Contains(log, "cannot") {
-		t.Errorf("the log has:\n%s", log)
+	equal(t, "failures in the log", o.log.count("cannot"), 0)
+	_, err := os.Stat(half)
+	wantError(t, "the rest of the last time", err, fs.ErrNotExist)
+	o.add("B", "scheduled", "a")
+	o.restart()
+	want(t, "pending", o.pending("a"), "A-scheduled", "B-scheduled")
+}
+
+// A file is not compacted because it is longer than its used pages (on Windows every file is, because the mapping sets
+// its size), nor a small one, however little of it is used.
+func TestAFileIsNotCompactedWithoutNeed(t *testing.T) {
+	for claim, grow := range map[string]func(o *box){
+		"a long file": func(o *box) {
+			must(t, o.Close())
+			must(t, os.Truncate(o.Path(), 64<<20))
+			o.reopen()
+		},
+		"a small one": func(o *box) {
+			for _, value := range [][]byte{make([]byte, 8<<20), nil} {
+				o.apply(outbox.Batch{Values: map[string][]byte{"big": value}})
+			}
+		},
+	} {
+		o := open(t, t.TempDir(), outbox.Options{})
+		o.add("A", "scheduled", "a")
+		grow(o)
+		before, err := os.Stat(o.Path())
+		must(t, err)
+		o.maintain()
+		after, err := os.Stat(o.Path())
+		if err != nil || !os.SameFile(before, after) {
+			t.Errorf("%s was rewritten, or is gone: %v", claim, err)
+		}
 	}
-	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is left: %v", half, err)
+}
+
+// Only its owner can read the file.
+func TestFileIsPrivate(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no mode; CI runs this on Linux")
 	}
-	mustAdd(t, o, "B", "scheduled", "a")
-	o.Close()
-	o = open(t, dir, outbox.Options{})
-	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
+	info, err := os.Stat(open(t, t.TempDir(), outbox.Options{}).Path())
+	must(t, err)
+	equal(t, "the file's mode", info.Mode().Perm(), 0o600)
+}
+
+// A value with an unusable name doesn't keep others from being written.
+func TestAnUnusableNameHarmsNoOtherValue(t *testing.T) {
+	o := open(t, t.TempDir(), outbox.Options{})
+	value := []byte("x")
+	o.apply(outbox.Batch{Values: map[string][]byte{"": value, "kept": value, strings.Repeat("long", 10_000): value}})
+	o.restart()
+	equal(t, "the value beside", string(o.Value("kept")), "x")
 }
 
 // A CloudEvent may fill several pages, whose bytes can look like anything: that is no damage.
 func TestALargeCloudEventIsNoDamage(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
-	large := addition(o, "A", "scheduled", "a")
+	large := o.addition("A", "scheduled", "a")
 	large.Body = body(strings.Repeat("long ", 20_000))
-	if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{large}}); err != nil {
-		t.Fatal(err)
-	}
-	o.Close()
-	o = open(t, dir, outbox.Options{})
-	want(t, "pending", pending(o, "a"), "A-scheduled")
-	if got, err := bodyOf(o, "a", large.Seq); err != nil || !bytes.Equal(got, large.Body) {
-		t.Errorf("%d of %d bytes are read: %v", len(got), len(large.Body), err)
-	}
+	o.apply(outbox.Batch{Add: []outbox.Addition{large}})
+	o.restart()
+	got, err := o.body("a", large.Seq)
+	must(t, err)
+	equal(t, "it is whole", bytes.Equal(got, large.Body), true)
 	want(t, "set aside", asides(t, dir, "damaged"))
 }
 
-// A file that is merely longer than its used pages is not compacted: on Windows every file is, because the mapping sets
-// its size.
-func TestFileIsNotCompactedForItsSizeAlone(t *testing.T) {
-	dir := t.TempDir()
-	o := open(t, dir, outbox.Options{})
-	mustAdd(t, o, "A", "scheduled", "a")
-	o.Close()
-	if err := os.Truncate(o.Path(), 64<<20); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.Stat(o.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
-	o = open(t, dir, outbox.Options{})
-	if err := <-o.Maintain(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	after, err := os.Stat(o.Path())
-	if err != nil || !os.SameFile(before, after) {
-		t.Errorf("the file was rewritten, or is gone: %v", err)
-	}
-	want(t, "pending", pending(o, "a"), "A-scheduled")
-}
-
-// A file that somebody removes or replaces while it is in use is noticed with the next write, whoever makes it, and also
-// if the disk was full before. Everything in memory is written to a new file, with the CloudEvents of open events and the
-// outcomes of these. The history goes with the old file.
+// A file that somebody removes or replaces while it is in use is noticed with the next write, whoever makes it, and
+// also if the disk was full before. Everything in memory is written to a new file, with the CloudEvents of open events
+// and the outcomes of these. The history goes with the old file.
 func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows does not let a mapped file be removed; CI runs this on Linux")
 	}
 	remove := func(path, _ string) error { return os.Remove(path) }
-	add := func(o *outbox.Outbox) { _, _ = add(o, "C", "scheduled", "a") }
+	add := func(o *box) { _, _ = o.tryAdd("C", "scheduled", "a") }
 	for _, tt := range []struct {
 		claim string
-		full  bool
+		full  bool // when it is taken
 		take  func(path, backup string) error
-		write func(o *outbox.Outbox)
+		write func(o *box)
 		stops time.Duration // after the write
 	}{
 		{"it is removed", false, remove, add, time.Minute},
 		{"it is removed just before a stop", false, remove, add, 0},
-		{"an older one is put in its place", false, func(path, backup string) error { return os.Rename(backup, path) }, add, time.Minute},
+		{"an older one is put in its place", false,
+			func(path, backup string) error { return os.Rename(backup, path) }, add, time.Minute},
 		{"an older one is written over it", false, func(path, backup string) error {
 			data, err := os.ReadFile(backup)
 			return errors.Join(err, os.WriteFile(path, data, 0o600))
 		}, add, time.Minute},
 		{"it is removed from a full disk", true, remove, add, time.Minute},
-		{"it is removed before its oldest records are", false, remove, func(o *outbox.Outbox) {
+		{"it is removed before its oldest records are", false, remove, func(o *box) {
 			<-o.Maintain(time.Now().Add(outbox.KeepHistory - time.Minute))
 			add(o)
 		}, time.Minute},
@@ -466,106 +405,34 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
-				path := filepath.Join(dir, "outbox.db")
 				log := &lines{}
-				disk := &filling{Storage: outbox.File(dir, log.logger())}
-				o := open(t, dir, outbox.Options{Storage: disk, Log: log.logger()})
-				mustAdd(t, o, "OVER", "vanished", "b")
+				o := open(t, dir, outbox.Options{Storage: diskOn(outbox.File(dir, log.logger()))})
+				o.add("OVER", "vanished", "b")
 				time.Sleep(time.Hour)
-				told := mustAdd(t, o, "A", "scheduled", "a", "b")
-				groups := map[string]*outbox.Group{"A": groupWith(told)}
-				q := o.Queue("b")
-				q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
-				data, err := os.ReadFile(path)
-				if err := errors.Join(err, apply(o, time.Now(), outbox.Batch{Groups: groups}),
-					os.WriteFile(path+".backup", data, 0o600)); err != nil {
-					t.Fatal(err)
-				}
-				mustAdd(t, o, "B", "scheduled", "a")
-				if disk.full.Store(tt.full); tt.full {
+				told := o.add("A", "scheduled", "a", "b")
+				o.accept("b")
+				backup := o.Path() + ".backup"
+				data, err := os.ReadFile(o.Path())
+				must(t, errors.Join(err, os.WriteFile(backup, data, 0o600)))
+				o.add("B", "scheduled", "a")
+				if tt.full {
+					o.disk.fails("write", errFull)
 					tt.write(o)
 					time.Sleep(time.Minute)
 				}
-				if err := tt.take(path, path+".backup"); err != nil {
-					t.Fatal(err)
-				}
-				disk.full.Store(false)
+				must(t, tt.take(o.Path(), backup))
+				o.disk.works()
 				if !tt.full {
 					tt.write(o)
 				}
 				time.Sleep(tt.stops)
-				if err := errors.Join(o.Durable(), o.Close()); err != nil {
-					t.Errorf("a minute later Durable and Close = %v", err)
-				}
-				if n := strings.Count(log.String(), "another program has removed or replaced"); n != 1 {
-					t.Errorf("the log says %d times that the file was taken away:\n%s", n, log)
-				}
-				o = open(t, dir, outbox.Options{})
-				want(t, "after a restart pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
-				for _, d := range o.List(outbox.Selection{State: outbox.StatePending}) {
-					if _, err := bodyOf(o, d.Route, d.Seq); err != nil {
-						t.Errorf("after a restart: %v", err)
-					}
-				}
-				if got := o.Delivery("b", told.Seq).State; got != outbox.StateAccepted {
-					t.Errorf("after a restart the outcome of what was accepted is %q", got)
-				}
-				if got := bodies(o); len(got) != 3 {
-					t.Errorf("after a restart the history has %d CloudEvents, want 3", len(got))
-				}
-				o.Close()
+				o.wantDurable()
+				o.restart()
+				equal(t, "lines in the log", log.count("another program has removed or replaced"), 1)
+				want(t, "pending", o.pending("a"), "A-scheduled", "B-scheduled", "C-scheduled")
+				want(t, "results", o.results(), "a pending", "b accepted", "a pending", "a pending")
+				equal(t, "the outcome of what is open", o.Delivery("b", told.Seq).State, outbox.StateAccepted)
 			})
 		})
-	}
-}
-
-// filling is a storage that can be full.
-type filling struct {
-	outbox.Storage
-	full atomic.Bool
-}
-
-func (f *filling) Write(writes []outbox.Write) error {
-	if f.full.Load() {
-		return errFull
-	}
-	return f.Storage.Write(writes)
-}
-
-// The history stays in the file that was set aside, and can be read there as far as the damage allows, also while the outbox
-// that set it aside goes on.
-func TestTheHistoryOfAFileThatWasSetAsideCanBeRead(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("Windows does not let a mapped file be cut; CI runs this on Linux")
-	}
-	dir := t.TempDir()
-	used(t, dir)
-	o := open(t, dir, outbox.Options{})
-	whole := filepath.Join(t.TempDir(), "outbox.db")
-	copyFile(t, o.Path(), whole)
-	if err := os.Truncate(o.Path(), 2*int64(os.Getpagesize())); err != nil {
-		t.Fatal(err)
-	}
-	mustAdd(t, o, "NEW", "scheduled", "a")
-	list := asides(t, dir, "damaged")
-	if len(list) != 1 {
-		t.Fatalf("%d files were set aside, want 1", len(list))
-	}
-	err := outbox.ReadHistory(list[0], func(outbox.Record) error { return nil })
-	if !errors.Is(err, outbox.ErrDamaged) {
-		t.Errorf("reading the one that was cut = %v, want that it is damaged", err)
-	}
-	read, accepted := 0, 0
-	err = outbox.ReadHistory(whole, func(r outbox.Record) error {
-		read++
-		for _, d := range r.Deliveries {
-			if d.State == outbox.StateAccepted {
-				accepted++
-			}
-		}
-		return nil
-	})
-	if err != nil || read != 18 || accepted != 12 {
-		t.Errorf("%d CloudEvents are read, and %d that were accepted: %v; want 18 and 12", read, accepted, err)
 	}
 }

@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,162 +13,207 @@ import (
 
 // A group that is opened again keeps its marks and receipts.
 func TestReopenedGroupKeepsItsMarks(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		mustAdd(t, o, "A", "scheduled")
-		mustAdd(t, o, "A", "vanished")
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled")
+		o.add("A", "vanished")
 		time.Sleep(20 * 24 * time.Hour)
-		mustAdd(t, o, "A", "again")
+		o.add("A", "again")
 		time.Sleep(20 * 24 * time.Hour)
-		if err := <-o.Maintain(time.Now()); err != nil || o.Mark("A", "A-scheduled").Times != 1 || d.count("ended") != 0 {
-			t.Errorf("Maintain = %v, the mark is %+v", err, o.Mark("A", "A-scheduled"))
-		}
+		o.maintain()
+		equal(t, "the mark", o.Mark("A", "A-scheduled").Times, 1)
+		equal(t, "groups that have ended", o.disk.count("ended"), 0)
 	})
 }
 
-// A new route gets the latest change of an open group even if all its deliveries are settled, also after a restart.
-// Their outcomes stay readable while the group is open.
+// A new route gets the latest change of an open group, whole, even if no route wanted it before or all its deliveries
+// are settled, also after a restart. Their outcomes stay readable while the group is open, or something of it is
+// pending.
 func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		o := open(t, t.TempDir(), outbox.Options{Storage: d})
-		a := mustAdd(t, o, "A", "scheduled", "a")
-		q := o.Queue("a")
-		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
-		for range 2 {
-			if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
-				t.Errorf("the outcome is %q", got)
+	for _, settled := range []string{"", outbox.StateAccepted} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			var to []string
+			if settled != "" {
+				to = []string{"a"}
 			}
-			if got := o.Delivery("b", a.Seq).State; got != "" {
-				t.Errorf("the outcome for another is %q", got)
+			a := o.add("A", "scheduled", to...)
+			o.accept("a")
+			outcomes := func(when string) {
+				t.Helper()
+				equal(t, when+" the outcome", o.Delivery("a", a.Seq).State, settled)
+				equal(t, when+" the outcome for another route", o.Delivery("b", a.Seq).State, "")
 			}
-			o.Close()
-			o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		}
-		again := a
-		again.Body, again.To = nil, []string{"new"}
-		if err := apply(o, time.Now(), outbox.Batch{Routes: []outbox.Route{{Name: "a"}, {Name: "new"}},
-			Add: []outbox.Addition{again}}); err != nil {
-			t.Fatal(err)
-		}
-		i := o.Queue("new").Changes().Pending[0]
-		if d, err := o.Queue("new").Read(i); err != nil || d.Event.ID() != a.ID || i.ID != a.ID || i.Group != "A" {
-			t.Errorf("it reads %v, %v: %+v", d.Event.ID(), err, i)
-		}
-		if n := o.PendingBytes(); n != len(a.Body) {
-			t.Errorf("%d bytes are pending, want %d", n, len(a.Body))
-		}
-		o.Close()
-		o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		if i := o.Queue("new").Changes().Pending[0]; i.ID != a.ID || i.Type != a.Type || i.Change != a.Change {
-			t.Errorf("after a restart it is %+v", i)
-		}
-		mustAdd(t, o, "A", "vanished")
-		if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted { // it is still pending for new
-			t.Errorf("the outcome is %q", got)
-		}
-		o.Close()
-	})
+			outcomes("at once")
+			o.restart()
+			outcomes("after a restart")
+			again := a
+			again.Body, again.To = nil, []string{"new"}
+			o.apply(outbox.Batch{Add: []outbox.Addition{again}})
+			for range 2 {
+				r := o.reader("new")
+				i := r.items()[0]
+				if i.ID != a.ID || i.Group != "A" || i.Type != a.Type || i.Change != a.Change {
+					t.Errorf("it is %+v, want %+v", i.Message, a.Message)
+				}
+				if d, err := r.Read(i); err != nil || d.Event.ID() != a.ID {
+					t.Errorf("it reads %v, %v", d.Event.ID(), err)
+				}
+				equal(t, "pending bytes", o.PendingBytes(), len(a.Body))
+				o.restart()
+			}
+			o.add("A", "vanished")
+			outcomes("while it is pending for another")
+		})
+	}
 }
 
 // However long the history is and however old, the outcomes of an open group's latest change are still known after a
 // restart.
 func TestOutcomesOfAnOpenGroupOutliveTheHistory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		options := outbox.Options{Storage: d, Bounds: outbox.Bounds{History: 5}}
-		o := open(t, t.TempDir(), options)
-		a := mustAdd(t, o, "A", "scheduled", "a")
+	inBubble(t, outbox.Bounds{History: 5}, func(t *testing.T, o *box) {
+		a := o.add("A", "scheduled", "a")
 		for i := range 9 {
-			mustAdd(t, o, fmt.Sprint("E", i), "vanished", "a")
+			o.add(fmt.Sprint("E", i), "vanished", "a")
 		}
-		q := o.Queue("a")
-		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+		o.accept("a")
 		for _, later := range []time.Duration{time.Second, outbox.KeepHistory + time.Hour} {
 			time.Sleep(later)
-			if err := <-o.Maintain(time.Now()); err != nil {
-				t.Fatal(err)
-			}
-			o.Close()
-			o = open(t, t.TempDir(), options)
-			if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
-				t.Errorf("after %v and a restart the outcome is %q", later, got)
-			}
+			o.maintain()
+			o.restart()
+			equal(t, fmt.Sprintf("the outcome after %v", later), o.Delivery("a", a.Seq).State, outbox.StateAccepted)
 		}
-		mustAdd(t, o, "A", "vanished")
-		if err := <-o.Maintain(time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		if n := d.count("settled"); n != 0 {
-			t.Errorf("once the group is over %d outcomes are kept", n)
-		}
-		o.Close()
+		o.add("A", "vanished")
+		o.maintain()
+		equal(t, "outcomes once the group is over", o.disk.count("settled"), 0)
 	})
 }
 
-// Nor are they dropped with the history that waits for a disk that fails.
-func TestOutcomesOfAnOpenGroupWaitForTheDisk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		options := outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 10}}
-		o := open(t, t.TempDir(), options)
-		a := mustAdd(t, o, "A", "scheduled", "a")
-		d.set(func() { d.fail = errFull })
-		q := o.Queue("a")
-		for i := range 200 {
-			q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
-			_, _ = add(o, fmt.Sprint("E", i), "vanished", "a")
+// A mark counts how often its id was used, at once and after a restart. If a file returns, the larger count is kept,
+// also when the smaller one is recorded again, or an id would be used twice.
+func TestLargerCountOfAMarkIsKept(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		record := func(times int) {
+			_ = o.submit(outbox.Batch{
+				Marks: map[string]outbox.Mark{"A-scheduled": {Times: times, Group: "A", At: time.Now()}},
+			})()
 		}
-		d.set(func() { d.fail = nil })
-		time.Sleep(time.Minute)
-		o.Close()
-		o = open(t, t.TempDir(), options)
-		if got := o.Delivery("a", a.Seq).State; got != outbox.StateAccepted {
-			t.Errorf("after a restart the outcome is %q", got)
+		check := func(when string, times int) {
+			t.Helper()
+			equal(t, when, o.Mark("A", "A-scheduled").Times, times)
 		}
-		o.Close()
+		for times := 1; times <= 3; times++ {
+			record(times)
+			check("with each use", times)
+		}
+		o.restartLate(o.disk)
+		record(1)
+		check("without its file", 1)
+		o.diskRecovers()
+		o.join()
+		for _, when := range []string{"once the file is there", "after a restart", "after another one"} {
+			check(when, 3)
+			record(1)
+			o.restart()
+		}
 	})
 }
 
 // The marks and receipts of ended groups are bounded: above a quarter of the bound of the history those of the oldest
 // groups are dropped, those of open groups never.
 func TestMarksOfEndedGroupsAreBounded(t *testing.T) {
-	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 40}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		mustAdd(t, o, "OPEN", "scheduled", "a")
+	inBubble(t, outbox.Bounds{History: 40}, func(t *testing.T, o *box) {
+		o.add("OPEN", "scheduled", "a")
 		for n := range 30 {
 			time.Sleep(time.Second)
-			mustAdd(t, o, fmt.Sprintf("OVER%02d", n), "vanished", "a")
+			o.add(fmt.Sprint("OVER", n), "vanished", "a")
 		}
-		if err := <-o.Maintain(time.Now()); err != nil {
-			t.Fatal(err)
+		o.maintain()
+		equal(t, "groups that are over", o.disk.count("ended"), 10)
+		for group, times := range map[string]int{"OVER29": 1, "OVER20": 1, "OVER19": 0} {
+			equal(t, "the mark of "+group, o.Mark(group, group+"-vanished").Times, times)
 		}
-		if n := d.count("ended"); n != 10 {
-			t.Errorf("%d groups that are over are remembered, want 10", n)
-		}
-		for id, times := range map[string]int{"OPEN-scheduled": 1, "OVER29-vanished": 1, "OVER20-vanished": 1, "OVER19-vanished": 0} {
-			if got := o.Mark(groupOf(id), id).Times; got != times {
-				t.Errorf("%s was used %d times, want %d", id, got, times)
-			}
-		}
+		equal(t, "the mark of the open group", o.Mark("OPEN", "OPEN-scheduled").Times, 1)
 	})
 }
 
-// Whether a route has accepted what isn't the latest of its group is known from the history, on disk or not, and in doubt
-// while the disk hangs.
-func TestTheHistoryKnowsWhoAccepted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		options := outbox.Options{Storage: d}
-		o := open(t, t.TempDir(), options)
-		was := mustAdd(t, o, "A", "scheduled", "a", "b")
-		mustAdd(t, o, "A", "updated", "a")
-		d.set(func() { d.fail = errFull })
-		now := time.Now()
-		for route, r := range map[string]delivery.Report{
-			"a": {Accepted: o.Queue("a").Changes().Pending[:1]}, "b": {Superseded: o.Queue("b").Changes().Pending},
-		} {
-			r.Now = now
-			o.Queue(route).Report(r)
+// A file that is made after the start has which events are over, and of no open one that it is, so that what is kept
+// about them is dropped in its time.
+func TestFileMadeAfterTheStartKnowsWhatIsOver(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.restartLate(newDisk())
+		o.addInMemory("OPEN", "scheduled")
+		o.addInMemory("OVER", "vanished")
+		o.diskRecovers()
+		o.wantDurable()
+		equal(t, "groups that have ended", o.disk.count("ended"), 1)
+		equal(t, "marks", o.disk.count("marks"), 2)
+		time.Sleep(31 * 24 * time.Hour)
+		o.maintain()
+		equal(t, "groups that have ended after a month", o.disk.count("ended"), 0)
+		equal(t, "marks after a month", o.disk.count("marks"), 1)
+	})
+}
+
+// That an event is over stays known for as long as something about it is pending, or can become that again: a relay
+// behind the sink would begin something because of it.
+func TestTheEndOfAnEventIsKnownForAsLongAsSomethingAboutItIs(t *testing.T) {
+	for claim, letter := range map[string]bool{"what is pending": false, "a dead letter that is replayed": true} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			o.setRoutes(outbox.Route{Name: "hook", Late: delivery.LateSend})
+			o.add("A", "started", "hook")
+			hook := o.reader("hook")
+			i := hook.items()[0]
+			if letter {
+				hook.reject(i)
+			}
+			o.end("A")
+			time.Sleep(31 * 24 * time.Hour)
+			o.maintain()
+			o.replayAll()
+			d, err := hook.Read(i)
+			must(t, err)
+			equal(t, claim+", read a month after the end, is of an event that is over", d.EventOver, true)
+		})
+	}
+}
+
+// A group of which nothing is pending, open or remembered takes no memory.
+func TestFinishedGroupsTakeNoMemory(t *testing.T) {
+	o := open(t, t.TempDir(), outbox.Options{})
+	o.routesAre("a")
+	a := o.reader("a")
+	heapAfter := func(from int) uint64 {
+		const n = 2000
+		b := outbox.Batch{}
+		for i := range n {
+			beat := o.addition(fmt.Sprint("GROUP", from*n+i), "test", "a")
+			beat.Transient = true
+			b.Add = append(b.Add, beat)
 		}
+		o.apply(b)
+		a.accept(a.items()...)
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	heapAfter(0)
+	before := heapAfter(1)
+	after := min(heapAfter(2), heapAfter(3), heapAfter(4)) // one may come while the writer still holds some
+	if after > before+128<<10 {
+		t.Errorf("2,000 finished groups take %d KiB", (after-before)>>10)
+	}
+}
+
+// Whether a route has accepted what isn't the latest of its group is known from the history, on disk or not, and in
+// doubt while the disk hangs.
+func TestTheHistoryKnowsWhoAccepted(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		was := o.add("A", "scheduled", "a", "b")
+		o.add("A", "updated", "a")
+		o.disk.fails("write", errFull)
+		a, b := o.reader("a"), o.reader("b")
+		a.accept(a.items()[0])
+		b.Report(delivery.Report{Now: time.Now(), Superseded: b.items()})
 		check := func(when string) {
 			t.Helper()
 			for _, route := range []string{"a", "b", "c"} {
@@ -178,20 +224,16 @@ func TestTheHistoryKnowsWhoAccepted(t *testing.T) {
 			}
 		}
 		check("before it is on disk")
-		d.set(func() { d.fail = nil })
-		time.Sleep(time.Minute)
+		o.diskRecovers()
 		check("once it is on disk")
-		o.Close()
-		o = open(t, t.TempDir(), options)
+		o.restart()
 		check("after a restart")
-		release := d.hangReads()
-		_, err := o.Accepted("a", was.Seq)
-		if err == nil {
+		release := o.disk.hangs("read")
+		if _, err := o.Accepted("a", was.Seq); err == nil {
 			t.Error("while the disk hangs it is known")
 		}
 		release()
 		synctest.Wait()
 		check("when the disk answers again")
-		o.Close()
 	})
 }

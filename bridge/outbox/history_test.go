@@ -2,13 +2,13 @@ package outbox_test
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,307 +19,289 @@ import (
 // History and dead letters are kept for 90 days; marks and receipts for 30 days after their group has ended. Open
 // groups and pending deliveries are kept whatever their age.
 func TestRetention(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
-			t.Fatal(err)
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		deliver := func() {
+			a := o.reader("a")
+			a.Report(delivery.Report{Now: time.Now(), Accepted: a.items(), Answer: delivery.Answer{Receipt: []byte("r")}})
 		}
-		deliver := func(name string) {
-			q := o.Queue(name)
-			q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending,
-				Answer: delivery.Answer{Receipt: []byte("r")}})
-		}
-		mustAdd(t, o, "A", "scheduled", "a", "b") // stays open, and pending for b
-		mustAdd(t, o, "B", "scheduled", "a")      // is over
-		mustAdd(t, o, "B", "vanished", "a")
-		deliver("a")
-		mustAdd(t, o, "D", "vanished", "a")
-		q := o.Queue("a")
-		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
-		check := func(days, marks, receipts, settled, events, dead int) {
+		day := 0
+		check := func(on int, marks, receipts, settled, events, dead int) {
 			t.Helper()
-			if err := <-o.Maintain(time.Now()); err != nil {
-				t.Fatal(err)
-			}
-			got := []int{d.count("marks"), d.count("receipts"), d.count("settled"), d.count("events"), d.count("dead")}
-			if want := []int{marks, receipts, settled, events, dead}; !slices.Equal(got, want) {
-				t.Errorf("after %d days: marks, receipts, settled, events, dead = %v, want %v", days, got, want)
+			time.Sleep(time.Duration(on-day)*24*time.Hour + time.Second)
+			day = on
+			o.maintain()
+			for bucket, n := range map[string]int{
+				"marks": marks, "receipts": receipts, "settled": settled, "events": events, "dead": dead,
+			} {
+				equal(t, fmt.Sprintf("%s after %d days", bucket, day), o.disk.count(bucket), n)
 			}
 		}
-		day := 24 * time.Hour
-		time.Sleep(time.Second)
+		o.routesAre("a", "b")
+		o.add("A", "scheduled", "a", "b") // stays open, and pending for b
+		o.add("B", "scheduled", "a")
+		o.add("B", "vanished", "a")
+		deliver()
+		o.add("D", "vanished", "a")
+		o.reject("a")
 		check(0, 4, 2, 3, 4, 1)
-		time.Sleep(29 * day)
 		check(29, 4, 2, 3, 4, 1)
-		time.Sleep(2 * day)
 		check(31, 1, 1, 3, 4, 1)
-		time.Sleep(58 * day)
 		check(89, 1, 1, 3, 4, 1)
-		time.Sleep(2 * day)
 		check(91, 1, 1, 1, 1, 0) // the outcome of A's latest change is still asked for
-		mustAdd(t, o, "A", "vanished", "a", "b")
-		deliver("a")
-		want(t, "pending", pending(o, "b"), "A-scheduled", "A-vanished")
-		q = o.Queue("b")
-		for _, i := range q.Changes().Pending {
-			if _, err := q.Read(i); err != nil {
-				t.Errorf("what is pending for 91 days: %v", err)
+		o.add("A", "vanished", "a", "b")
+		b := o.reader("b")
+		for n, i := range b.items() {
+			d, err := b.Read(i)
+			if wantID := []string{"A-scheduled", "A-vanished"}[n]; err != nil || d.Event.ID() != wantID {
+				t.Errorf("pending since 91 days is %s: %v, want %s", d.Event.ID(), err, wantID)
 			}
 		}
 	})
 }
 
-// The history is bounded by number too, except CloudEvents that something refers to.
+// History that is exactly KeepHistory old is kept; what is older by a microsecond is not. While the clock of the VM is
+// wrong and says 1970, no history is old.
+func TestHistoryIsKeptForItsWholeTime(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		now   func(end time.Time) time.Time
+		kept  int
+	}{
+		{"at the end of its time", func(end time.Time) time.Time { return end }, 1},
+		{"just after it", func(end time.Time) time.Time { return end.Add(time.Microsecond) }, 0},
+		{"in 1970", func(time.Time) time.Time { return time.Unix(0, 0) }, 1},
+	} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			a := o.add("A", "vanished", "hook")
+			o.accept("hook")
+			must(t, <-o.Maintain(tt.now(time.UnixMicro(int64(a.Seq)).Add(outbox.KeepHistory))))
+			equal(t, tt.claim+" CloudEvents", o.disk.count("events"), tt.kept)
+			equal(t, tt.claim+" results", o.disk.count("settled"), tt.kept)
+		})
+	}
+}
+
+// The history is bounded too, except CloudEvents that something refers to. What is dropped because of the bounds is
+// counted, once, and logged; what is only old isn't.
 func TestHistoryIsBounded(t *testing.T) {
-	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		mustAdd(t, o, "FIRST", "vanished", "b") // which never takes it
+	for _, bounds := range []outbox.Bounds{{History: 5}, {HistoryBytes: 5 * len(body("E0-vanished"))}} {
+		inBubble(t, bounds, func(t *testing.T, o *box) {
+			forgot := map[string]int{}
+			o.SetCallbacks(outbox.Callbacks{Forgot: func(what string, n int) { forgot[what] += n }})
+			check := func(when string, kept int) {
+				t.Helper()
+				for range 3 {
+					time.Sleep(10 * time.Minute)
+					o.maintain()
+				}
+				when = fmt.Sprintf("%s, with %+v: ", when, bounds)
+				equal(t, when+"CloudEvents", o.disk.count("events"), kept)
+				equal(t, when+"dropped", fmt.Sprint(forgot), "map[history:4]")
+				equal(t, when+"lines in the log", o.log.count("oldest history dropped"), 1)
+			}
+			o.add("XX", "vanished", "b") // which never takes it
+			for i := range 9 {
+				o.add(fmt.Sprint("E", i), "vanished")
+			}
+			check("at first", 6)
+			b := o.reader("b")
+			if _, err := b.Read(b.items()[0]); err != nil {
+				t.Errorf("what is pending: %v", err)
+			}
+			time.Sleep(outbox.KeepHistory)
+			check("when all are old", 1)
+		})
+	}
+}
+
+// The results of deliveries are bounded like CloudEvents.
+func TestResultsAreBounded(t *testing.T) {
+	inBubble(t, outbox.Bounds{History: 5}, func(t *testing.T, o *box) {
 		for i := range 19 {
-			mustAdd(t, o, fmt.Sprint("E", i), "vanished", "a")
+			o.add(fmt.Sprint("E", i), "vanished", "a")
 		}
-		q := o.Queue("a")
-		for _, i := range q.Changes().Pending {
-			q.Report(delivery.Report{Now: time.Now(), Accepted: []*delivery.Item{i}})
-		}
+		o.accept("a")
 		time.Sleep(time.Second)
-		if err := <-o.Maintain(time.Now()); err != nil {
-			t.Fatal(err)
+		o.maintain()
+		equal(t, "CloudEvents", o.disk.count("events"), 5)
+		equal(t, "results", o.disk.count("settled"), 5)
+	})
+}
+
+// History on disk is bounded every ten minutes, and sooner once it has grown by a sixteenth of its bound.
+func TestHistoryIsBoundedSoonerWhenItGrows(t *testing.T) {
+	inBubble(t, outbox.Bounds{History: 160}, func(t *testing.T, o *box) {
+		maintained := func(when string, more, kept int) {
+			t.Helper()
+			for range more {
+				o.add("", "test")
+			}
+			time.Sleep(time.Second)
+			o.maintain()
+			equal(t, "CloudEvents "+when, o.disk.count("events"), kept)
 		}
-		if n, m := d.count("events"), d.count("settled"); n != 6 || m != 5 {
-			t.Errorf("%d CloudEvents and %d settled deliveries are kept, want 5 and the one that is pending, and 5", n, m)
+		maintained("at first", 160, 160)
+		maintained("with ten more", 10, 170)
+		maintained("with eleven more", 1, 160)
+		maintained("with two more", 2, 162)
+		time.Sleep(10 * time.Minute)
+		maintained("ten minutes later", 0, 160)
+	})
+}
+
+// Upkeep that becomes due while the disk hangs doesn't pile up: the history is walked through once for it, not once for
+// each second of the hang.
+func TestUpkeepDoesNotPileUpWhileTheDiskHangs(t *testing.T) {
+	inBubble(t, outbox.Bounds{History: 160}, func(t *testing.T, o *box) {
+		o.maintain()
+		for range 11 { // as many as make the next upkeep due
+			o.add("", "test")
 		}
-		q = o.Queue("b")
-		if _, err := q.Read(q.Changes().Pending[0]); err != nil {
-			t.Error(err)
+		release := o.disk.hangs("write")
+		o.addInMemory("", "test")
+		before := o.disk.called("walk")
+		for range 9 * 60 {
+			time.Sleep(time.Second)
+			o.Maintain(time.Now())
+		}
+		release()
+		time.Sleep(time.Minute)
+		if n := o.disk.called("walk") - before; n > 8 { // two buckets, each twice, and what the last minute may add
+			t.Errorf("after a hang of nine minutes the history is walked through %d times", n)
 		}
 	})
 }
 
-// History that something still refers to is neither dropped nor counted as dropped.
-func TestReferencedHistoryIsNotCountedAsDropped(t *testing.T) {
-	forgot := 0
-	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		o.SetCallbacks(outbox.Callbacks{Forgot: func(_ string, n int) { forgot += n }})
-		mustAdd(t, o, "FIRST", "vanished", "b") // which never takes it
-		for i := range 5 {
-			mustAdd(t, o, fmt.Sprint("E", i), "vanished")
+// If shrinking the file fails, Maintain says so, and the next write opens the file again and uses it.
+func TestFileIsUsedAgainAfterFailedCompact(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "hook")
+		o.disk.fails("compact", errFull)
+		wantError(t, "Maintain", <-o.Maintain(time.Now()), errFull)
+		before := o.disk.called("open")
+		o.add("B", "scheduled", "hook")
+		if o.disk.called("open") == before {
+			t.Error("the file wasn't opened again")
 		}
-		for range 3 {
-			time.Sleep(10 * time.Minute)
-			<-o.Maintain(time.Now())
-		}
-		if n := d.count("events"); n+forgot != 6 {
-			t.Errorf("of 6 CloudEvents %d are kept, and %d were counted as dropped", n, forgot)
-		}
+		want(t, "pending", o.pending("hook"), "A-scheduled", "B-scheduled")
 	})
 }
 
 // Heartbeats leave no history.
 func TestTransientMessagesLeaveNoHistory(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a", Fallback: "b"}}...); err != nil {
-			t.Fatal(err)
-		}
-		h := addition(o, "", "heartbeat", "a", "b")
-		h.Transient = true
-		if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{h}}); err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range []string{"a", "b"} {
-			q := o.Queue(name)
-			q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
-			if name == "a" && !bodies(o)[h.Seq] {
-				t.Error("its CloudEvent is gone before all have it")
-			}
-		}
-		if d.count("events")+d.count("settled")+d.count("pending") != 0 {
-			t.Error("something of it is left")
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.setRoutes(outbox.Route{Name: "a", Fallback: "b"})
+		beat := o.heartbeat("a", "b")
+		o.accept("a")
+		equal(t, "its CloudEvent is there until all have it", o.holds(beat), true)
+		o.accept("b")
+		for _, bucket := range []string{"events", "settled", "pending"} {
+			equal(t, "left of it in "+bucket, o.disk.count(bucket), 0)
 		}
 	})
 }
 
 // A new heartbeat takes the place of the one that is pending for its route, and of nothing else.
 func TestATransientMessageReplacesTheOneBefore(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		mustAdd(t, o, "", "started", "a")
-		beat := func(routes ...string) uint64 {
-			h := addition(o, "", "heartbeat", routes...)
-			h.Transient = true
-			if err := apply(o, time.Now(), outbox.Batch{Add: []outbox.Addition{h}}); err != nil {
-				t.Fatal(err)
-			}
-			return h.Seq
-		}
-		kept := beat("b")
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("", "started", "a")
+		kept := o.heartbeat("b")
 		for range 3 {
-			beat("a")
+			o.heartbeat("a")
 		}
-		last := beat("a")
-		a, b := o.Queue("a").Changes().Pending, o.Queue("b").Changes().Pending
-		if len(a) != 2 || a[0].Transient || a[1].Seq != last || len(b) != 1 || b[0].Seq != kept {
+		last := o.heartbeat("a")
+		a, b := o.reader("a").items(), o.reader("b").items()
+		if len(a) != 2 || a[0].Transient || a[1].Seq != last.Seq || len(b) != 1 || b[0].Seq != kept.Seq {
 			t.Errorf("pending are %v for a and %v for b, want the last heartbeat of each", a, b)
 		}
-		if n := d.count("pending"); n != 3 {
-			t.Errorf("%d records are stored, want 3", n)
-		}
-	})
-}
-
-// A selection picks by route, state and the beginning of the group. Show returns the CloudEvent too.
-func TestListAndShow(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		mustAdd(t, o, "AAA", "scheduled", "a", "b")
-		mustAdd(t, o, "BBB", "scheduled", "a")
-		q := o.Queue("b")
-		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
-		for _, tt := range []struct {
-			sel  outbox.Selection
-			want []string
-		}{
-			{outbox.Selection{}, []string{"a AAA", "a BBB", "b AAA"}},
-			{outbox.Selection{Route: "a"}, []string{"a AAA", "a BBB"}},
-			{outbox.Selection{State: outbox.StateDead}, []string{"b AAA"}},
-			{outbox.Selection{Group: "bb"}, []string{"a BBB"}},
-			{outbox.Selection{Route: "b", Group: "bb"}, nil},
-			{outbox.Selection{Group: "AAAA"}, nil},
-		} {
-			var got []string
-			for _, d := range o.List(tt.sel) {
-				got = append(got, d.Route+" "+d.Group)
-			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("%+v picks %v, want %v", tt.sel, got, tt.want)
-			}
-		}
-		for _, d := range o.List(outbox.Selection{}) {
-			got, ce, err := o.Show(d.Key)
-			if err != nil || got.ID != d.ID || !strings.Contains(string(ce), `"id":"`+d.ID+`"`) {
-				t.Errorf("Show(%s) = %v %s %v", d.Key, got.ID, ce, err)
-			}
-			var public struct {
-				Key, Sink, ID, Type, Event, State string
-				Attempts, Bytes                   *int
-			}
-			data, _ := json.Marshal(d)
-			if err := json.Unmarshal(data, &public); err != nil || public.Key == "" || public.Sink == "" || public.Event == "" ||
-				public.State == "" || public.Attempts == nil || *public.Bytes != len(ce) {
-				t.Errorf("as JSON it is %s", data)
-			}
-		}
-		if _, _, err := o.Show("a/0000000000000001"); !errors.Is(err, outbox.ErrUnknownKey) {
-			t.Errorf("Show of a key that is none = %v", err)
-		}
-	})
-}
-
-// A follower gets every CloudEvent that is added. Its channel is closed when it falls too far behind.
-func TestFollow(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		events, stop := o.Follow()
-		slow, _ := o.Follow()
-		mustAdd(t, o, "A", "scheduled", "a")
-		if got := <-events; !strings.Contains(string(got), "A-scheduled") {
-			t.Errorf("it sees %s", got)
-		}
-		stop()
-		if err := apply(o, time.Now(), wave(o, 1200, "a")); err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		for range slow {
-			n++
-		}
-		if n != 1000 || len(events) != 0 {
-			t.Errorf("the slow one saw %d, the one that stopped %d", n, len(events))
-		}
+		equal(t, "stored deliveries", o.disk.count("pending"), 3)
 	})
 }
 
 // However long the history is, Walk returns each CloudEvent once, with the results of its deliveries.
 func TestWalkOfALongHistory(t *testing.T) {
-	dir := t.TempDir()
-	o := open(t, dir, outbox.Options{})
-	const n = 1200
-	batch := outbox.Batch{}
-	for i := range n {
-		batch.Add = append(batch.Add, addition(o, "", fmt.Sprintf("E%04d", i), "a", "b"))
-	}
-	if err := apply(o, time.Now(), batch); err != nil {
-		t.Fatal(err)
-	}
-	q := o.Queue("a")
-	q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
-	for _, from := range []int{0, n - 501, n - 500, n - 499} {
-		var seqs []uint64
-		err := o.Walk(batch.Add[from].Seq, func(r outbox.Record) error {
-			seqs = append(seqs, r.Seq)
-			if len(r.Deliveries) != 2 || r.Deliveries[0].State != outbox.StateAccepted ||
-				r.Deliveries[1].State != outbox.StatePending {
-				t.Fatalf("of %d it says %+v", r.Seq, r.Deliveries)
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		const n = 1200
+		var b outbox.Batch
+		for i := range n {
+			b.Add = append(b.Add, o.addition("", fmt.Sprint("E", i), "a", "b"))
+		}
+		o.apply(b)
+		o.accept("a")
+		for _, from := range []int{0, n - 501, n - 500, n - 499} {
+			var seqs []uint64
+			must(t, o.Walk(b.Add[from].Seq, func(r outbox.Record) error {
+				seqs = append(seqs, r.Seq)
+				d := r.Deliveries
+				if len(d) != 2 || d[0].State != outbox.StateAccepted || d[1].State != outbox.StatePending {
+					t.Fatalf("of %d it says %+v", r.Seq, d)
+				}
+				return nil
+			}))
+			if len(seqs) != n-from || !slices.IsSorted(seqs) || len(slices.Compact(seqs)) != n-from {
+				t.Errorf("from %d on it has %d, want %d in order", from, len(seqs), n-from)
 			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
 		}
-		if len(seqs) != n-from || !slices.IsSorted(seqs) || len(slices.Compact(seqs)) != n-from {
-			t.Errorf("from %d on it has %d, want %d in order", from, len(seqs), n-from)
-		}
-	}
+	})
 }
 
-// Page returns one end of a list, and how many more there are.
-func TestPage(t *testing.T) {
-	o := open(t, t.TempDir(), outbox.Options{})
-	for i := range 3 {
-		mustAdd(t, o, fmt.Sprintf("E%d", i), "scheduled", "a")
-	}
-	for n, more := range map[int]int{0: 3, 2: 1, 3: 0, 4: 0} {
-		first, rest := o.Page(outbox.Selection{}, n)
-		if want := pending(o, "a")[:3-more]; rest != more || !slices.Equal(ids(first), want) {
-			t.Errorf("the first %d are %v and %d more", n, ids(first), rest)
+// Walk ends with the error of its callback. It includes records that are not on disk yet.
+func TestWalkEndsWithTheErrorOfItsCallback(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		first := o.add("A", "scheduled", "a")
+		o.add("B", "scheduled", "a")
+		o.disk.fails("write", errFull)
+		o.addInMemory("C", "scheduled", "a")
+		enough := errors.New("enough")
+		for _, tt := range []struct{ from, atMost, seen int }{{0, 1, 1}, {0, 2, 2}, {0, 3, 3}, {0, 4, 3}, {1, 4, 2}} {
+			seen := 0
+			err := o.Walk(first.Seq+uint64(tt.from), func(outbox.Record) error {
+				seen++
+				if seen == tt.atMost {
+					return enough
+				}
+				return nil
+			})
+			if seen != tt.seen || errors.Is(err, enough) != (seen == tt.atMost) {
+				t.Errorf("from %d on, and at most %d, it shows %d, and ends with %v; want %d",
+					tt.from, tt.atMost, seen, err, tt.seen)
+			}
 		}
-		last, rest := o.Page(outbox.Selection{Last: true}, n)
-		if want := pending(o, "a")[more:]; rest != more || !slices.Equal(ids(last), want) {
-			t.Errorf("the last %d are %v and %d more", n, ids(last), rest)
-		}
-	}
+	})
 }
 
-// awayStorage cannot be opened while it is away. Something may happen while it is read.
-type awayStorage struct {
-	outbox.Storage
-	away atomic.Bool
-	read func()
-}
-
-func (s *awayStorage) Walk(bucket, from string, visit func(key string, value []byte) error) error {
-	if s.read != nil {
-		s.read()
+// The history stays in the file that was set aside, and can be read there as far as the damage allows, also while the
+// outbox that set it aside goes on.
+func TestTheHistoryOfAFileThatWasSetAsideCanBeRead(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows does not let a mapped file be cut; CI runs this on Linux")
 	}
-	return s.Storage.Walk(bucket, from, visit)
-}
-
-func (s *awayStorage) Open() (bool, error) {
-	if s.away.Load() {
-		return false, errors.New("not mounted")
-	}
-	return s.Storage.Open()
+	dir := t.TempDir()
+	used(t, dir)
+	o := open(t, dir, outbox.Options{})
+	data, err := os.ReadFile(o.Path())
+	whole := filepath.Join(t.TempDir(), "outbox.db")
+	must(t, errors.Join(err, os.WriteFile(whole, data, 0o600), os.Truncate(o.Path(), 2*int64(os.Getpagesize()))))
+	o.add("NEW", "scheduled", "a")
+	err = outbox.ReadHistory(asides(t, dir, "damaged")[0], func(outbox.Record) error { return nil })
+	wantError(t, "reading the one that was cut", err, outbox.ErrDamaged)
+	read, accepted := 0, 0
+	must(t, outbox.ReadHistory(whole, func(r outbox.Record) error {
+		read++
+		accepted += strings.Count(fmt.Sprint(r.Deliveries), outbox.StateAccepted)
+		return nil
+	}))
+	equal(t, "CloudEvents", read, 18)
+	equal(t, "accepted deliveries", accepted, 12)
 }
 
 // The history of a damaged file whose pages lead in a circle ends too, with an error.
 func TestTheHistoryOfAFileWithACircleEnds(t *testing.T) {
-	dir := t.TempDir()
-	o := open(t, dir, outbox.Options{})
-	for i := range 300 {
-		_, _ = add(o, fmt.Sprintf("E%04d", i), "scheduled")
-	}
-	path := o.Path()
-	if err := o.Close(); err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := open(t, t.TempDir(), outbox.Options{})
+	o.apply(wave(o, 300, "a"))
+	must(t, o.Close())
+	data, err := os.ReadFile(o.Path())
+	must(t, err)
 	size, circles := os.Getpagesize(), 0
 	for at := 2 * size; at < len(data); at += size {
 		page := data[at:]
@@ -331,11 +313,7 @@ func TestTheHistoryOfAFileWithACircleEnds(t *testing.T) {
 	if circles == 0 {
 		t.Fatal("the file has no branches")
 	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	err = outbox.ReadHistory(path, func(outbox.Record) error { return nil })
-	if !errors.Is(err, outbox.ErrDamaged) {
-		t.Errorf("ReadHistory = %v, want that it is damaged", err)
-	}
+	must(t, os.WriteFile(o.Path(), data, 0o600))
+	err = outbox.ReadHistory(o.Path(), func(outbox.Record) error { return nil })
+	wantError(t, "ReadHistory", err, outbox.ErrDamaged)
 }

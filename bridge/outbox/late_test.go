@@ -2,182 +2,109 @@ package outbox_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
 )
-
-// notADirectory returns a directory that can't be created, because its parent is a file.
-func notADirectory(t testing.TB) (dir string) {
-	t.Helper()
-	parent := filepath.Join(t.TempDir(), "parent")
-	if err := os.WriteFile(parent, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(parent, "state")
-}
-
-// comes creates the directory, with the file in it unless that is "".
-func comes(t testing.TB, dir, file string) {
-	t.Helper()
-	synctest.Wait() // or the writer could find it half done
-	if err := errors.Join(os.Remove(filepath.Dir(dir)), os.MkdirAll(dir, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if file != "" {
-		copyFile(t, file, filepath.Join(dir, "outbox.db"))
-	}
-}
-
-// joins takes over a file that has returned, if there is one, and waits until it is written.
-func joins(o *outbox.Outbox) {
-	join(o)
-	o.ShowJoined()
-	synctest.Wait()
-}
-
-func join(o *outbox.Outbox) (file outbox.Stored) {
-	o.Update(time.Now(), func(tx *outbox.Tx) { file = tx.Join() })
-	return file
-}
 
 // A file that returns is older than memory: records that memory lacks are loaded, the others are kept as they are
 // in memory.
 func TestFileReadLateOverwritesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		older := t.TempDir()
-		o := open(t, older, outbox.Options{})
-		mustAdd(t, o, "A", "scheduled", "a")
-		first := mustAdd(t, o, "B", "scheduled", "a")
-		mustAdd(t, o, "C", "scheduled", "a")
-		if err := apply(o, time.Now(), outbox.Batch{Values: map[string][]byte{"x": []byte("old"), "z": []byte("old"),
-			"y": []byte("old")}}); err != nil {
-			t.Fatal(err)
-		}
-		o.Close()
-		time.Sleep(time.Minute)
-
-		dir := notADirectory(t)
-		o = open(t, dir, outbox.Options{})
-		q := o.Queue("a")
-		second, _ := add(o, "A", "started", "a")
-		_, _ = add(o, "C", "vanished")
-		_ = apply(o, time.Now(), outbox.Batch{Values: map[string][]byte{"x": []byte("new"), "z": nil},
-			Marks: map[string]outbox.Mark{"B-scheduled": {Times: 2, Group: "B", At: time.Now()}}})
-		comes(t, dir, filepath.Join(older, "outbox.db"))
-		time.Sleep(6 * time.Second)
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "a")
+		first := o.add("B", "scheduled", "a")
+		o.add("C", "scheduled", "a")
+		old := []byte("old")
+		o.apply(outbox.Batch{Values: map[string][]byte{"changed": old, "kept": old, "deleted": old}})
+		o.restartLate(o.disk)
+		a := o.reader("a")
+		second := o.addInMemory("A", "started", "a")
+		o.addInMemory("C", "vanished")
+		_ = o.submit(outbox.Batch{
+			Values: map[string][]byte{"changed": []byte("new"), "deleted": nil},
+			Marks:  map[string]outbox.Mark{"B-scheduled": {Times: 2, Group: "B", At: time.Now()}},
+		})()
+		o.diskRecovers()
 		if err := o.Durable(); err == nil {
 			t.Error("before Join it counts as durable")
 		}
-		want(t, "pending before Join", pending(o, "a"), "A-started")
-		changes(q)
-		file := join(o)
-		if values, groups := slices.Sorted(maps.Keys(file.Values)), slices.Sorted(maps.Keys(file.Groups)); len(values) != 3 ||
-			!slices.Equal(groups, []string{"A", "B"}) {
-			t.Errorf("the file had the values %v, and of what is open %v", values, groups)
-		}
+		want(t, "pending before Join", o.pending("a"), "A-started")
+		want(t, "the reader hears before Join", a.hears(), "A-started")
+		file := o.takeOver()
+		want(t, "the file had the values", slices.Sorted(maps.Keys(file.Values)), "changed", "deleted", "kept")
+		want(t, "of what is open the file had", slices.Sorted(maps.Keys(file.Groups)), "A", "B")
 		synctest.Wait()
-		check := func() {
-			t.Helper()
-			want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
-			g := o.Groups()
-			if len(g) != 2 || g["A"].Latest != second.Seq || string(g["A"].State) != `"started"` || g["B"].Latest != first.Seq {
-				t.Errorf("groups are %v", g)
-			}
-			if x, y, z := string(o.Value("x")), string(o.Value("y")), string(o.Value("z")); x != "new" || y != "old" || z != "" {
-				t.Errorf("values are %q, %q and %q", x, y, z)
-			}
-			if n := o.Mark("B", "B-scheduled").Times; n != 2 {
-				t.Errorf("the mark is %d", n)
-			}
-		}
-		check()
-		ids, _ := changes(q)
-		want(t, "the reader hears before it is shown", ids)
+		want(t, "the reader hears before it is shown", a.hears())
 		o.ShowJoined()
-		ids, _ = changes(q)
-		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
-		if err := o.Durable(); err != nil {
-			t.Errorf("Durable = %v", err)
+		all := []string{"A-scheduled", "B-scheduled", "C-scheduled", "A-started"}
+		want(t, "the reader hears then", a.hears(), all...)
+		o.wantDurable()
+		for range 2 {
+			want(t, "pending", o.pending("a"), all...)
+			groups := o.Groups()
+			want(t, "groups", slices.Sorted(maps.Keys(groups)), "A", "B")
+			equal(t, "the latest of A", groups["A"].Latest, second.Seq)
+			equal(t, "the state of A", string(groups["A"].State), `"started"`)
+			equal(t, "the latest of B", groups["B"].Latest, first.Seq)
+			for name, value := range map[string]string{"changed": "new", "kept": "old", "deleted": ""} {
+				equal(t, "the value "+name, string(o.Value(name)), value)
+			}
+			equal(t, "the mark", o.Mark("B", "B-scheduled").Times, 2)
+			o.restart()
 		}
-		o.Close()
-		o = open(t, dir, outbox.Options{})
-		check()
-		o.Close()
 	})
 }
 
 // What a returned file has pending of a group comes before anything new of that group, even if it is not to be shown
 // yet.
 func TestWhatAReturnedFileHasPendingComesInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		o := open(t, t.TempDir(), outbox.Options{Storage: d})
-		mustAdd(t, o, "A", "scheduled", "a")
-		mustAdd(t, o, "B", "scheduled", "a")
-		o.Close()
-		release := d.hangReads()
-		o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		q := o.Queue("a")
-		release()
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "a")
+		o.add("B", "scheduled", "a")
+		o.restartLate(o.disk)
+		a := o.reader("a")
+		o.diskRecovers()
 		<-o.Returned()
-		join(o)
-		_, _ = add(o, "A", "started", "a") // the disk may not have it yet
-		ids, _ := changes(q)
-		want(t, "the reader hears", ids, "A-scheduled", "A-started")
+		o.takeOver()
+		_, _ = o.tryAdd("A", "started", "a") // the disk may not have it yet
+		want(t, "the reader hears", a.hears(), "A-scheduled", "A-started")
 		o.ShowJoined()
-		ids, _ = changes(q)
-		want(t, "the reader hears then", ids, "A-scheduled", "B-scheduled", "A-started")
-		o.Close()
+		want(t, "the reader hears then", a.hears(), "A-scheduled", "B-scheduled", "A-started")
 	})
 }
 
 // A sequence number in a file that returns is not used again, even if the clock was set back since. Otherwise the
 // results of the old CloudEvent would be taken for those of a new one.
 func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		older := t.TempDir()
-		ahead := time.Now().Add(48 * time.Hour)
-		o := open(t, older, outbox.Options{})
-		a := addition(o, "A", "scheduled", "a")
-		a.Seq = reserve(o, ahead)
-		if err := apply(o, ahead, outbox.Batch{Add: []outbox.Addition{a}}); err != nil {
-			t.Fatal(err)
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		a := o.addition("A", "scheduled", "a")
+		a.Seq = o.reserve(time.Now().Add(48 * time.Hour))
+		o.apply(outbox.Batch{Add: []outbox.Addition{a}})
+		o.accept("a")
+		o.restartLate(o.disk)
+		o.addInMemory("B", "scheduled", "a")
+		o.diskRecovers()
+		o.join()
+		for _, when := range []string{"at once", "after a restart"} {
+			if seq := o.reserve(time.Now()); seq <= a.Seq {
+				t.Errorf("%s the next sequence number is %d, and the file has %d", when, seq, a.Seq)
+			}
+			o.restart()
 		}
-		q := o.Queue("a")
-		q.Report(delivery.Report{Now: ahead, Accepted: q.Changes().Pending, Durable: true})
-		o.Close()
-
-		dir := notADirectory(t)
-		o = open(t, dir, outbox.Options{})
-		_, _ = add(o, "B", "scheduled", "a")
-		comes(t, dir, filepath.Join(older, "outbox.db"))
-		time.Sleep(6 * time.Second)
-		joins(o)
-		if seq := reserve(o, time.Now()); seq <= a.Seq {
-			t.Errorf("the next sequence number is %d, and the file has %d", seq, a.Seq)
-		}
-		o.Close()
-		o = open(t, dir, outbox.Options{})
-		if seq := reserve(o, time.Now()); seq <= a.Seq {
-			t.Errorf("after a restart the next sequence number is %d, and the file has %d", seq, a.Seq)
-		}
-		o.Close()
 	})
 }
 
-// A link in place of the file stays when it leads nowhere yet, as while the disk behind it isn't mounted. Once it leads to
-// a file, that is loaded.
+// A link in place of the file stays when it leads nowhere yet, as while the disk behind it isn't mounted. Once it leads
+// to a file, that is loaded.
 func TestALinkToAFileThatComesLateIsKept(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("only some users may make a link on Windows; CI runs this on Linux")
@@ -192,235 +119,169 @@ func TestALinkToAFileThatComesLateIsKept(t *testing.T) {
 				ids := used(t, mounted)
 				time.Sleep(time.Hour)
 				link := filepath.Join(dir, "outbox.db")
-				err := errors.Join(before(disk), os.Symlink(filepath.Join(disk, "outbox.db"), link))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(before(disk), os.Symlink(filepath.Join(disk, "outbox.db"), link)))
 				o := open(t, dir, outbox.Options{})
-				if o.Durable() == nil {
-					t.Error("it counts as durable")
-				}
-				_, _ = add(o, "NEW", "scheduled", "a")
+				o.addInMemory("NEW", "scheduled", "a")
 				synctest.Wait()
 				if info, err := os.Lstat(link); err != nil || info.Mode().Type() != fs.ModeSymlink {
 					t.Errorf("the link is gone: %v, %v", info, err)
 				}
-				if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					t.Fatal(err)
-				}
-				if err := os.Rename(mounted, disk); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(os.RemoveAll(disk), os.Rename(mounted, disk)))
 				time.Sleep(6 * time.Second)
-				joins(o)
-				if err := errors.Join(o.Durable(), o.Close()); err != nil {
-					t.Errorf("once the disk is there Durable and Close = %v", err)
-				}
-				o = open(t, disk, outbox.Options{})
-				want(t, "pending on the disk", pending(o, "a"), append(ids, "NEW-scheduled")...)
-				o.Close()
+				o.join()
+				o.wantDurable()
+				must(t, o.Close())
+				want(t, "pending on the disk", open(t, disk, outbox.Options{}).pending("a"), append(ids, "NEW-scheduled")...)
 			})
 		})
 	}
 }
 
-// Another VM's file that returns is set aside, and nothing of it is loaded.
-func TestForeignFileReadLateIsSetAside(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		theirs := t.TempDir()
-		used(t, theirs)
-		dir := notADirectory(t)
-		o := open(t, dir, outbox.Options{})
-		if fresh, _ := own(o, "vmid-1"); fresh {
-			t.Error("it was another's before")
-		}
-		_, _ = add(o, "A", "scheduled", "a")
-		comes(t, dir, filepath.Join(theirs, "outbox.db"))
-		time.Sleep(6 * time.Second)
-		synctest.Wait()
-		if n := len(asides(t, dir, "foreign")); n != 1 || o.Durable() != nil {
-			t.Errorf("%d files were set aside, Durable = %v", n, o.Durable())
-		}
-		want(t, "pending", pending(o, "a"), "A-scheduled")
-		o.Close()
-		o = open(t, dir, outbox.Options{})
-		want(t, "pending", pending(o, "a"), "A-scheduled")
-		if o.Owner() != "vmid-1" {
-			t.Errorf("it belongs to %q", o.Owner())
-		}
-		o.Close()
-	})
-}
-
-// What was being written when the outbox turned out to be another VM's is not in the history either.
-func TestCloneForgetsWhatIsBeingWritten(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		own(o, "vmid-0")
-		hang := make(chan struct{})
-		d.set(func() { d.hang = hang })
-		_ = submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "A", "scheduled", "a")}})
-		synctest.Wait()
-		own(o, "vmid-1")
-		if list := bodies(o); len(list) != 0 {
-			t.Errorf("the history has %v", list)
-		}
-		d.set(func() { d.hang = nil })
-		close(hang)
-		time.Sleep(10 * time.Second)
-		if list := bodies(o); len(list) != 0 {
-			t.Errorf("once it was written, the history has %v", list)
-		}
-	})
-}
-
-// A file that is another VM's is set aside as such, also if somebody finds meanwhile that it is damaged: nothing of it may
-// count, and the word in its name says where to look.
-func TestADamagedFileOfAnotherVMIsForeign(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		o := open(t, t.TempDir(), outbox.Options{Storage: tornHistory{d}})
-		own(o, "vmid-0")
-		hang := make(chan struct{})
-		d.set(func() { d.hang = hang })
-		_ = submit(o, time.Now(), outbox.Batch{Add: []outbox.Addition{addition(o, "A", "scheduled", "a")}})
-		synctest.Wait()
-		o.Update(time.Now(), func(tx *outbox.Tx) { tx.Own("vmid-1") })
-		if err := o.Walk(0, func(outbox.Record) error { return nil }); !errors.Is(err, outbox.ErrDamaged) {
-			t.Errorf("Walk = %v, want ErrDamaged", err)
-		}
-		d.set(func() { d.hang = nil })
-		close(hang)
-		synctest.Wait()
-		want(t, "set aside", d.aside, "foreign")
-		o.Close()
-	})
-}
-
-// tornHistory is a storage whose history can't be read.
-type tornHistory struct{ outbox.Storage }
-
-func (s tornHistory) Walk(bucket, from string, f func(key string, value []byte) error) error {
-	if bucket == "events" {
-		return outbox.ErrDamaged
-	}
-	return s.Storage.Walk(bucket, from, f)
-}
-
-// An outbox belongs to one VM. On a cloned machine it is set aside at once, and nothing of it counts any more, not even
-// items that its readers hold or results that they report.
-func TestCloneStartsEmpty(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		used(t, dir)
-		log := &lines{}
-		o := open(t, dir, outbox.Options{Log: log.logger()})
-		for _, same := range []string{"VMID-0", ""} {
-			if fresh, err := own(o, same); fresh || err != nil {
-				t.Errorf("Own(%q) = %v, %v", same, fresh, err)
+// Another VM's file that returns is set aside, and nothing of it is loaded, even if the owner is known only while it is
+// read. A file without an owner is taken over.
+func TestAReturnedFileMustBeOfTheOwner(t *testing.T) {
+	for _, tt := range []struct {
+		claim, owner string // of the file
+		whileReading bool
+		aside, want  []string
+	}{
+		{"another VM's", "vm-0", false, []string{"foreign"}, []string{"OURS-scheduled"}},
+		{"another VM's, as is known late,", "vm-0", true, []string{"foreign"}, []string{"OURS-scheduled"}},
+		{"nobody's", "", false, nil, []string{"THEIRS-scheduled", "OURS-scheduled"}},
+		{"the same VM's", "vm-1", false, nil, []string{"THEIRS-scheduled", "OURS-scheduled"}},
+	} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			o.own(tt.owner)
+			o.add("THEIRS", "scheduled", "a")
+			o.restartLate(o.disk)
+			o.addInMemory("OURS", "scheduled", "a")
+			own := func() error {
+				equal(t, tt.claim+": before it returns, the outbox is another VM's", o.own("vm-1"), false)
+				return nil
 			}
-		}
-		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
-			t.Fatal(err)
-		}
-		q := o.Queue("a")
-		items := q.Changes().Pending
-		if fresh, err := own(o, "vmid-1"); !fresh || err != nil {
-			t.Errorf("another VM: %v, %v; want fresh", fresh, err)
-		}
-		if o.Over(outbox.Delivery{Item: *items[0], Route: "a"}, "a") {
-			t.Error("a route that gets what is over counts as one that acts")
-		}
-		want(t, "pending", pending(o, "a"))
-		if _, gone := changes(q); len(gone) != len(items) {
-			t.Errorf("the reader is told that %d are gone, want %d", len(gone), len(items))
-		}
-		if _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrSettled) {
-			t.Errorf("Read = %v, want ErrSettled", err)
-		}
-		q.Report(delivery.Report{Now: time.Now(), Accepted: items[:1], Answer: delivery.Answer{Receipt: []byte("r")}})
-		if n := o.Stats()["a"].Delivered; n != 0 {
-			t.Errorf("%d count as delivered", n)
-		}
-		if added, back := newRoutes(o, []outbox.Route{{Name: "a"}}); len(added)+len(back) != 0 {
-			t.Errorf("the routes are forgotten: %v, %v", added, back)
-		}
-		if len(o.Groups()) != 0 || o.Mark("G00", "G00-scheduled").Times != 0 || len(o.List(outbox.Selection{})) != 0 {
-			t.Error("something of it is still known")
-		}
-		a := mustAdd(t, o, "A", "scheduled", "a")
-		if a.Seq <= items[len(items)-1].Seq {
-			t.Error("the sequence number went back")
-		}
-		if n := len(asides(t, dir, "foreign")); n != 1 || !strings.Contains(log.String(), "cloned") {
-			t.Errorf("%d files were set aside, the log says %s", n, log)
-		}
-		o.Close()
-		o = open(t, dir, outbox.Options{})
-		want(t, "pending", pending(o, "a"), "A-scheduled")
-		if o.Owner() != "vmid-1" || len(bodies(o)) != 1 {
-			t.Errorf("it belongs to %q and holds %v", o.Owner(), bodies(o))
-		}
-		if added, _ := newRoutes(o, []outbox.Route{{Name: "a"}}); len(added) != 0 {
-			t.Error("the routes were not written")
-		}
-		o.Close()
-	})
-}
-
-// A file that is made after the start has which events are over, and of no open one that it is, so that what is kept
-// about them is dropped in its time.
-func TestFileMadeAfterTheStartKnowsWhatIsOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &closed{disk: diskOf(nil)}
-		o := open(t, t.TempDir(), outbox.Options{Storage: c})
-		_, _ = add(o, "OPEN", "scheduled")
-		_, _ = add(o, "OVER", "vanished")
-		c.set(func() { c.works = true })
-		time.Sleep(6 * time.Second)
-		if err := o.Durable(); err != nil || c.count("ended") != 1 || c.count("marks") != 2 {
-			t.Errorf("durable: %v; %d groups have ended and %d marks kept, want 1 and 2", err, c.count("ended"), c.count("marks"))
-		}
-		time.Sleep(31 * 24 * time.Hour)
-		if err := <-o.Maintain(time.Now()); err != nil || c.count("ended") != 0 || c.count("marks") != 1 {
-			t.Errorf("after a month: %v; %d groups have ended and %d marks kept, want 0 and 1", err, c.count("ended"), c.count("marks"))
-		}
-		o.Close()
-	})
+			if tt.whileReading {
+				o.disk.on("walk", own)
+			} else {
+				_ = own()
+			}
+			o.disk.on("open", nil)
+			time.Sleep(10 * time.Second)
+			o.join()
+			o.wantDurable()
+			want(t, tt.claim+" is set aside", o.disk.setAside(), tt.aside...)
+			for range 2 {
+				want(t, tt.claim+": pending", o.pending("a"), tt.want...)
+				equal(t, tt.claim+": the owner", o.Owner(), "vm-1")
+				equal(t, tt.claim+": groups", len(o.Groups()), len(tt.want))
+				o.restart()
+			}
+		})
+	}
 }
 
 // What is pending for a route that was removed while the file could not be read becomes dead letters after a day.
 func TestARouteRemovedBeforeALateFileIsAnOrphan(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := diskOf(nil)
-		o := open(t, t.TempDir(), outbox.Options{Storage: d})
-		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}, outbox.Route{Name: "b"}); err != nil {
-			t.Fatal(err)
-		}
-		mustAdd(t, o, "A", "scheduled", "a", "b")
-		o.Close()
-		release := d.hangReads()
-		o = open(t, t.TempDir(), outbox.Options{Storage: d})
-		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err == nil {
-			t.Error("the file can be read at once")
-		}
-		release()
-		time.Sleep(time.Minute)
-		joins(o)
-		if added, back := newRoutes(o, []outbox.Route{{Name: "b"}, {Name: "c"}}); len(back) > 0 || !slices.Equal(added, []string{"c"}) {
-			t.Errorf("to the file the routes %v are new, and %v return", added, back)
-		}
-		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "b"}); err != nil {
-			t.Fatal(err)
-		}
-		want(t, "pending", pending(o, "a"), "A-scheduled")
-		if o.Stats()["a"].Gone.IsZero() {
-			t.Error("it counts as in the settings")
-		}
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.routesAre("a", "b")
+		o.add("A", "scheduled", "a", "b")
+		o.restartLate(o.disk)
+		_ = o.submit(outbox.Batch{Routes: named([]string{"b"})})()
+		o.diskRecovers()
+		o.join()
+		added, back := o.newRoutes("b", "c")
+		want(t, "new to the file", added, "c")
+		want(t, "routes that return to the file", back)
+		o.routesAre("b")
+		want(t, "pending", o.pending("a"), "A-scheduled")
+		equal(t, "it counts as in the settings", o.Stats()["a"].Gone.IsZero(), false)
 		time.Sleep(25 * time.Hour)
-		o.Maintain(time.Now())
-		want(t, "pending after a day", pending(o, "a"))
-		want(t, "dead after a day", deadLetters(o, "a"), "A-scheduled")
-		want(t, "pending for the other", pending(o, "b"), "A-scheduled")
-		o.Close()
+		o.maintain()
+		want(t, "pending after a day", o.pending("a"))
+		want(t, "dead after a day", o.dead("a"), "A-scheduled")
+		want(t, "pending for the other", o.pending("b"), "A-scheduled")
 	})
+}
+
+// Whichever read fails when the outbox is opened, it works from memory until everything can be read, and loads it then.
+// Only a damaged file is set aside.
+func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.own("vm-0")
+		o.add("A", "scheduled", "a")
+		o.accept("a")
+		o.add("B", "scheduled", "a")
+		o.mute(aMute("m", "z"))
+		must(t, o.Close())
+		time.Sleep(time.Second)
+		batches := o.disk.recorded()
+		// failsAt opens an outbox whose nth read fails, and reports whether there is one.
+		failsAt := func(n int, cause error) bool {
+			d := diskOf(batches)
+			failed := d.failsRead(n, cause)
+			o := open(t, t.TempDir(), outbox.Options{Storage: d})
+			late, _ := o.tryAdd("C", "scheduled", "a")
+			time.Sleep(10 * time.Second)
+			o.join()
+			when := fmt.Sprintf("read %d: %v: ", n, cause)
+			switch {
+			case !failed():
+				return false
+			case cause == errDamage:
+				want(t, when+"pending", o.pending("a"), "C-scheduled")
+				want(t, when+"aside", o.disk.setAside(), "damaged")
+			default:
+				want(t, when+"pending", o.pending("a"), "B-scheduled", "C-scheduled")
+				want(t, when+"aside", o.disk.setAside())
+				equal(t, when+"the owner", o.Owner(), "vm-0")
+				equal(t, when+"mutes", len(o.Mutes()), 1)
+				equal(t, when+"groups", len(o.Groups()), 3)
+				equal(t, when+"the outcome of A", o.Delivery("a", o.Groups()["A"].Latest).State, outbox.StateAccepted)
+			}
+			o.wantDurable()
+			_, err := o.body("a", late.Seq)
+			wantError(t, when+"Show of what was added meanwhile", err, nil)
+			must(t, o.Close())
+			return true
+		}
+		reads := 0
+		for failsAt(reads, errIO) && failsAt(reads, errDamage) {
+			reads++
+		}
+		if reads < 13 {
+			t.Errorf("it was opened with %d reads, which leaves something out", reads)
+		}
+	})
+}
+
+// A file that takes the place of the open one, and can't be read at first, is read before anything is written to it.
+func TestFileThatIsReplacedIsReadBeforeItIsWritten(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "a")
+		must(t, o.disk.Storage.SetAside("", nil))
+		o.disk.failsOnce("write", errFull)
+		failed := o.disk.failsRead(0, errIO)
+		o.addInMemory("B", "scheduled", "a")
+		time.Sleep(time.Minute) // it may be read only when the writer tries again
+		if !failed() {
+			t.Fatal("nothing was read")
+		}
+		o.wantDurable()
+		o.restart()
+		want(t, "pending after a restart", o.pending("a"), "A-scheduled", "B-scheduled")
+	})
+}
+
+// failsRead makes the nth read or walk from now on fail, counted from 0. failed reports whether there was one.
+func (d *disk) failsRead(n int, err error) (failed func() bool) {
+	before := d.called("read") + d.called("walk")
+	since := func() int { return d.called("read") + d.called("walk") - before }
+	for _, call := range []string{"read", "walk"} {
+		d.on(call, func() error {
+			if since() == n+1 {
+				return err
+			}
+			return nil
+		})
+	}
+	return func() bool { return since() > n }
 }

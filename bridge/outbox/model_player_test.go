@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"testing"
 	"testing/synctest"
 	"time"
 
@@ -17,16 +16,14 @@ import (
 
 // A player does random things to an outbox and to its model.
 type player struct {
-	t      *testing.T
-	script []byte
-	disk   *disk
-	o      *outbox.Outbox
-	m      *model
-	queues map[string]delivery.Queue
-	items  map[ref]*delivery.Item // as the readers know them
-	last   map[uint64]outbox.Addition
-	states []string // of the model, after each thing that was done
-	number uint64   // of batches with progress
+	*box
+	script  []byte
+	m       *model
+	readers map[string]reader
+	items   map[ref]*delivery.Item // as the readers know them
+	added   map[uint64]outbox.Addition
+	states  []string // of the model, after each thing that was done
+	number  uint64   // of batches with progress
 }
 
 // next returns the next byte of the script as a number below n; 0 after its end.
@@ -39,29 +36,22 @@ func (p *player) next(n int) int {
 	return x
 }
 
-func (p *player) group() string { return fmt.Sprintf("G%d", p.next(3)) }
+func (p *player) group() string { return modelGroups[p.next(len(modelGroups))] }
 
-func (p *player) route() string { return modelRoutes[p.next(len(modelRoutes))] }
+func (p *player) route() string { return modelRoutes[p.next(len(modelRoutes))].Name }
 
-// start opens an outbox on the disk as it is.
-func (p *player) start() {
-	o, err := outbox.Open(p.t.TempDir(), outbox.Options{Storage: p.disk})
-	if err != nil {
-		p.t.Fatal(err)
+// listen begins to read all queues.
+func (p *player) listen() {
+	p.readers, p.items = map[string]reader{}, map[ref]*delivery.Item{}
+	for _, r := range modelRoutes {
+		p.readers[r.Name] = p.reader(r.Name)
 	}
-	p.o = o
-	p.items = map[ref]*delivery.Item{}
-	p.queues = map[string]delivery.Queue{}
-	for _, name := range modelRoutes {
-		p.queues[name] = o.Queue(name)
-	}
-	synctest.Wait()
 }
 
-// hear reads the changes of all readers, and checks that they know exactly the pending deliveries.
+// hear reads the changes of all queues, and checks that they tell of exactly the pending deliveries.
 func (p *player) hear() {
-	for _, name := range modelRoutes {
-		c := p.queues[name].Changes()
+	for name, r := range p.readers {
+		c := r.Changes()
 		for _, seq := range c.Gone {
 			delete(p.items, ref{name, seq})
 		}
@@ -70,16 +60,16 @@ func (p *player) hear() {
 		}
 	}
 	for r := range p.items {
-		if _, ok := p.m.pending[r]; !ok {
-			p.t.Errorf("the reader of %s still has %d", r.route, r.seq)
+		if _, pending := p.m.pending[r]; !pending {
+			p.t.Errorf("the reader still has %s", r.key())
 		}
 	}
 	for r, want := range p.m.pending {
 		i := p.items[r]
 		if i == nil {
-			p.t.Errorf("the reader of %s hears nothing of %d", r.route, r.seq)
+			p.t.Errorf("the reader hears nothing of %s", r.key())
 		} else if i.Attempts != want.attempts || string(i.Progress) != want.progress || i.FellBack != want.fellBack {
-			p.t.Errorf("the reader of %s has %+v, want %+v", r.route, i, want)
+			p.t.Errorf("the reader has %+v, want %+v", i, want)
 		}
 	}
 }
@@ -98,149 +88,114 @@ func (p *player) some(route string) []*delivery.Item {
 
 // step does one thing.
 func (p *player) step() {
-	now := time.Now()
-	switch op := p.next(16); op {
-	case 0, 1, 2, 3: // a change of a group
-		p.change(now)
-	case 4: // two groups change in one batch, one of them is over
-		b := outbox.Batch{Values: map[string][]byte{"x": fmt.Append(nil, p.next(9))},
-			Groups: map[string]*outbox.Group{p.group(): nil}}
-		p.m.values["x"] = string(b.Values["x"])
-		for id := range b.Groups {
-			p.endGroup(id)
-		}
-		p.check(apply(p.o, time.Now(), b))
+	switch p.next(16) {
+	case 0, 1, 2, 3:
+		p.change()
+	case 4:
+		p.endGroup()
 	case 5, 6:
-		p.accept(now)
-	case 7: // an attempt fails
-		route := p.route()
-		items := p.some(route)
-		p.number++
-		progress := []byte(nil)
-		if p.next(2) == 0 {
-			progress = fmt.Append(nil, "half ", p.number)
-		}
-		for _, i := range items {
-			m := p.m.pending[ref{route, i.Seq}]
-			m.attempts++
-			if progress != nil {
-				m.progress = string(progress)
-			}
-			p.m.pending[ref{route, i.Seq}] = m
-		}
-		p.queues[route].Report(delivery.Report{Now: now, Failed: items, Error: "down", Next: now.Add(time.Minute),
-			Answer: delivery.Answer{Progress: progress}, Batch: p.number})
-	case 8: // deliveries are given up
-		route := p.route()
-		items := p.some(route)
-		for _, i := range items {
-			p.die(ref{route, i.Seq}, delivery.ReasonRejected)
-		}
-		p.queues[route].Report(delivery.Report{Now: now, Dead: items, Reason: delivery.ReasonRejected, Error: "no"})
+		p.accept()
+	case 7:
+		p.fail()
+	case 8:
+		p.reject()
 	case 9:
 		p.byHand()
-	case 10: // pending deliveries are superseded, moved, and taken away
-		p.rearrange(now)
+	case 10:
+		p.rearrange()
 	case 11: // routes come and go
-		var routes []outbox.Route
-		for i := range modelled {
-			if p.next(4) > 0 {
-				routes = append(routes, modelled[i])
-			}
-		}
-		p.setRoutes(routes, now)
-	case 12: // the fallback gets it too
-		items := p.some("a")
-		for _, i := range items {
-			p.fellBack(ref{"a", i.Seq})
-		}
-		p.queues["a"].Report(delivery.Report{Now: now, FellBack: items})
-	case 14, 15: // a route is muted, and no longer
-		route := p.route()
-		m := delivery.Mute{ID: "mute of " + route, Sink: route, Since: now.Truncate(time.Hour),
-			Until: now.Add(time.Hour)}
-		if p.m.mutes[m.ID] {
-			m.Ended = now
-		}
-		p.m.mutes[m.ID] = m.Ended.IsZero()
-		p.check(apply(p.o, now, outbox.Batch{Mutes: []delivery.Mute{m}}))
-	case 13: // the disk fails or works
-		p.disk.set(func() {
-			switch p.next(4) {
-			case 0:
-				p.disk.fail, p.disk.lose = errFull, false
-			case 1:
-				p.disk.fail, p.disk.lose = nil, true
-			default:
-				p.disk.fail, p.disk.lose = nil, false
-			}
-		})
+		p.setRoutes(slices.DeleteFunc(slices.Clone(modelRoutes), func(outbox.Route) bool { return p.next(4) == 0 }))
+	case 12:
+		p.fallBack()
+	case 13:
+		p.disturb()
+	case 14, 15:
+		p.mute()
 	}
 	time.Sleep(100 * time.Millisecond)
 	synctest.Wait()
 	p.states = append(p.states, p.m.String())
 }
 
+var errNoAnswer = errors.New("no answer")
+
 func (p *player) check(err error) {
-	if err != nil && !errors.Is(err, errFull) && err.Error() != "no answer" {
+	if err != nil && !errors.Is(err, errFull) && !errors.Is(err, errNoAnswer) {
 		p.t.Error(err)
 	}
 }
 
-// endGroup settles what c is still to begin about a group that ends.
-func (p *player) endGroup(id string) {
-	delete(p.m.groups, id)
+// disturb makes the disk fail or work. A write that fails may have been made.
+func (p *player) disturb() {
+	p.disk.works()
+	switch p.next(4) {
+	case 0:
+		p.disk.fails("write", errFull)
+	case 1:
+		p.disk.fails("written", errNoAnswer)
+	}
+}
+
+// change adds a change of a group.
+func (p *player) change() {
+	a := p.addition(p.group(), fmt.Sprint(len(p.states)))
+	for _, r := range modelRoutes {
+		if p.next(6) > 0 {
+			a.To = append(a.To, r.Name)
+			p.m.pending[ref{r.Name, a.Seq}] = pendingModel{group: a.Group}
+		}
+	}
+	p.added[a.Seq] = a
+	p.m.groups[a.Group] = a.Seq
+	p.m.marks[a.ID] = 1
+	p.check(p.submit(changeOf(a))())
+}
+
+// endGroup ends a group and sets a value, in one batch. What c is still to begin about the group is settled.
+func (p *player) endGroup() {
+	value, group := fmt.Append(nil, p.next(9)), p.group()
+	p.m.values["x"] = string(value)
+	delete(p.m.groups, group)
 	for r, was := range p.m.pending {
-		if r.route == "c" && was.group == id {
+		if r.route == "c" && was.group == group {
 			p.settle(r, outbox.StateSuperseded)
 		}
 	}
+	p.check(p.submit(outbox.Batch{
+		Values: map[string][]byte{"x": value}, Groups: map[string]*outbox.Group{group: nil},
+	})())
 }
 
-func (p *player) setRoutes(routes []outbox.Route, now time.Time) {
-	_, _, err := setRoutes(p.o, now, routes...)
-	p.check(err)
-	there := map[string]bool{}
+func (p *player) setRoutes(routes []outbox.Route) {
+	p.check(p.submit(outbox.Batch{Routes: append([]outbox.Route{}, routes...)})())
+	for name := range p.m.routes {
+		p.m.routes[name] = true
+	}
 	for _, r := range routes {
-		there[r.Name] = true
 		p.m.routes[r.Name] = false
 	}
-	for name, gone := range p.m.routes {
-		if !there[name] && !gone {
-			p.m.routes[name] = true
-		}
-	}
 }
 
-func (p *player) change(now time.Time) {
-	group := p.group()
-	a := outbox.Addition{Message: delivery.Message{Seq: reserve(p.o, now), ID: fmt.Sprint(group, "-", len(p.states)),
-		Type: "t", Group: group}}
-	a.Body = body(a.ID)
-	for _, name := range modelRoutes {
-		if p.next(6) == 0 {
-			continue
-		}
-		a.To = append(a.To, name)
-		p.m.pending[ref{name, a.Seq}] = pendingModel{group: group}
+// mute mutes a route, or ends its mute.
+func (p *player) mute() {
+	route, now := p.route(), time.Now()
+	m := delivery.Mute{ID: "mute of " + route, Sink: route, Since: now.Truncate(time.Hour), Until: now.Add(time.Hour)}
+	if p.m.mutes[m.ID] {
+		m.Ended = now
 	}
-	p.last[a.Seq] = a
-	p.m.groups[group] = a.Seq
-	p.m.marks[a.ID] = 1
-	p.check(apply(p.o, now, outbox.Batch{Add: []outbox.Addition{a}, Groups: map[string]*outbox.Group{group: groupWith(a)},
-		Marks: map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: now}},
-	}))
+	p.m.mutes[m.ID] = m.Ended.IsZero()
+	p.check(p.submit(outbox.Batch{Mutes: []delivery.Mute{m}})())
 }
 
-func (p *player) accept(now time.Time) {
+// accept reports that deliveries were accepted, and that of several the first was superseded.
+func (p *player) accept() {
 	route := p.route()
 	items := p.some(route)
-	receipt := []byte(nil)
+	report := delivery.Report{Now: time.Now(), Accepted: items}
 	if p.next(2) == 0 {
-		receipt = fmt.Append(nil, "receipt ", len(p.states))
+		report.Answer.Receipt = fmt.Append(nil, "receipt ", len(p.states))
 	}
-	report := delivery.Report{Now: now, Accepted: items, Answer: delivery.Answer{Status: "204", Receipt: receipt},
-		Durable: p.next(2) == 0}
+	report.Durable = p.next(2) == 0
 	if len(items) > 1 {
 		report.Superseded, report.Accepted = items[:1], items[1:]
 	}
@@ -248,12 +203,80 @@ func (p *player) accept(now time.Time) {
 		p.settle(ref{route, i.Seq}, outbox.StateSuperseded)
 	}
 	for _, i := range report.Accepted {
-		if receipt != nil {
-			p.m.receipts[i.Group+"/"+route] = string(receipt)
+		if report.Answer.Receipt != nil {
+			p.m.receipts[i.Group+"/"+route] = string(report.Answer.Receipt)
 		}
 		p.settle(ref{route, i.Seq}, outbox.StateAccepted)
 	}
-	p.queues[route].Report(report)
+	p.readers[route].Report(report)
+}
+
+// fail reports an attempt that has failed.
+func (p *player) fail() {
+	route, now := p.route(), time.Now()
+	p.number++
+	report := delivery.Report{
+		Now: now, Failed: p.some(route), Error: "down", Next: now.Add(time.Minute), Batch: p.number,
+	}
+	if p.next(2) == 0 {
+		report.Answer.Progress = fmt.Append(nil, "half ", p.number)
+	}
+	for _, i := range report.Failed {
+		r := ref{route, i.Seq}
+		m := p.m.pending[r]
+		m.attempts++
+		if report.Answer.Progress != nil {
+			m.progress = string(report.Answer.Progress)
+		}
+		p.m.pending[r] = m
+	}
+	p.readers[route].Report(report)
+}
+
+// reject reports that deliveries were rejected. The fallback gets what was a's.
+func (p *player) reject() {
+	route := p.route()
+	items := p.some(route)
+	for _, i := range items {
+		r := ref{route, i.Seq}
+		p.fallTo(r)
+		delete(p.m.pending, r)
+		delete(p.m.settled, r)
+		p.m.dead[r] = delivery.ReasonRejected + unreported
+	}
+	p.readers[route].Report(delivery.Report{Now: time.Now(), Dead: items, Reason: delivery.ReasonRejected, Error: "no"})
+}
+
+// fallBack reports that the fallback is to get deliveries too.
+func (p *player) fallBack() {
+	items := p.some("a")
+	for _, i := range items {
+		r := ref{"a", i.Seq}
+		was := p.m.pending[r]
+		if !was.fellBack && p.isThere("a") {
+			p.fallTo(r)
+			was.fellBack = true
+			p.m.pending[r] = was
+		}
+	}
+	p.readers["a"].Report(delivery.Report{Now: time.Now(), FellBack: items})
+}
+
+// fallTo makes a delivery pending for the fallback of its route, if there is one that never had it.
+func (p *player) fallTo(r ref) {
+	to, was := ref{"b", r.seq}, p.m.pending[r]
+	_, isPending := p.m.pending[to]
+	_, isDead := p.m.dead[to]
+	_, isSettled := p.m.settled[to]
+	if r.route == "a" && p.isThere("a") && was.instead == "" && !isPending && !isDead && !isSettled {
+		p.m.pending[to] = pendingModel{group: was.group, instead: "a"}
+	}
+}
+
+// isThere reports whether a route is in the settings.
+func (p *player) isThere(route string) bool {
+	gone, known := p.m.routes[route]
+	return known && !gone
 }
 
 func (p *player) settle(r ref, how string) {
@@ -261,90 +284,47 @@ func (p *player) settle(r ref, how string) {
 	p.m.settled[r] = how
 }
 
-// die makes a dead letter, and hands it to b if it is a's.
-func (p *player) die(r ref, reason string) {
-	p.fallTo(r)
-	delete(p.m.pending, r)
-	delete(p.m.settled, r)
-	p.m.dead[r] = reason + unreported
-}
-
-func (p *player) fellBack(r ref) {
-	was := p.m.pending[r]
-	if was.fellBack || !p.hasFallback(r.route) {
-		return
-	}
-	p.fallTo(r)
-	was.fellBack = true
-	p.m.pending[r] = was
-}
-
-func (p *player) fallTo(r ref) {
-	to := ref{"b", r.seq}
-	was := p.m.pending[r]
-	_, isPending := p.m.pending[to]
-	_, isDead := p.m.dead[to]
-	_, isSettled := p.m.settled[to]
-	if !p.hasFallback(r.route) || was.instead != "" || isPending || isDead || isSettled {
-		return
-	}
-	p.m.pending[to] = pendingModel{group: was.group, instead: "a"}
-}
-
-// hasFallback reports whether a route has a fallback: only a has one, while it is in the settings.
-func (p *player) hasFallback(route string) bool {
-	gone, known := p.m.routes[route]
-	return route == "a" && known && !gone
-}
-
-// byHand replays or drops.
+// byHand drops dead letters, or replays those that somebody would deliver.
 func (p *player) byHand() {
-	var keys []string
-	for _, r := range slices.SortedFunc(maps.Keys(p.m.dead), func(a, b ref) int {
-		return cmp.Or(cmp.Compare(a.seq,
-			b.seq), cmp.Compare(a.route, b.route))
-	}) {
+	var letters []ref
+	for _, r := range slices.SortedFunc(maps.Keys(p.m.dead), byRef) {
 		if p.next(2) == 0 {
-			keys = append(keys, fmt.Sprintf("%s/%016d", r.route, r.seq))
+			letters = append(letters, r)
 		}
 	}
-	if p.next(2) == 0 {
-		_, err := drop(p.o, keys, "somebody")
-		p.check(err)
-		for _, key := range keys {
-			r := parse(key)
+	drops := p.next(2) == 0
+	var keys []string
+	for _, r := range letters {
+		if drops || p.isThere(r.route) {
+			keys = append(keys, r.key())
 			delete(p.m.dead, r)
-			if _, ok := p.m.pending[r]; !ok {
-				p.m.settled[r] = outbox.StateDropped
-			}
 		}
+		if _, pending := p.m.pending[r]; drops && !pending {
+			p.m.settled[r] = outbox.StateDropped
+		}
+	}
+	if drops {
+		_, err := p.drop(keys...)
+		p.check(err)
 		return
 	}
-	keys = slices.DeleteFunc(keys, func(key string) bool { // nobody would deliver them
-		gone, known := p.m.routes[parse(key).route]
-		return gone || !known
-	})
-	replayed, err := replay(p.o, keys, "", "root")
+	replayed, err := p.replay("", keys...)
 	p.check(err)
 	if len(replayed) != len(keys) {
 		p.t.Errorf("%d of %d were replayed", len(replayed), len(keys))
 	}
 	for _, d := range replayed {
 		r := ref{d.Route, d.Seq}
-		delete(p.m.dead, r)
-		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts}
-		if d.FallbackFor != nil {
-			m.instead = d.FallbackFor.Sink
-		}
-		if _, ok := p.m.pending[r]; !ok && m.attempts != 0 {
+		if _, pending := p.m.pending[r]; !pending && d.Attempts != 0 {
 			p.t.Errorf("the replayed %s isn't as new: %+v", d.Key, d)
 		}
-		p.m.pending[r] = m
+		p.m.pending[r] = pendingOf(d)
 	}
 }
 
-func (p *player) rearrange(now time.Time) {
-	p.check(p.o.Update(now, func(tx *outbox.Tx) {
+// rearrange supersedes pending deliveries, and reports dead letters.
+func (p *player) rearrange() {
+	p.check(p.Update(time.Now(), func(tx *outbox.Tx) {
 		for _, d := range tx.Pending(p.group()) {
 			if p.next(4) == 0 {
 				tx.Supersede(d)

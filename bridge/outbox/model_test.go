@@ -7,10 +7,8 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
@@ -37,12 +35,25 @@ type ref struct {
 	seq   uint64
 }
 
+func (r ref) key() string { return fmt.Sprintf("%s/%016d", r.route, r.seq) }
+
+func byRef(a, b ref) int { return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.route, b.route)) }
+
 type pendingModel struct {
 	group    string
 	attempts int
 	progress string
-	instead  string
+	instead  string // the route whose fallback has it
 	fellBack bool
+}
+
+// pendingOf returns a pending delivery in the form of the model.
+func pendingOf(d outbox.Delivery) pendingModel {
+	p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), fellBack: d.FellBack}
+	if d.FallbackFor != nil {
+		p.instead = d.FallbackFor.Sink
+	}
+	return p
 }
 
 func newModel() *model {
@@ -55,58 +66,24 @@ func newModel() *model {
 
 // String returns the whole state, in order.
 func (m *model) String() string {
-	var b strings.Builder
-	byRef := func(x, y ref) int { return cmp.Or(cmp.Compare(x.seq, y.seq), cmp.Compare(x.route, y.route)) }
-	for _, r := range slices.SortedFunc(maps.Keys(m.pending), byRef) {
-		p := m.pending[r]
-		fmt.Fprintf(&b, "pending %s/%d %s attempts=%d progress=%q instead=%q fellBack=%v\n",
-			r.route, r.seq, p.group, p.attempts, p.progress, p.instead, p.fellBack)
-	}
-	for _, r := range slices.SortedFunc(maps.Keys(m.dead), byRef) {
-		fmt.Fprintf(&b, "dead %s/%d %s\n", r.route, r.seq, m.dead[r])
-	}
-	for _, r := range slices.SortedFunc(maps.Keys(m.settled), byRef) {
-		fmt.Fprintf(&b, "settled %s/%d %s\n", r.route, r.seq, m.settled[r])
-	}
-	for _, id := range slices.Sorted(maps.Keys(m.groups)) {
-		fmt.Fprintf(&b, "group %s %d\n", id, m.groups[id])
-	}
-	for _, id := range slices.Sorted(maps.Keys(m.marks)) {
-		fmt.Fprintf(&b, "mark %s %d\n", id, m.marks[id])
-	}
-	for _, name := range slices.Sorted(maps.Keys(m.values)) {
-		fmt.Fprintf(&b, "value %s %s\n", name, m.values[name])
-	}
-	for _, key := range slices.Sorted(maps.Keys(m.receipts)) {
-		fmt.Fprintf(&b, "receipt %s %s\n", key, m.receipts[key])
-	}
-	for _, name := range slices.Sorted(maps.Keys(m.routes)) {
-		fmt.Fprintf(&b, "route %s gone=%v\n", name, m.routes[name])
-	}
-	for _, id := range slices.Sorted(maps.Keys(m.mutes)) {
-		fmt.Fprintf(&b, "mute %s active=%v\n", id, m.mutes[id])
-	}
-	return b.String()
+	return fmt.Sprintf("pending %+v\ndead %v\nsettled %v\ngroups %v\nmarks %v\nvalues %v\nreceipts %v\ngone %v\nmuted %v",
+		m.pending, m.dead, m.settled, m.groups, m.marks, m.values, m.receipts, m.routes, m.mutes)
 }
 
-// know returns the state of an outbox as a model, with the marks of ids and the receipts of open groups.
-func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
-	t.Helper()
+// know returns the state of an outbox as a model, with the marks of these additions.
+func know(o *box, added map[uint64]outbox.Addition) *model {
+	o.t.Helper()
 	m := newModel()
 	for _, d := range o.List(outbox.Selection{}) {
 		r := ref{d.Route, d.Seq}
-		if d.State == outbox.StateDead {
-			m.dead[r] = d.Reason
-			if slices.ContainsFunc(unreportedOf(o, d.Route), func(u outbox.Delivery) bool { return u.Key == d.Key }) {
-				m.dead[r] += unreported
-			}
+		if d.State == outbox.StatePending {
+			m.pending[r] = pendingOf(d)
 			continue
 		}
-		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), fellBack: d.FellBack}
-		if d.FallbackFor != nil {
-			p.instead = d.FallbackFor.Sink
+		m.dead[r] = d.Reason
+		if slices.ContainsFunc(o.unreported(d.Route), func(u outbox.Delivery) bool { return u.Key == d.Key }) {
+			m.dead[r] += unreported
 		}
-		m.pending[r] = p
 	}
 	for id, g := range o.Groups() {
 		m.groups[id] = g.Latest
@@ -114,187 +91,122 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 	for _, mute := range o.Mutes() {
 		m.mutes[mute.ID] = mute.Active()
 	}
-	for _, id := range ids {
-		if n := o.Mark(groupOf(id), id).Times; n > 0 {
-			m.marks[id] = n
+	for _, a := range added {
+		if n := o.Mark(a.Group, a.ID).Times; n > 0 {
+			m.marks[a.ID] = n
 		}
 	}
-	for _, name := range []string{"x", "y"} {
-		if v := o.Value(name); v != nil {
-			m.values[name] = string(v)
-		}
+	if v := o.Value("x"); v != nil {
+		m.values["x"] = string(v)
 	}
 	for name, s := range o.Stats() {
 		m.routes[name] = !s.Gone.IsZero()
 		q := o.Queue(name)
-		for _, group := range groups {
+		for _, group := range modelGroups {
 			// A receipt is the group's, so any item will do, also one that isn't pending.
-			i := &delivery.Item{Message: &delivery.Message{Group: group}}
-			if d, _ := q.Read(i); d.Receipt != nil {
+			d, _ := q.Read(&delivery.Item{Message: &delivery.Message{Group: group}})
+			if d.Receipt != nil {
 				m.receipts[group+"/"+name] = string(d.Receipt)
 			}
 		}
 	}
-	err := o.Walk(0, func(r outbox.Record) error {
+	for _, r := range o.history() {
 		for _, d := range r.Deliveries {
-			switch d.State {
-			case outbox.StateAccepted, outbox.StateSuperseded, outbox.StateDropped:
+			if d.State != outbox.StatePending && d.State != outbox.StateDead {
 				m.settled[ref{d.Route, r.Seq}] = d.State
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return m
 }
 
 // agree checks that the figures and the other lists of an outbox agree with the list of its deliveries.
-func agree(t *testing.T, o *outbox.Outbox) {
-	t.Helper()
-	var want outbox.Totals
-	pendingBytes := 0
-	stats := map[string][2]int{} // pending, dead
-	var ofGroups, ofGroupsGot []string
-	groups := map[string]bool{}
+func agree(o *box) {
+	o.t.Helper()
+	var totals outbox.Totals
+	var pending, ofGroups []string
+	stats, groups, pendingBytes := map[string]outbox.Stats{}, map[string]bool{}, 0
 	for _, d := range o.List(outbox.Selection{}) {
 		s := stats[d.Route]
 		if d.State == outbox.StateDead {
-			want.Dead++
-			s[1]++
+			totals.Dead++
+			s.Dead++
 		} else {
-			want.Pending++
+			totals.Pending++
+			s.Pending++
 			pendingBytes += d.Bytes
-			s[0]++
+			pending = append(pending, d.Key)
 			groups[d.Group] = true
-			ofGroups = append(ofGroups, d.Key)
-		}
-		if out := o.Delivery(d.Route, d.Seq); d.State == outbox.StatePending && out.State != d.State {
-			t.Errorf("the outcome of %s is %q, want %q", d.Key, out.State, d.State)
+			equal(o.t, "the state of "+d.Key, o.Delivery(d.Route, d.Seq).State, d.State)
 		}
 		stats[d.Route] = s
 	}
 	for group := range groups {
 		for _, d := range o.Pending(group) {
-			ofGroupsGot = append(ofGroupsGot, d.Key)
+			ofGroups = append(ofGroups, d.Key)
 		}
 	}
 	for route := range stats {
-		want.Unreported += len(unreportedOf(o, route))
+		totals.Unreported += len(o.unreported(route))
 	}
+	slices.Sort(pending)
 	slices.Sort(ofGroups)
-	slices.Sort(ofGroupsGot)
-	if !slices.Equal(ofGroups, ofGroupsGot) {
-		t.Errorf("pending of groups are %v, want %v", ofGroupsGot, ofGroups)
-	}
-	if got := o.Totals(); got != want || o.PendingBytes() != pendingBytes {
-		t.Errorf("the totals are %+v and %d bytes, want %+v and %d", got, o.PendingBytes(), want, pendingBytes)
-	}
+	want(o.t, "pending of groups", ofGroups, pending...)
+	equal(o.t, "totals", o.Totals(), totals)
+	equal(o.t, "pending bytes", o.PendingBytes(), pendingBytes)
 	for name, s := range o.Stats() {
-		if got := [2]int{s.Pending, s.Dead}; got != stats[name] {
-			t.Errorf("the figures of %s are %v, want %v", name, got, stats[name])
-		}
+		equal(o.t, "pending for "+name, s.Pending, stats[name].Pending)
+		equal(o.t, "dead for "+name, s.Dead, stats[name].Dead)
 	}
 }
 
 // shown returns everything that an outbox shows of its deliveries, to compare it before and after a restart.
-func shown(t *testing.T, o *outbox.Outbox) string {
-	t.Helper()
-	var b strings.Builder
-	for _, d := range o.List(outbox.Selection{}) {
-		text, err := json.Marshal(d)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(&b, "%s\n", text)
-	}
-	groups := o.Groups()
-	for _, id := range slices.Sorted(maps.Keys(groups)) {
-		fmt.Fprintf(&b, "%s %s %d\n", id, groups[id].State, groups[id].Latest)
-	}
-	for _, m := range o.Mutes() {
-		mute := *m
-		mute.Since, mute.Until, mute.Ended = m.Since.UTC(), m.Until.UTC(), m.Ended.UTC()
-		fmt.Fprintf(&b, "%+v\n", mute)
-	}
-	return b.String()
+func shown(o *box) string {
+	o.t.Helper()
+	text, err := json.MarshalIndent([]any{o.List(outbox.Selection{}), o.Groups(), o.Mutes()}, "", "  ")
+	must(o.t, err)
+	return string(text)
 }
 
-// bodies returns the sequence numbers of all stored CloudEvents.
-func bodies(o *outbox.Outbox) map[uint64]bool {
-	seqs := map[uint64]bool{}
-	_ = o.Walk(0, func(r outbox.Record) error { seqs[r.Seq] = true; return nil })
-	return seqs
-}
-
-var modelRoutes = []string{"a", "b", "c"}
-
-// modelled are the routes of the model: b is the fallback of a, and c begins nothing about a group that is over.
-var modelled = []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b"}, {Name: "c", Late: delivery.LateDrop}}
-
-func parse(key string) ref {
-	name, digits, _ := strings.Cut(key, "/")
-	var seq uint64
-	fmt.Sscan(strings.TrimLeft(digits, "0"), &seq)
-	return ref{name, seq}
-}
+var (
+	modelGroups = []string{"G0", "G1", "G2"}
+	// b is the fallback of a, and c begins nothing about a group that is over.
+	modelRoutes = []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b"}, {Name: "c", Late: delivery.LateDrop}}
+)
 
 // play follows the script to its end, and then looks at every crash that could have happened.
 func play(t *testing.T, script []byte) {
-	p := &player{t: t, script: script, disk: diskOf(nil), m: newModel(), last: map[uint64]outbox.Addition{}}
-	p.start()
-	p.setRoutes(modelled, time.Now())
+	p := &player{
+		box: open(t, t.TempDir(), outbox.Options{Storage: newDisk()}), script: script, m: newModel(),
+		added: map[uint64]outbox.Addition{},
+	}
+	p.listen()
+	p.setRoutes(modelRoutes)
 	p.states = append(p.states, newModel().String(), p.m.String())
 	for len(p.script) > 0 && !t.Failed() {
 		p.step()
 		p.hear()
 	}
-	p.disk.set(func() { p.disk.fail, p.disk.lose = nil, false })
-	time.Sleep(10 * time.Second)
-	synctest.Wait()
-	if err := p.o.Durable(); err != nil {
-		t.Errorf("Durable = %v", err)
-	}
-	var ids []string
-	for _, a := range p.last {
-		ids = append(ids, a.ID)
-	}
-	groups := []string{"G0", "G1", "G2"}
-	same := func(claim string, o *outbox.Outbox, want string) {
-		t.Helper()
-		got := know(t, o, ids, groups)
-		for name := range got.routes {
-			if _, ok := p.m.routes[name]; !ok {
-				delete(got.routes, name)
-			}
-		}
-		if got := got.String(); got != want {
-			t.Errorf("%s it knows\n%s\nwant\n%s", claim, got, want)
-		}
-	}
-	same("At the end", p.o, p.m.String())
-	agree(t, p.o)
-	before := shown(t, p.o)
-	if err := p.o.Close(); err != nil {
-		t.Errorf("Close = %v", err)
-	}
-	p.start()
-	if after := shown(t, p.o); after != before {
-		t.Errorf("after a restart it shows\n%s\nwant\n%s", after, before)
-	}
-	agree(t, p.o)
-	p.o.Close()
+	p.diskRecovers()
+	p.wantDurable()
+	got := know(p.box, p.added)
+	maps.DeleteFunc(got.routes, func(name string, _ bool) bool {
+		_, known := p.m.routes[name]
+		return !known
+	})
+	equal(t, "at the end it knows", got.String(), p.m.String())
+	agree(p.box)
+	before := shown(p.box)
+	p.restart()
+	equal(t, "after a restart it shows", shown(p.box), before)
+	agree(p.box)
+	must(t, p.Close())
 
-	batches := p.disk.recorded()
-	at := 0
+	batches, at := p.disk.recorded(), 0
 	for n := 1; n <= len(batches) && !t.Failed(); n++ {
-		o, err := outbox.Open(t.TempDir(), outbox.Options{Storage: diskOf(batches[:n])})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := know(t, o, ids, groups).String()
-		o.Close()
+		o := open(t, p.dir, outbox.Options{Storage: diskOf(batches[:n])})
+		got := know(o, p.added).String()
+		must(t, o.Close())
 		for at < len(p.states) && p.states[at] != got {
 			at++
 		}
@@ -302,8 +214,8 @@ func play(t *testing.T, script []byte) {
 			t.Errorf("after %d of %d batches it knows what it never was:\n%s", n, len(batches), got)
 		}
 	}
-	if at < len(p.states) && p.states[at] != p.m.String() {
-		t.Errorf("after the last batch it knows\n%s\nwant\n%s", p.states[at], p.m)
+	if at < len(p.states) {
+		equal(t, "after the last batch it knows", p.states[at], p.m.String())
 	}
 }
 
@@ -319,9 +231,6 @@ func FuzzACrashLeavesWholeBatches(f *testing.F) {
 		f.Add(script)
 	}
 	f.Fuzz(func(t *testing.T, script []byte) {
-		if len(script) > 400 {
-			script = script[:400]
-		}
-		synctest.Test(t, func(t *testing.T) { play(t, script) })
+		synctest.Test(t, func(t *testing.T) { play(t, script[:min(len(script), 400)]) })
 	})
 }

@@ -3,10 +3,8 @@ package outbox_test
 import (
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -14,37 +12,56 @@ import (
 )
 
 // mute adds a mute, or changes one.
-func mute(t *testing.T, o *outbox.Outbox, m delivery.Mute) {
-	t.Helper()
-	if err := apply(o, time.Now(), outbox.Batch{Mutes: []delivery.Mute{m}}); err != nil {
-		t.Fatal(err)
-	}
+func (o *box) mute(m delivery.Mute) {
+	o.t.Helper()
+	o.apply(outbox.Batch{Mutes: []delivery.Mute{m}})
 }
 
-// A reader keeps what a queue has told it.
-type reader struct {
-	delivery.Queue
+// aMute is one of a route, from now on for an hour.
+func aMute(id, route string) delivery.Mute {
+	return delivery.Mute{ID: id, Sink: route, Since: time.Now(), Until: time.Now().Add(time.Hour)}
+}
+
+// endMute ends a mute now.
+func (o *box) endMute(m delivery.Mute) (ended delivery.Mute) {
+	o.t.Helper()
+	m.Ended = time.Now()
+	o.mute(m)
+	return m
+}
+
+// muteIDs returns the ids of all mutes.
+func (o *box) muteIDs() (list []string) {
+	for _, m := range o.Mutes() {
+		list = append(list, m.ID)
+	}
+	return list
+}
+
+// A mutable reader keeps what its queue has told it.
+type mutable struct {
+	reader
 	items map[uint64]*delivery.Item
 	mutes []*delivery.Mute
 }
 
-func readerOf(o *outbox.Outbox, route string) *reader {
-	return &reader{Queue: o.Queue(route), items: map[uint64]*delivery.Item{}}
+func (o *box) mutable(route string) *mutable {
+	return &mutable{reader: o.reader(route), items: map[uint64]*delivery.Item{}}
 }
 
 // heard returns the pending deliveries, muted ones in brackets.
-func (r *reader) heard() (list []string) {
-	c := r.Changes()
-	r.mutes = c.Mutes
+func (m *mutable) heard() (list []string) {
+	c := m.Changes()
+	m.mutes = c.Mutes
 	for _, seq := range c.Gone {
-		delete(r.items, seq)
+		delete(m.items, seq)
 	}
 	for _, i := range c.Pending {
-		r.items[i.Seq] = i
+		m.items[i.Seq] = i
 	}
-	for _, seq := range slices.Sorted(maps.Keys(r.items)) {
-		id := r.items[seq].ID
-		if delivery.MuteOf(r.mutes, r.items[seq]).Active() {
+	for _, seq := range slices.Sorted(maps.Keys(m.items)) {
+		id := m.items[seq].ID
+		if delivery.MuteOf(m.mutes, m.items[seq]).Active() {
 			id = "(" + id + ")"
 		}
 		list = append(list, id)
@@ -55,47 +72,34 @@ func (r *reader) heard() (list []string) {
 // A mute holds back pending and new deliveries of the routes that it names, and their age counts from its end. A
 // restart changes none of this, and an ended mute stays ended.
 func TestMuteHoldsBackUntilItEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		o := open(t, dir, outbox.Options{})
-		qa, qb := readerOf(o, "a"), readerOf(o, "b")
-		began := time.Now()
-		mustAdd(t, o, "A", "scheduled", "a", "b")
-		m := delivery.Mute{ID: "m1", Sink: "a", Since: began, Until: began.Add(2 * time.Hour), Reason: "repairs", By: "root"}
-		mute(t, o, m)
-		mustAdd(t, o, "B", "scheduled", "a", "b")
-		mustAdd(t, o, "", "about-the-bridge", "a")
-		want(t, "a hears", qa.heard(), "(A-scheduled)", "(B-scheduled)", "(about-the-bridge)")
-		want(t, "b hears", qb.heard(), "A-scheduled", "B-scheduled")
-		list := o.List(outbox.Selection{Route: "a"})
-		if !list[0].Muted.Equal(m.Until) {
-			t.Errorf("the first is listed as muted until %v, want %v", list[0].Muted, m.Until)
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "a", "b")
+		m := aMute("m", "a")
+		m.Reason, m.By = "repairs", "root"
+		o.mute(m)
+		o.add("B", "scheduled", "a", "b")
+		o.add("", "about-the-bridge", "a")
+		for _, when := range []string{"at once", "after a restart"} {
+			want(t, when+" a hears", o.mutable("a").heard(), "(A-scheduled)", "(B-scheduled)", "(about-the-bridge)")
+			want(t, when+" b hears", o.mutable("b").heard(), "A-scheduled", "B-scheduled")
+			if until := o.List(outbox.Selection{Route: "a"})[0].Muted; !until.Equal(m.Until) {
+				t.Errorf("%s the first is listed as muted until %v, want %v", when, until, m.Until)
+			}
+			o.restart()
 		}
-		if err := o.Close(); err != nil {
-			t.Fatal(err)
-		}
+		time.Sleep(time.Minute)
+		m = o.endMute(m)
+		want(t, "after the end a hears", o.mutable("a").heard(), "A-scheduled", "B-scheduled", "about-the-bridge")
 
-		time.Sleep(time.Hour)
-		o = open(t, dir, outbox.Options{})
-		q := readerOf(o, "a")
-		want(t, "after a restart a hears", q.heard(), "(A-scheduled)", "(B-scheduled)", "(about-the-bridge)")
-		m.Ended = time.Now()
-		mute(t, o, m)
-		want(t, "after the end a hears", q.heard(), "A-scheduled", "B-scheduled", "about-the-bridge")
-		if err := o.Close(); err != nil {
-			t.Fatal(err)
-		}
-
-		time.Sleep(time.Hour)
-		o = open(t, dir, outbox.Options{})
-		defer o.Close()
-		q = readerOf(o, "a")
-		mustAdd(t, o, "C", "scheduled", "a")
-		q.heard()
-		for _, i := range q.items {
-			waited, of := i.Group != "C", delivery.MuteOf(q.mutes, i)
-			if of.Active() || waited != i.Since(of).Equal(m.Ended) {
-				t.Errorf("after another restart %s is pending since %v for %+v", i.ID, i.Since(of), of)
+		time.Sleep(time.Minute)
+		o.restart()
+		o.add("C", "scheduled", "a")
+		a := o.mutable("a")
+		want(t, "after another restart a hears", a.heard(), "A-scheduled", "B-scheduled", "about-the-bridge", "C-scheduled")
+		for _, i := range a.items {
+			waited, of := i.Group != "C", delivery.MuteOf(a.mutes, i)
+			if waited != i.Since(of).Equal(m.Ended) {
+				t.Errorf("%s is pending since %v, and the mute ended at %v", i.ID, i.Since(of), m.Ended)
 			}
 		}
 		if got := o.Mutes(); len(got) != 1 || got[0].Reason != "repairs" || got[0].By != "root" || got[0].Active() {
@@ -107,166 +111,99 @@ func TestMuteHoldsBackUntilItEnds(t *testing.T) {
 // A mute begins and ends without a change of the deliveries that it holds back, so that it costs nothing for each. Its
 // routes' readers hear of it, and no others.
 func TestAMuteChangesNoDelivery(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		qa, qb := o.Queue("a"), o.Queue("b")
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		a, b := o.reader("a"), o.reader("b")
 		for n := range 100 {
-			mustAdd(t, o, fmt.Sprint("E", n), "scheduled", "a", "b")
+			o.add(fmt.Sprint("E", n), "scheduled", "a", "b")
 		}
-		qa.Changes()
-		qb.Changes()
-		m := delivery.Mute{ID: "m", Sink: "a", Since: time.Now(), Until: time.Now().Add(time.Hour)}
+		a.Changes()
+		b.Changes()
+		m := aMute("m", "a")
 		for _, ended := range []time.Time{{}, time.Now()} {
 			m.Ended = ended
-			mute(t, o, m)
-			a, b := qa.Changes(), qb.Changes()
-			if len(a.Pending)+len(a.Gone) > 0 || len(a.Mutes) != 1 || a.Mutes[0].Active() != m.Active() {
-				t.Errorf("a hears of %d deliveries and %d mutes, want the mute alone", len(a.Pending), len(a.Mutes))
+			o.mute(m)
+			c := a.Changes()
+			if len(c.Pending)+len(c.Gone) > 0 || len(c.Mutes) != 1 || c.Mutes[0].Active() != m.Active() {
+				t.Errorf("a hears of %d deliveries and %d mutes, want the mute alone", len(c.Pending), len(c.Mutes))
 			}
-			if len(b.Pending)+len(b.Gone)+len(b.Mutes) > 0 {
-				t.Errorf("b hears of %d deliveries and %d mutes, want nothing", len(b.Pending), len(b.Mutes))
+			c = b.Changes()
+			if len(c.Pending)+len(c.Gone)+len(c.Mutes) > 0 {
+				t.Errorf("b hears of %d deliveries and %d mutes, want nothing", len(c.Pending), len(c.Mutes))
 			}
 		}
 	})
 }
 
-// Of the ended mutes the newest hundred are kept, and all active ones.
-func TestOldMutesAreDropped(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		mute(t, o, delivery.Mute{ID: "active", Since: time.Now()})
-		for n := range 120 {
-			time.Sleep(time.Second)
-			mute(t, o, delivery.Mute{ID: fmt.Sprint("m", n), Since: time.Now(), Ended: time.Now()})
-		}
-		var kept []string
-		for _, m := range o.Mutes() {
-			kept = append(kept, m.ID)
-		}
-		if len(kept) != 101 || kept[0] != "active" || kept[1] != "m20" {
-			t.Errorf("%d are kept, from %q on", len(kept), kept[:min(2, len(kept))])
-		}
-	})
-}
-
-// The hundred mutes that ended last are kept: a long one too, if as many shorter ones began and ended meanwhile. What
-// waited for it is pending since its end.
-func TestLongMuteIsKeptWhenItEnds(t *testing.T) {
-	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		q := readerOf(o, "a")
-		long := delivery.Mute{ID: "long", Sink: "a", Since: time.Now(), Until: time.Now().Add(time.Hour)}
-		mute(t, o, long)
-		mustAdd(t, o, "A", "scheduled", "a")
+// All active mutes are kept, and the hundred that ended last: a long one too, if as many shorter ones began and ended
+// meanwhile. What waited for it is pending since its end.
+func TestMutesThatEndedLastAreKept(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		a := o.mutable("a")
+		o.mute(delivery.Mute{ID: "active", Sink: "b", Since: time.Now()})
+		time.Sleep(time.Second)
+		long := aMute("long", "a")
+		o.mute(long)
+		o.add("A", "scheduled", "a")
 		for n := range 100 {
 			time.Sleep(10 * time.Second)
-			short := delivery.Mute{ID: fmt.Sprint("m", n), Sink: "b", Since: time.Now(), Until: long.Until}
-			mute(t, o, short)
+			short := aMute(fmt.Sprint("short", n), "b")
+			o.mute(short)
 			time.Sleep(time.Second)
-			short.Ended = time.Now()
-			mute(t, o, short)
+			o.endMute(short)
 		}
-		time.Sleep(time.Until(long.Until))
-		long.Ended = time.Now()
-		mute(t, o, long)
-		want(t, "a hears", q.heard(), "A-scheduled")
-		for _, i := range q.items {
-			if of := delivery.MuteOf(q.mutes, i); of == nil || !i.Since(of).Equal(long.Ended) {
-				t.Errorf("A is pending since %v for %+v, want since the end of its mute, %v", i.Since(of), of, long.Ended)
+		long = o.endMute(long)
+		want(t, "a hears", a.heard(), "A-scheduled")
+		for _, i := range a.items {
+			if since := i.Since(delivery.MuteOf(a.mutes, i)); !since.Equal(long.Ended) {
+				t.Errorf("A is pending since %v, want since the end of its mute, %v", since, long.Ended)
 			}
 		}
-		var kept []string
-		for _, m := range o.Mutes() {
-			kept = append(kept, m.ID)
-		}
-		if len(kept) != 100 || kept[0] != "long" || kept[1] != "m1" {
-			t.Errorf("%d are kept, from %q on; want the hundred that ended last", len(kept), kept[:min(2, len(kept))])
-		}
-	})
-}
-
-// The bounds apply to muted deliveries too: the oldest is given up first.
-func TestBoundsApplyToMutedDeliveries(t *testing.T) {
-	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 2}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		mute(t, o, delivery.Mute{ID: "m", Since: time.Now(), Until: time.Now().Add(time.Hour)})
-		for _, event := range []string{"A", "B", "C"} {
-			mustAdd(t, o, event, "scheduled", "a")
-			time.Sleep(time.Second)
-		}
-		if got := pending(o, "a"); !slices.Equal(got, []string{"B-scheduled", "C-scheduled"}) {
-			t.Errorf("pending are %v", got)
-		}
+		kept := o.muteIDs()
+		want(t, "the first of those that are kept", kept[:3], "active", "long", "short1")
+		equal(t, "with the active one there are", len(kept), 101)
 	})
 }
 
 // The mutes of a file that returns are loaded, and don't undo changes of the same mutes in memory.
 func TestMutesOfAFileReadLateAreLoaded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		older := t.TempDir()
-		o := open(t, older, outbox.Options{})
-		kept := delivery.Mute{ID: "kept", Sink: "a", Since: time.Now(), Until: time.Now().Add(time.Hour)}
-		ended := delivery.Mute{ID: "ended", Sink: "b", Since: time.Now(), Until: time.Now().Add(time.Hour)}
-		mute(t, o, kept)
-		mute(t, o, ended)
-		mustAdd(t, o, "A", "scheduled", "a", "b")
-		o.Close()
-		time.Sleep(time.Minute)
-
-		dir := notADirectory(t)
-		o = open(t, dir, outbox.Options{})
-		qa, qb := readerOf(o, "a"), readerOf(o, "b")
-		_, _ = add(o, "B", "scheduled", "a")
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		ended := aMute("ended", "b")
+		o.mute(aMute("kept", "a"))
+		o.mute(ended)
+		o.add("A", "scheduled", "a", "b")
+		o.restartLate(o.disk)
+		a, b := o.mutable("a"), o.mutable("b")
+		o.addInMemory("B", "scheduled", "a")
 		ended.Ended = time.Now()
-		_ = apply(o, time.Now(), outbox.Batch{Mutes: []delivery.Mute{ended}})
-		want(t, "before the file comes a hears", qa.heard(), "B-scheduled")
-		comes(t, dir, filepath.Join(older, "outbox.db"))
-		time.Sleep(6 * time.Second)
-		joins(o)
-		want(t, "a hears", qa.heard(), "(A-scheduled)", "(B-scheduled)")
-		want(t, "b hears", qb.heard(), "A-scheduled")
-		o.Close()
-		o = open(t, dir, outbox.Options{})
-		want(t, "after a restart a hears", readerOf(o, "a").heard(), "(A-scheduled)", "(B-scheduled)")
-		want(t, "after a restart b hears", readerOf(o, "b").heard(), "A-scheduled")
-		o.Close()
+		_ = o.submit(outbox.Batch{Mutes: []delivery.Mute{ended}})()
+		want(t, "before the file comes a hears", a.heard(), "B-scheduled")
+		o.diskRecovers()
+		o.join()
+		for _, when := range []string{"then", "after a restart"} {
+			want(t, when+" a hears", a.heard(), "(A-scheduled)", "(B-scheduled)")
+			want(t, when+" b hears", b.heard(), "A-scheduled")
+			o.restart()
+			a, b = o.mutable("a"), o.mutable("b")
+		}
 	})
 }
 
 // A mute set on this VM is kept even if the file turns out to be another VM's, whose own mutes don't count.
 func TestMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		ids := func(o *outbox.Outbox) (list []string) {
-			for _, m := range o.Mutes() {
-				list = append(list, m.ID)
-			}
-			return list
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.own("vmid-0")
+		o.mute(aMute("old", ""))
+		o.mute(aMute("extended", ""))
+		o.restart()
+		o.mute(aMute("new", ""))
+		o.mute(aMute("extended", ""))
+		equal(t, "it is another VM's", o.own("vmid-1"), true)
+		o.add("A", "scheduled", "hook")
+		for _, when := range []string{"at once", "after a restart"} {
+			want(t, when+" there are the mutes", o.muteIDs(), "extended", "new")
+			want(t, when+" hook hears", o.mutable("hook").heard(), "(A-scheduled)")
+			o.restart()
+			equal(t, when+" it is another VM's", o.own("vmid-1"), false)
 		}
-		at := func(id string) delivery.Mute {
-			return delivery.Mute{ID: id, By: "alice", Since: time.Now(), Until: time.Now().Add(time.Hour)}
-		}
-		o := open(t, dir, outbox.Options{})
-		if _, err := own(o, "vmid-0"); err != nil {
-			t.Fatal(err)
-		}
-		mute(t, o, at("old"))
-		mute(t, o, at("extended"))
-		o.Close()
-
-		o = open(t, dir, outbox.Options{})
-		mute(t, o, at("new"))
-		mute(t, o, at("extended"))
-		if fresh, err := own(o, "vmid-1"); !fresh || err != nil {
-			t.Fatalf("Own = %v, %v", fresh, err)
-		}
-		want(t, "mutes", ids(o), "extended", "new")
-		mustAdd(t, o, "A", "scheduled", "hook")
-		want(t, "heard", readerOf(o, "hook").heard(), "(A-scheduled)")
-		o.Close()
-
-		o = open(t, dir, outbox.Options{})
-		if fresh, err := own(o, "vmid-1"); fresh || err != nil {
-			t.Fatalf("Own = %v, %v", fresh, err)
-		}
-		want(t, "mutes after a restart", ids(o), "extended", "new")
-		want(t, "heard after a restart", readerOf(o, "hook").heard(), "(A-scheduled)")
-		o.Close()
 	})
 }

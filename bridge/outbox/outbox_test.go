@@ -1,15 +1,7 @@
 package outbox_test
 
 import (
-	"bytes"
-	"cmp"
-	"errors"
 	"fmt"
-	"log/slog"
-	"maps"
-	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,305 +10,280 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// lines is a log that tests read.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
-
-// open opens an outbox that is closed at the end of the test.
-func open(t testing.TB, dir string, options outbox.Options) *outbox.Outbox {
-	t.Helper()
-	o, err := outbox.Open(dir, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { o.Close() })
-	return o
-}
-
-// submit makes a batch a change of its own.
-func submit(o *outbox.Outbox, now time.Time, b outbox.Batch) (wait func() error) {
-	return o.Update(now, func(tx *outbox.Tx) { tx.Apply(b) })
-}
-
-// apply makes a batch a change of its own, and waits for the disk.
-func apply(o *outbox.Outbox, now time.Time, b outbox.Batch) error { return submit(o, now, b)() }
-
-func reserve(o *outbox.Outbox, now time.Time) (seq uint64) {
-	o.Update(now, func(tx *outbox.Tx) { seq = tx.Reserve() })
-	return seq
-}
-
-func own(o *outbox.Outbox, vmID string) (fresh bool, err error) {
-	o.Update(time.Now(), func(tx *outbox.Tx) { fresh = tx.Own(vmID) })
-	return fresh, o.Durable()
-}
-
-func newRoutes(o *outbox.Outbox, routes []outbox.Route) (added, back []string) {
-	o.Update(time.Now(), func(tx *outbox.Tx) { added, back = tx.NewRoutes(routes) })
-	return added, back
-}
-
-func unreportedOf(o *outbox.Outbox, route string) (list []outbox.Delivery) {
-	o.Update(time.Now(), func(tx *outbox.Tx) { list = tx.Unreported(route) })
-	return list
-}
-
-func replay(o *outbox.Outbox, keys []string, to, by string) (replayed []outbox.Delivery, err error) {
-	wait := o.Update(time.Now(), func(tx *outbox.Tx) { replayed, err = tx.Replay(keys, to, by) })
-	return replayed, cmp.Or(err, wait())
-}
-
-func drop(o *outbox.Outbox, keys []string, by string) (dropped []outbox.Delivery, err error) {
-	wait := o.Update(time.Now(), func(tx *outbox.Tx) { dropped, err = tx.Drop(keys, by) })
-	return dropped, cmp.Or(err, wait())
-}
-
-func supersede(o *outbox.Outbox, list ...outbox.Delivery) error {
-	return o.Update(time.Now(), func(tx *outbox.Tx) {
-		for _, d := range list {
-			tx.Supersede(d)
-		}
-	})()
-}
-
-// refTo names a delivery.
-func refTo(route string, seq uint64) outbox.Delivery {
-	return outbox.Delivery{Route: route, Item: delivery.Item{Message: &delivery.Message{Seq: seq}}}
-}
-
-// routeNames returns the names of all routes that the outbox knows or has deliveries of.
-func routeNames(o *outbox.Outbox) []string { return slices.Sorted(maps.Keys(o.Stats())) }
-
-// bodyOf returns the CloudEvent of a delivery.
-func bodyOf(o *outbox.Outbox, route string, seq uint64) ([]byte, error) {
-	_, body, err := o.Show(fmt.Sprintf("%s/%016d", route, seq))
-	return body, err
-}
-
-// body returns a CloudEvent in the JSON format.
-func body(id string) []byte {
-	return fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{}}`, id)
-}
-
-// addition is one CloudEvent about the group for the routes.
-func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addition {
-	id := strings.TrimPrefix(group+"-"+change, "-")
-	a := outbox.Addition{Body: body(id), Message: delivery.Message{Seq: reserve(o, time.Now()), ID: id, Type: "t",
-		Group: group, Change: change}}
-	a.To = append(a.To, to...)
-	return a
-}
-
-// groupOf returns the group that an id belongs to.
-func groupOf(id string) string {
-	group, _, _ := strings.Cut(id, "-")
-	return group
-}
-
-// add commits a change of the group, whose newest it becomes.
-func add(o *outbox.Outbox, group, change string, to ...string) (outbox.Addition, error) {
-	a := addition(o, group, change, to...)
-	b := outbox.Batch{Add: []outbox.Addition{a}}
-	if group != "" {
-		b.Groups = map[string]*outbox.Group{group: groupWith(a)}
-		b.Marks = map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: time.Now()}}
-		if change == "vanished" {
-			b.Groups[group] = nil
-		}
-	}
-	return a, apply(o, time.Now(), b)
-}
-
-// groupWith returns an open group with that latest change.
-func groupWith(a outbox.Addition) *outbox.Group {
-	return &outbox.Group{State: fmt.Appendf(nil, "%q", a.Change), Latest: a.Seq, CloudEvent: a.Body}
-}
-
-// end ends groups. What is pending about them stays, but only the file has it.
-func end(t testing.TB, o *outbox.Outbox, groups ...string) {
-	t.Helper()
-	b := outbox.Batch{Groups: map[string]*outbox.Group{}}
-	for _, group := range groups {
-		b.Groups[group] = nil
-	}
-	if err := apply(o, time.Now(), b); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// mustAdd is add on a disk that works.
-func mustAdd(t testing.TB, o *outbox.Outbox, group, change string, to ...string) outbox.Addition {
-	t.Helper()
-	a, err := add(o, group, change, to...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
-}
-
-// setRoutes says which routes there are from now on, as Batch.Routes does.
-func setRoutes(o *outbox.Outbox, now time.Time, routes ...outbox.Route) (added, back []string, err error) {
-	added, back = newRoutes(o, routes)
-	return added, back, apply(o, now, outbox.Batch{Routes: append([]outbox.Route{}, routes...)})
-}
-
-// ids returns the ids of deliveries.
-func ids(list []outbox.Delivery) []string {
-	all := []string{}
-	for _, d := range list {
-		all = append(all, d.ID)
-	}
-	return all
-}
-
-func pending(o *outbox.Outbox, route string) []string {
-	return ids(o.List(outbox.Selection{Route: route, State: outbox.StatePending}))
-}
-
-func deadLetters(o *outbox.Outbox, route string) []string {
-	return ids(o.List(outbox.Selection{Route: route, State: outbox.StateDead}))
-}
-
-func want(t testing.TB, what string, got []string, want ...string) {
-	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("%s: got %q, want %q", what, got, want)
-	}
-}
-
-// changes returns the ids of deliveries that became pending since the last call, and the sequence numbers of those
-// gone.
-func changes(q delivery.Queue) (ids []string, gone []uint64) {
-	c := q.Changes()
-	ids = []string{}
-	for _, i := range c.Pending {
-		ids = append(ids, i.ID)
-	}
-	return ids, c.Gone
-}
-
-// After a restart the committed state is there: pending deliveries, dead letters, groups, marks, values, receipts, and
-// CloudEvents.
+// After a restart the committed state is there: pending deliveries, dead letters, groups, marks, values, routes,
+// receipts, CloudEvents, and the results of their deliveries.
 func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		o := open(t, dir, outbox.Options{})
+		o := open(t, t.TempDir(), outbox.Options{})
 		now := time.Now()
-		if added, back, err := setRoutes(o, now, []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil || len(added) != 2 ||
-			len(back) != 0 {
-			t.Fatal(added, back, err)
-		}
-		if fresh, err := own(o, "vmid-0"); fresh || err != nil {
-			t.Fatal(fresh, err)
-		}
-		first := mustAdd(t, o, "A", "scheduled", "a", "b")
-		second := mustAdd(t, o, "A", "started", "a", "b")
-		replaced := addition(o, "B", "vanished", "a")
+		o.routesAre("a", "b", "gone")
+		o.routesAre("a", "b")
+		equal(t, "a new outbox was another VM's", o.own("vmid-0"), false)
+		first := o.add("A", "scheduled", "a", "b")
+		second := o.add("A", "started", "a", "b")
+		replaced := o.addition("B", "vanished", "a")
 		replaced.Replaced = true
-		if err := apply(o, now, outbox.Batch{Values: map[string][]byte{"observer": []byte("vm-0")}, Add: []outbox.Addition{replaced}}); err != nil {
-			t.Fatal(err)
-		}
-		qa, qb := o.Queue("a"), o.Queue("b")
-		a, b := qa.Changes().Pending, qb.Changes().Pending
-		qa.Report(delivery.Report{Now: now, Accepted: a[:1], Answer: delivery.Answer{Status: "204", ID: "x",
-			Receipt: []byte("thread")}})
-		qb.Report(delivery.Report{Now: now, Failed: b[:1], Error: "down", Next: now.Add(time.Second),
-			Answer: delivery.Answer{Progress: []byte("half")}, Batch: 7})
-		qb.Report(delivery.Report{Now: now, Dead: b[1:], Reason: delivery.ReasonRejected, Error: "no"})
-		if err := o.Close(); err != nil {
-			t.Fatal(err)
-		}
+		o.apply(outbox.Batch{
+			Values: map[string][]byte{"observer": []byte("vm-0")}, Add: []outbox.Addition{replaced},
+		})
+		a, b := o.reader("a"), o.reader("b")
+		a.Report(delivery.Report{
+			Now: now, Accepted: a.items()[:1], Answer: delivery.Answer{Status: "204", ID: "x", Receipt: []byte("thread")},
+		})
+		items := b.items()
+		b.Report(delivery.Report{
+			Now: now, Failed: items[:1], Error: "down", Next: now.Add(time.Second), Batch: 7,
+			Answer: delivery.Answer{Progress: []byte("half")},
+		})
+		b.reject(items[1])
+		o.restart()
 
-		var log lines
-		o = open(t, dir, outbox.Options{Log: log.logger()})
-		if log := log.String(); log != "" {
-			t.Errorf("the log says of a good file:\n%s", log)
+		equal(t, "the log of a good file", o.log.String(), "")
+		want(t, "pending for a", o.pending("a"), "A-started", "B-vanished")
+		want(t, "pending for b", o.pending("b"), "A-scheduled")
+		want(t, "dead for b", o.dead("b"), "A-started")
+		if d := o.Delivery("b", second.Seq); d.State != outbox.StateDead || !d.DeadSince.Equal(now) {
+			t.Errorf("the newest is %+v for b, want dead since %v", d, now)
 		}
-		want(t, "pending for a", pending(o, "a"), "A-started", "B-vanished")
-		want(t, "pending for b", pending(o, "b"), "A-scheduled")
-		want(t, "dead for b", deadLetters(o, "b"), "A-started")
-		if got := o.Delivery("a", second.Seq); got.State != outbox.StatePending {
-			t.Errorf("the newest is %v for a", got)
-		}
-		if got := o.Delivery("b", second.Seq); got.State != outbox.StateDead || !got.DeadSince.Equal(now) {
-			t.Errorf("the newest is %v for b", got)
-		}
-		if g := o.Groups()["A"]; string(g.State) != `"started"` || g.Latest != second.Seq {
-			t.Errorf("the group is %+v", g)
+		groups := o.Groups()
+		if g := groups["A"]; len(groups) != 1 || string(g.State) != `"started"` || g.Latest != second.Seq {
+			t.Errorf("the groups are %+v, want A, which has started", groups)
 		}
 		if m := o.Mark("A", "A-scheduled"); m.Times != 1 || m.Group != "A" || !m.At.Equal(now) {
 			t.Errorf("the mark is %+v", m)
 		}
-		if v := o.Value("observer"); string(v) != "vm-0" {
-			t.Errorf("the value is %q", v)
-		}
-		if o.Owner() != "vmid-0" {
-			t.Errorf("it belongs to %q", o.Owner())
-		}
-		qa, qb = o.Queue("a"), o.Queue("b")
-		items := qa.Changes().Pending
-		i := items[0]
-		if i.Replaced || !items[1].Replaced {
+		equal(t, "the value", string(o.Value("observer")), "vm-0")
+		equal(t, "the owner", o.Owner(), "vmid-0")
+		added, back := o.newRoutes("a", "gone", "c")
+		want(t, "new routes", added, "c")
+		want(t, "routes that return", back, "gone")
+		r := o.history()[0].Deliveries[0]
+		equal(t, "its time is now", r.At.Equal(now), true)
+		r.At = time.Time{}
+		equal(t, "the result", r, outbox.Result{
+			Route: "a", State: outbox.StateAccepted, Attempts: 1, Answer: "204", AnswerID: "x",
+		})
+		a = o.reader("a")
+		items = a.items()
+		if items[0].Replaced || !items[1].Replaced {
 			t.Errorf("the items are %+v, want only the second to be replaced", items)
 		}
-		d, err := qa.Read(i)
+		d, err := a.Read(items[0])
 		if err != nil || d.Event.ID() != "A-started" || string(d.Receipt) != "thread" {
 			t.Errorf("Read = %+v, %v", d, err)
 		}
-		i = qb.Changes().Pending[0]
+		i := o.reader("b").items()[0]
 		if i.Seq != first.Seq || i.Attempts != 1 || i.Error != "down" || string(i.Progress) != "half" || i.Batch != 7 ||
 			!i.Next.Equal(now.Add(time.Second)) {
 			t.Errorf("the item is %+v", i)
 		}
-		if added, back := newRoutes(o, []outbox.Route{{Name: "a"}, {Name: "c"}}); !slices.Equal(added, []string{"c"}) ||
-			back != nil {
-			t.Errorf("new routes are %v, back are %v", added, back)
+		if seq := o.reserve(now.Add(-time.Hour)); seq <= second.Seq {
+			t.Errorf("the sequence number went back to %d", seq)
 		}
-		if got := reserve(o, now.Add(-time.Hour)); got <= second.Seq {
-			t.Errorf("the sequence number went back to %d", got)
+		if file := o.takeOver(); file.Groups != nil || file.Values != nil {
+			t.Errorf("it counts as a file that returned, with %+v", file)
 		}
 	})
 }
 
-// Only one process can have an outbox open. Meanwhile no other can read it.
+// Only one process can have an outbox open. Meanwhile no other can read it. Who reads it can't change it.
 func TestOnlyOneProcessOpensAnOutbox(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
-	mustAdd(t, o, "A", "scheduled", "a")
-	if _, err := outbox.Open(dir, outbox.Options{}); !errors.Is(err, outbox.ErrLocked) {
-		t.Errorf("Open = %v, want ErrLocked", err)
-	}
-	if _, err := outbox.OpenReadOnly(dir); !errors.Is(err, outbox.ErrLocked) {
-		t.Errorf("OpenReadOnly = %v, want ErrLocked", err)
-	}
-	if err := o.Close(); err != nil {
-		t.Fatal(err)
-	}
+	o.add("A", "scheduled", "a")
+	_, err := outbox.Open(dir, outbox.Options{})
+	wantError(t, "Open", err, outbox.ErrLocked)
+	_, err = outbox.OpenReadOnly(dir)
+	wantError(t, "OpenReadOnly", err, outbox.ErrLocked)
+	must(t, o.Close())
 	for range 2 {
 		r, err := outbox.OpenReadOnly(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want(t, "pending", pending(r, "a"), "A-scheduled")
-		if err := apply(r, time.Now(), outbox.Batch{}); err == nil {
-			t.Error("it can be changed")
-		}
+		must(t, err)
 		defer r.Close()
+		want(t, "pending", ids(r.List(outbox.Selection{})), "A-scheduled")
+		if err := r.Update(time.Now(), func(*outbox.Tx) { t.Error("it can be changed") })(); err == nil {
+			t.Error("a change is said to be made")
+		}
+		if err := <-r.Maintain(time.Now()); err == nil {
+			t.Error("it can be maintained")
+		}
 	}
+}
+
+// After Close no change is reported as being on disk, and nothing is written.
+func TestNothingIsWrittenAfterClose(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		must(t, o.Close())
+		before := o.disk.called("write")
+		o.addInMemory("A", "scheduled", "a")
+		select {
+		case err := <-o.Maintain(time.Now()):
+			if err == nil {
+				t.Error("it can be maintained")
+			}
+		default:
+			t.Error("Maintain says nothing at once")
+		}
+		time.Sleep(time.Minute)
+		equal(t, "transactions", o.disk.called("write")-before, 0)
+	})
+}
+
+// Close fails only when deliveries are lost, and says how many: not if nothing was pending, and not if everything is on
+// disk but the file could not be closed.
+func TestCloseSaysWhatIsLost(t *testing.T) {
+	for _, tt := range []struct {
+		fails   string // a call of the disk
+		pending int
+		want    string
+	}{
+		{"", 1, "<nil>"},
+		{"write", 0, "<nil>"},
+		{"write", 1, "1 delivery is lost, it was only in memory: no space left on device"},
+		{"write", 2, "2 deliveries are lost, they were only in memory: no space left on device"},
+		{"close", 1, "<nil>"},
+	} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			o.disk.fails(tt.fails, errFull)
+			for i := range tt.pending {
+				_ = o.submit(changeOf(o.addition(fmt.Sprint("E", i), "scheduled", "a")))
+			}
+			what := fmt.Sprintf("Close with %d pending, and a failing %q", tt.pending, tt.fails)
+			equal(t, what, fmt.Sprint(o.Close()), tt.want)
+		})
+	}
+}
+
+// Close tries once more to write what is only in memory.
+func TestCloseWritesWhatIsOnlyInMemory(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.disk.fails("write", errFull)
+		o.addInMemory("A", "scheduled", "a")
+		o.disk.works()
+		must(t, o.Close())
+		equal(t, "deliveries on disk", o.disk.count("pending"), 1)
+	})
+}
+
+// Close doesn't wait long for a disk that hangs.
+func TestCloseDoesNotWaitForADiskThatHangs(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "a")
+		release := o.disk.hangs("write")
+		o.addInMemory("B", "scheduled", "a")
+		began := time.Now()
+		equal(t, "Close", fmt.Sprint(o.Close()), "1 delivery is lost, it was only in memory: the disk takes too long")
+		equal(t, "it waited", time.Since(began), 5*time.Second)
+		release()
+	})
+}
+
+// The sequence number always increases, even if nothing is pending, no history is kept, and the clock is set back.
+func TestSequenceNumberAlwaysIncreases(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		last := o.add("A", "vanished", "a").Seq
+		o.accept("a")
+		must(t, <-o.Maintain(time.Now().Add(91*24*time.Hour)))
+		o.restart()
+		equal(t, "CloudEvents", o.disk.count("events"), 0)
+		for range 3 {
+			next := o.reserve(time.Now().Add(-365 * 24 * time.Hour))
+			if next <= last {
+				t.Errorf("after %d comes %d", last, next)
+			}
+			last = next
+		}
+	})
+}
+
+// A change is written in one transaction, whatever its size.
+func TestOneChangeIsOneTransaction(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		step := func(claim string, f func()) {
+			t.Helper()
+			synctest.Wait()
+			before := o.disk.called("write")
+			f()
+			time.Sleep(time.Second)
+			equal(t, claim, o.disk.called("write")-before, 1)
+		}
+		step("routes", func() { o.setRoutes(outbox.Route{Name: "a", Fallback: "b"}, outbox.Route{Name: "b"}) })
+		step("10,000 events", func() {
+			b := wave(o, 20_000, "a", "b")
+			b.Values = map[string][]byte{"x": []byte("y")}
+			o.apply(b)
+		})
+		a := o.reader("a")
+		items := a.items()[:500]
+		step("500 fall back", func() { a.Report(delivery.Report{Now: time.Now(), FellBack: items}) })
+		step("500 die", func() { a.reject(items...) })
+		keys := o.keys(outbox.Selection{State: outbox.StateDead})
+		step("500 are replayed", o.replayAll)
+		step("500 are dropped", func() {
+			_, err := o.drop(keys...)
+			must(t, err)
+		})
+		step("a route goes", func() { o.routesAre("b") })
+		step("its backlog is given up", func() { o.Maintain(time.Now().Add(25 * time.Hour)) })
+		equal(t, "dead letters", len(o.dead("a")), 9500)
+	})
+}
+
+// An outbox belongs to one VM. On a cloned machine it is set aside at once, and nothing of it counts any more, not even
+// items that its readers hold or results that they report.
+func TestACloneStartsEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		used(t, dir)
+		o := open(t, dir, outbox.Options{})
+		for _, same := range []string{"VMID-0", ""} {
+			equal(t, "it was another's than "+same, o.own(same), false)
+		}
+		o.routesAre("a")
+		r := o.reader("a")
+		items := r.items()
+		equal(t, "it was another's than vmid-1", o.own("vmid-1"), true)
+		equal(t, "a route that gets what is over counts as one that acts",
+			o.Over(outbox.Delivery{Item: *items[0], Route: "a"}, "a"), false)
+		want(t, "deliveries", ids(o.List(outbox.Selection{})))
+		equal(t, "gone, as the reader is told,", len(r.Changes().Gone), len(items))
+		_, err := r.Read(items[0])
+		wantError(t, "Read", err, delivery.ErrSettled)
+		r.Report(delivery.Report{Now: time.Now(), Accepted: items[:1], Answer: delivery.Answer{Receipt: []byte("r")}})
+		equal(t, "delivered", o.Stats()["a"].Delivered, 0)
+		equal(t, "groups", len(o.Groups()), 0)
+		equal(t, "marks", o.Mark("G00", "G00-scheduled").Times, 0)
+		if a := o.add("A", "scheduled", "a"); a.Seq <= items[len(items)-1].Seq {
+			t.Error("the sequence number went back")
+		}
+		equal(t, "files set aside", len(asides(t, dir, "foreign")), 1)
+		equal(t, "lines in the log", o.log.count("was this machine cloned?"), 1)
+		for _, when := range []string{"at once", "after a restart"} {
+			want(t, when+" pending", o.pending("a"), "A-scheduled")
+			equal(t, when+" the owner", o.Owner(), "vmid-1")
+			equal(t, when+" CloudEvents", len(o.history()), 1)
+			added, back := o.newRoutes("a")
+			want(t, when+" new routes", append(added, back...))
+			o.restart()
+		}
+	})
+}
+
+// What is being written when the outbox turns out to be another VM's doesn't count either. The file is set aside as
+// such, also if somebody finds meanwhile that it is damaged: the word in its name says where to look.
+func TestACloneForgetsWhatIsBeingWritten(t *testing.T) {
+	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+		o.own("vmid-0")
+		release := o.disk.hangs("write")
+		o.submit(changeOf(o.addition("A", "scheduled", "a")))
+		synctest.Wait()
+		o.own("vmid-1")
+		equal(t, "CloudEvents", len(o.history()), 0)
+		o.disk.failsOnce("walk", errDamage)
+		wantError(t, "Walk", o.Walk(0, nil), outbox.ErrDamaged)
+		release()
+		time.Sleep(10 * time.Second)
+		equal(t, "CloudEvents once it was written", len(o.history()), 0)
+		want(t, "set aside", o.disk.setAside(), "foreign")
+	})
 }
