@@ -95,7 +95,7 @@ func TestRefusalAtTheTimeoutKeepsItsWords(t *testing.T) {
 	for _, class := range []error{delivery.ErrRejected, delivery.ErrBlocked} {
 		bubble(t, delivery.Terms{Timeout: 5 * time.Second}, func(t *testing.T, r *route) {
 			r.say(func([]delivery.Delivery) (delivery.Answer, error) {
-				time.Sleep(5 * time.Second)
+				time.Sleep(6 * time.Second)
 				return delivery.Answer{}, fmt.Errorf("%w: no such channel", class)
 			})
 			r.add(announced(1)...)
