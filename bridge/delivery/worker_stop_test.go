@@ -99,7 +99,7 @@ func TestRefusalAtTheTimeoutKeepsItsWords(t *testing.T) {
 				return delivery.Answer{}, fmt.Errorf("%w: no such channel", class)
 			})
 			r.add(announced(1)...)
-			pause(10 * time.Second)
+			pause(6 * time.Second)
 			if got, want := r.worker.State().Error, class.Error()+": no such channel"; got != want {
 				t.Errorf("the error is %q, want %q", got, want)
 			}
