@@ -7,9 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -41,76 +39,6 @@ func azureEvent(t testing.TB, raw string) Event {
 		t.Fatal(err)
 	}
 	return e
-}
-
-// NotBefore is parsed in every observed or documented form, and is UTC. With an unknown zone there is no time, because
-// one that is hours off would be worse.
-func TestNotBeforeIsParsedAsUTC(t *testing.T) {
-	summer := time.Date(2016, 9, 19, 18, 29, 47, 0, time.UTC)
-	first := time.Date(2026, 8, 1, 8, 18, 16, 0, time.UTC)
-	none := time.Time{}
-	for _, tt := range []struct {
-		claim string
-		text  string
-		want  time.Time
-	}{
-		{"RFC 1123 in GMT is what Azure sends", "Mon, 19 Sep 2016 18:29:47 GMT", summer},
-		{"the weekday is not checked", "Fri, 19 Sep 2016 18:29:47 GMT", summer},
-		{"UTC is GMT", "Mon, 19 Sep 2016 18:29:47 UTC", summer},
-		{"a zone in small letters is one", "Mon, 19 Sep 2016 18:29:47 gmt", summer},
-		{"no offset is GMT", "Mon, 19 Sep 2016 18:29:47 +0000", summer},
-		{"a trailing full stop is not part of it", "Mon, 19 Sep 2016 18:29:47 GMT.", summer},
-		{"spaces around it are not part of it", "  Mon, 19 Sep 2016 18:29:47 GMT ", summer},
-		{"a one-digit day may stand alone", "Sat, 1 Aug 2026 08:18:16 GMT", first},
-		{"a one-digit day may have a space before it", "Sat,  1 Aug 2026 08:18:16 GMT", first},
-		{"a one-digit day may have a zero before it", "Sat, 01 Aug 2026 08:18:16 GMT", first},
-		{"the weekday may be missing", "1 Aug 2026 08:18:16 GMT", first},
-		{"RFC 850 is read", "Monday, 19-Sep-16 18:29:47 GMT", summer},
-		{"ISO 8601 is what the documentation of 2017 has", "2016-09-19T18:29:47Z", summer},
-		{"ISO 8601 may have a fraction", "2016-09-19T18:29:47.0000000Z", summer},
-		{"ISO 8601 may have an offset", "2016-09-19T20:29:47+02:00", summer},
-		{"ISO 8601 may have a full stop too", "2016-09-19T18:29:47Z.", summer},
-
-		{"PST is refused, though Go would take it for UTC", "Mon, 19 Sep 2016 18:29:47 PST", none},
-		{"another offset is refused", "Mon, 19 Sep 2016 18:29:47 +0200", none},
-		{"no zone is refused", "Mon, 19 Sep 2016 18:29:47", none},
-		{"ISO 8601 without a zone is refused", "2016-09-19T18:29:47", none},
-		{"a day that is none is refused", "Mon, 31 Sep 2016 18:29:47 GMT", none},
-		{"a date alone is refused", "2016-09-19", none},
-		{"a zone alone is refused", "GMT", none},
-		{"words are refused", "soon", none},
-		{"nothing is refused", "", none},
-		{"a year that RFC 3339 cannot write is refused", "9999-12-31T23:59:59-01:00", none},
-		{"a year before all years is refused", "0000-01-01T00:00:00+01:00", none},
-	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			got, err := parseNotBefore(tt.text)
-			if !got.Equal(tt.want) || got.Location() != time.UTC || (err == nil) != !tt.want.IsZero() {
-				t.Errorf("parseNotBefore(%q) = %v, %v, want %v", tt.text, got, err, tt.want)
-			}
-		})
-	}
-}
-
-// GMT means UTC even where the local zone is called GMT and has another offset. The test runs in its own process,
-// because time.Local is global.
-func TestNotBeforeIgnoresTheLocalZone(t *testing.T) {
-	const child = "FOREWARN_TEST_ZONE"
-	if os.Getenv(child) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), child+"=1", "GORACE=atexit_sleep_ms=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-		return
-	}
-	time.Local = time.FixedZone("GMT", -7*60*60)
-	for _, text := range []string{"Mon, 19 Sep 2016 18:29:47 GMT", "Monday, 19-Sep-16 18:29:47 GMT", "2016-09-19T18:29:47Z"} {
-		got, err := parseNotBefore(text)
-		if err != nil || got.Format(time.RFC3339) != "2016-09-19T18:29:47Z" {
-			t.Errorf("parseNotBefore(%q) = %v, %v", text, got, err)
-		}
-	}
 }
 
 // DocumentIncarnation is a number in every capture and a string in Microsoft's older samples. Whatever it is, the
@@ -146,71 +74,20 @@ func TestIncarnationMayBeANumberOrAString(t *testing.T) {
 func TestEntryWithoutAnEventIDIsReportedAndDropsNoOther(t *testing.T) {
 	for _, entry := range []string{
 		`{}`, `{"EventType":"Reboot"}`, `{"EventId":""}`, `{"EventId":"  "}`, `{"EventId":null}`, `{"EventId":7}`,
-		`{"EventId":["A"]}`, `{"EventId":{"id":"A"}}`, `{"eventid":"A"}`, `null`, `7`, `"A"`, `true`, `[]`, `[{"EventId":"A"}]`,
+		`{"EventId":["A"]}`, `{"EventId":{"id":"A"}}`, `{"eventid":"A"}`, `null`, `7`, `"A"`, `true`, `[]`,
+		`[{"EventId":"A"}]`,
 	} {
 		d := decoded(t, listing(`{"EventId":"before"}`, entry, `{"EventId":"after"}`))
-		if !d.Partial || len(d.Problems) != 1 || len(d.Events) != 2 || d.Events[0].ID != "BEFORE" || d.Events[1].ID != "AFTER" {
-			t.Errorf("with %s: partial %v, problems %q, events %v", entry, d.Partial, d.Problems, d.Events)
+		var ids []string
+		for _, e := range d.Events {
+			ids = append(ids, e.ID)
+		}
+		if !d.Partial || len(d.Problems) != 1 || !slices.Equal(ids, []string{"BEFORE", "AFTER"}) {
+			t.Errorf("with %s: partial %v, problems %q, events %v", entry, d.Partial, d.Problems, ids)
 		}
 	}
 	if d := decoded(t, listing(`{"EventId":"A"}`)); d.Partial || len(d.Problems) > 0 {
 		t.Errorf("with nothing wrong: partial %v, problems %q", d.Partial, d.Problems)
-	}
-}
-
-// A field with an unexpected type is left out and reported. The rest of the event stays, and Raw is complete.
-func TestFieldOfAnotherTypeDoesNotAffectOthers(t *testing.T) {
-	for _, tt := range []struct {
-		field    string
-		value    string
-		problems int
-		holds    func(Event) bool
-	}{
-		{"EventStatus", `1`, 1, func(e Event) bool { return e.Status == "" }},
-		{"EventType", `["Reboot"]`, 1, func(e Event) bool { return e.Type == "" }},
-		{"ResourceType", `{}`, 1, func(e Event) bool { return e.ResourceType == "" }},
-		{"Resources", `"vm-0"`, 1, func(e Event) bool { return e.Resources == nil }},
-		{"Resources", `["vm-0",7]`, 1, func(e Event) bool { return e.Resources == nil }},
-		{"Resources", `[]`, 0, func(e Event) bool { return len(e.Resources) == 0 }},
-		{"Resources", `null`, 0, func(e Event) bool { return len(e.Resources) == 0 }},
-		{"NotBefore", `1474309787`, 1, func(e Event) bool { return e.NotBefore.IsZero() }},
-		{"NotBefore", `"tomorrow"`, 1, func(e Event) bool { return e.NotBefore.IsZero() }},
-		{"NotBefore", `""`, 0, func(e Event) bool { return e.NotBefore.IsZero() }},
-		{"NotBefore", `null`, 0, func(e Event) bool { return e.NotBefore.IsZero() }},
-		{"NotBefore", `"0001-01-01T00:00:00Z"`, 0, func(e Event) bool { return e.NotBefore.IsZero() }}, // .NET's way to say none
-		{"Description", `false`, 1, func(e Event) bool { return e.Description == "" }},
-		{"EventSource", `0`, 1, func(e Event) bool { return e.Source == "" }},
-		{"DurationInSeconds", `5`, 0, func(e Event) bool { return e.Duration == 5 }},
-		{"DurationInSeconds", `0`, 0, func(e Event) bool { return e.Duration == 0 }},
-		{"DurationInSeconds", `"5"`, 0, func(e Event) bool { return e.Duration == 5 }},
-		{"DurationInSeconds", `-1`, 0, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `-90`, 0, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `null`, 0, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `7.5`, 1, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `99999999999`, 1, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `"long"`, 1, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `""`, 1, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `true`, 1, func(e Event) bool { return e.Duration == -1 }},
-		{"DurationInSeconds", `[5]`, 1, func(e Event) bool { return e.Duration == -1 }},
-	} {
-		t.Run(tt.field+" may be "+tt.value, func(t *testing.T) {
-			raw := fmt.Sprintf(`{"EventId":"a-1",%q:%s,"New":1}`, tt.field, tt.value)
-			d := decoded(t, listing(raw, `{"EventId":"B"}`))
-			if len(d.Events) != 2 || d.Partial || len(d.Problems) != tt.problems {
-				t.Fatalf("%d events, partial %v, problems %q, want %d problems", len(d.Events), d.Partial, d.Problems, tt.problems)
-			}
-			if e := d.Events[0]; e.ID != "A-1" || !tt.holds(e) || string(e.Raw) != raw {
-				t.Errorf("got %+v", e)
-			}
-			for _, p := range d.Problems {
-				if !strings.Contains(p, "A-1") || !strings.Contains(p, tt.field) {
-					t.Errorf("problem %q names not both the event and the field", p)
-				}
-			}
-		})
-	}
-	if e := azureEvent(t, `{"EventId":"A"}`); e.Duration != -1 {
-		t.Errorf("duration of an event without one = %d, want -1", e.Duration)
 	}
 }
 
@@ -223,20 +100,6 @@ func TestLastEntryWithAnEventIDCounts(t *testing.T) {
 	}
 	if d.Partial || len(d.Problems) != 1 || !strings.Contains(d.Problems[0], "A-1") {
 		t.Errorf("partial %v, problems %q", d.Partial, d.Problems)
-	}
-}
-
-// Unknown fields, types and statuses are kept as Azure sent them.
-func TestUnknownFieldsTypesAndStatusesSurvive(t *testing.T) {
-	raw := `{"EventId":"A","Impact":{"b":[1.50,1E+2,null],"a":"<&>"},"EventStatus":"Advisory","EventType":"SpotRebalanceRecommendation","Resources":["x"]}`
-	d := decoded(t, listing(raw))
-	e := d.Events[0]
-	if len(d.Problems) > 0 || e.Status != "Advisory" || e.Type != "SpotRebalanceRecommendation" || string(e.Raw) != raw {
-		t.Errorf("problems %q, status %s, type %s, raw %s", d.Problems, e.Status, e.Type, e.Raw)
-	}
-	spaced := decoded(t, "{\n \"Events\" : [ {\n\t\"EventId\" : \"A\" ,\r\n \"Description\": \"a  b\" } ] }\n")
-	if got := string(spaced.Events[0].Raw); got != `{"EventId":"A","Description":"a  b"}` {
-		t.Errorf("raw = %s", got)
 	}
 }
 
@@ -302,7 +165,8 @@ func TestInvalidCharactersAreTolerated(t *testing.T) {
 		{"lone surrogates", listing(`{"EventId":"A","Description":"a\ud800b\udc00"}`), "a\ufffdb\ufffd"},
 		{"a pair of surrogates", listing(`{"EventId":"A","Description":"\ud83d\ude00"}`), "😀"},
 		{"a description of 1 MiB", listing(`{"EventId":"A","Description":"` + long + `"}`), long},
-		{"unknown members beside Events", `{"Next":{"Events":null},"Events":[{"EventId":"A","Description":"x"}],"Zone":1}`, "x"},
+		{"unknown members beside Events",
+			`{"Next":{"Events":null},"Events":[{"EventId":"A","Description":"x"}],"Zone":1}`, "x"},
 	} {
 		t.Run(tt.claim+" is read", func(t *testing.T) {
 			d := decoded(t, tt.body)
@@ -324,86 +188,38 @@ func TestNumberOfProblemsIsBounded(t *testing.T) {
 	}
 }
 
-// A stored event without an EventId is an error.
-func TestStoredEventWithoutAnEventIDIsAnError(t *testing.T) {
-	for _, raw := range []string{``, `{}`, `null`, `{"EventId":`, `{"EventId":7}`, `[]`} {
-		if e, err := UnmarshalEvent(json.RawMessage(raw)); err == nil {
-			t.Errorf("UnmarshalEvent(%s) = %+v", raw, e)
-		}
-	}
-}
-
-// A document of 10,000 events is decoded completely.
-func TestLargeDocumentIsDecodedCompletely(t *testing.T) {
-	systemtest.Alone(t)
-	d := decoded(t, manyEvents(10_000, 0))
-	if len(d.Events) != 10_000 || d.Partial || len(d.Problems) > 0 {
-		t.Fatalf("%d events, partial %v, problems %.200q", len(d.Events), d.Partial, d.Problems)
-	}
-	if first, last := d.Events[0].ID, d.Events[9_999].ID; first != "00000000-0000-4000-8000-000000000000" || last != "00000000-0000-4000-8000-000000009999" {
-		t.Errorf("from %s to %s", first, last)
-	}
-}
-
 // manyEvents returns a document with n events. The first ones, as many as changed, have another NotBefore.
 func manyEvents(n, changed int) string {
+	const entry = `{"EventId":"00000000-0000-4000-8000-%012d","EventStatus":"Scheduled","EventType":"Reboot",` +
+		`"ResourceType":"VirtualMachine","Resources":["vm-%[1]d"],"NotBefore":"Mon, 11 Apr 2022 22:%[2]d:58 GMT",` +
+		`"Description":"Host server is undergoing maintenance.","EventSource":"Platform","DurationInSeconds":-1}`
 	entries := make([]string, n)
 	for i := range entries {
 		minute := 26
 		if i < changed {
 			minute = 41
 		}
-		entries[i] = fmt.Sprintf(`{"EventId":"00000000-0000-4000-8000-%012d","EventStatus":"Scheduled","EventType":"Reboot",`+
-			`"ResourceType":"VirtualMachine","Resources":["vm-%d"],"NotBefore":"Mon, 11 Apr 2022 22:%d:58 GMT",`+
-			`"Description":"Host server is undergoing maintenance.","EventSource":"Platform","DurationInSeconds":-1}`, i, i, minute)
+		entries[i] = fmt.Sprintf(entry, i, minute)
 	}
 	return listing(entries...)
 }
 
-var token = regexp.MustCompile(`^[A-Z0-9-]+$`)
+var update = flag.Bool("update", false, "write the golden files anew")
 
-// An ID ignores the case of ASCII letters, and is a token that is safe in every protocol. Different EventIds give different IDs.
-func TestEventIDIsATokenInUpperCase(t *testing.T) {
-	seen := map[string]string{}
-	for _, id := range []string{
-		"602d9444-d2cd-49c7-8624-8643e7171297", "{602D9444-D2CD-49C7-8624-8643E7171297}", "a b", "a.b", "a/b", "a*b", "ä", "Ä", "ö", "s", "ſ", "i", "ı", "k", "\u212a", "..", ">",
-		"a\x00b", " a b", strings.Repeat("a", 64), strings.Repeat("a", 65), strings.Repeat("a", 66), strings.Repeat("ü", 1<<10),
-	} {
-		raw, _ := json.Marshal(id)
-		upper, _ := json.Marshal(Upper(id))
-		got := azureEvent(t, `{"EventId":`+string(raw)+`}`).ID
-		if !token.MatchString(got) || len(got) > 64 {
-			t.Errorf("%.80q becomes %q", id, got)
-		}
-		if same := azureEvent(t, `{"EventId":`+string(upper)+`}`).ID; same != got {
-			t.Errorf("%.80q becomes %s, in upper case %s", id, got, same)
-		}
-		if other, ok := seen[got]; ok {
-			t.Errorf("%.80q and %.80q both become %s", id, other, got)
-		}
-		seen[got] = id
-	}
-	if got := azureEvent(t, `{"EventId":"602d9444-d2cd-49c7-8624-8643e7171297"}`).ID; got != "602D9444-D2CD-49C7-8624-8643E7171297" {
-		t.Errorf("a GUID becomes %s", got)
-	}
-}
-
-// A VM is matched by its whole name, in any case. The preview's underscore is not part of it.
-func TestResourcesAreMatchedByWholeNames(t *testing.T) {
-	e := azureEvent(t, `{"EventId":"A","Resources":["web10","DB_0","_mysrv"]}`)
-	for _, tt := range []struct {
-		vm           string
-		affects, led bool
-	}{
-		{"web10", true, true}, {"WEB10", true, true}, {"web1", false, false}, {"db_0", true, false}, {"db", false, false},
-		{"mysrv", true, false}, {"_MySrv", true, false}, {"", false, false}, {"myſrv", false, false},
-	} {
-		if e.Affects(tt.vm) != tt.affects || e.LedBy(tt.vm) != tt.led {
-			t.Errorf("%q: affects %v, leads %v, want %v, %v", tt.vm, e.Affects(tt.vm), e.LedBy(tt.vm), tt.affects, tt.led)
+// wantGolden compares with a golden file, or writes it.
+func wantGolden(t *testing.T, path string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if none := azureEvent(t, `{"EventId":"A"}`); none.Affects("vm-0") || none.LedBy("vm-0") {
-		t.Error("an event without Resources affects a VM")
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs; with -update it is written anew. Got\n%s", path, got)
 	}
 }
 
@@ -434,6 +250,24 @@ func TestCapturedDocumentsAreDecoded(t *testing.T) {
 		}
 	}
 	wantGolden(t, "testdata/documents.golden", b.Bytes())
+}
+
+// Of a document with more than 10,000 events the first 10,000 are used. That is its first problem, and the document
+// makes no event vanish.
+func TestADocumentHasAtMostTenThousandEvents(t *testing.T) {
+	systemtest.Alone(t)
+	const last = "00000000-0000-4000-8000-000000009999"
+	d := decoded(t, manyEvents(10_000, 0))
+	if len(d.Events) != 10_000 || d.Events[9_999].ID != last || d.Partial || len(d.Problems) > 0 {
+		t.Errorf("10,000 events are %d, partial %v, problems %.200q", len(d.Events), d.Partial, d.Problems)
+	}
+	d = decoded(t, manyEvents(10_001, 0))
+	if len(d.Events) != 10_000 || d.Events[9_999].ID != last || !d.Partial {
+		t.Errorf("10,001 events are %d, partial %v; want the first 10,000 and partial", len(d.Events), d.Partial)
+	}
+	if want := "it lists more than 10000 events; the rest is ignored"; d.Problems[0] != want {
+		t.Errorf("the first problem is %q, want %q", d.Problems[0], want)
+	}
 }
 
 // Decoding any body does not panic, and its events can be stored and decoded again.
@@ -483,74 +317,4 @@ func FuzzDecodeDocument(f *testing.F) {
 			t.Errorf("ids are not unique: %q", ids)
 		}
 	})
-}
-
-// Of a document with more than 10,000 events the first 10,000 are used. That is its first problem, and the document
-// makes no event vanish.
-func TestADocumentHasAtMostTenThousandEvents(t *testing.T) {
-	list := func(n int) []byte {
-		var b bytes.Buffer
-		b.WriteString(`{"DocumentIncarnation":1,"Events":[`)
-		for i := range n {
-			fmt.Fprintf(&b, `{"EventId":"%08d-0000-4000-8000-000000000000","NotBefore":"soon"},`, i)
-		}
-		return append(bytes.TrimSuffix(b.Bytes(), []byte(",")), "]}"...)
-	}
-	d, err := DecodeDocument(list(10_000))
-	if err != nil || len(d.Events) != 10_000 || d.Partial {
-		t.Fatalf("10,000 events are %d, partial %v, %v", len(d.Events), d.Partial, err)
-	}
-	d, err = DecodeDocument(list(10_001))
-	if err != nil || len(d.Events) != 10_000 || !d.Partial {
-		t.Fatalf("10,001 events are %d, partial %v, %v; want the first 10,000 and partial", len(d.Events), d.Partial, err)
-	}
-	if want := "it lists more than 10000 events; the rest is ignored"; d.Problems[0] != want {
-		t.Errorf("the first problem is %q, want %q", d.Problems[0], want)
-	}
-	last := Event{ID: "00010000-0000-4000-8000-000000000000"}
-	for _, c := range Diff([]Event{last}, d) {
-		if c.Kind == Vanished {
-			t.Errorf("the event that was not read counts as gone")
-		}
-	}
-}
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-// wantGolden compares with a golden file, or writes it.
-func wantGolden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs; with -update it is written anew. Got\n%s", path, got)
-	}
-}
-
-// A NotBefore that can't be read is shown as Azure wrote it, on one line and bounded; one that is missing, empty or
-// readable is not.
-func TestATimeThatCannotBeReadIsQuoted(t *testing.T) {
-	for sent, want := range map[string]string{
-		`"soon"`:                             "soon",
-		`"Sat, 21 Nov 2026 25:10:00 GMT"`:    "Sat, 21 Nov 2026 25:10:00 GMT",
-		`"a\nb\u001b[31m"`:                   "a b [31m",
-		`"` + strings.Repeat("x", 100) + `"`: strings.Repeat("x", 60),
-		`{"at":[1]}`:                         `{"at":[1]}`,
-		`true`:                               "true",
-		`""`:                                 "",
-		`null`:                               "",
-		`"Sat, 21 Nov 2026 05:10:00 GMT"`:    "",
-	} {
-		e, err := UnmarshalEvent([]byte(`{"EventId":"A","NotBefore":` + sent + `}`))
-		if got := e.RawNotBefore(); err != nil || got != want {
-			t.Errorf("NotBefore %s: RawNotBefore = %q, %v; want %q", sent, got, err, want)
-		}
-	}
 }

@@ -11,33 +11,38 @@ import (
 	"time"
 )
 
+const (
+	refusal = `{"error":"Bad request. api-version is invalid or was not specified in the request. For more information ` +
+		`refer to aka.ms/azureimds","newest-versions":["2025-04-07","2024-07-17","2024-03-15"]}`
+	refusal2018 = `{"error":"Bad request. api-version was not specified in the request.","newest-versions":["2017-08-01"]}`
+)
+
 // An azureHost knows some api-versions of Scheduled Events and refuses the others in the service's words.
 type azureHost struct {
 	accepts []string
-	wording string
+	wording string         // "" for the usual one
 	status  map[string]int // instead, by version
 	asked   []string       // version, and the condition
 }
 
+// client returns a client of the host, and what it logs.
 func (h *azureHost) client(configured string) (*Client, *strings.Builder) {
 	log := &strings.Builder{}
-	return NewClient("http://azure.test", configured, slog.New(slog.NewTextHandler(log, nil)), hostFunc(h.answer)), log
+	return NewClient("http://azure.test", configured, slog.New(slog.NewTextHandler(log, nil)), host(h.answer)), log
 }
 
 func (h *azureHost) answer(r *http.Request) (int, http.Header, string) {
 	version := r.URL.Query().Get("api-version")
 	h.asked = append(h.asked, version+r.Header.Get("If-None-Match"))
-	if status, ok := h.status[version]; ok {
-		return status, nil, `{"error":"Bad request. Required metadata header not specified"}`
+	switch {
+	case h.status[version] != 0:
+		return h.status[version], nil, `{"error":"Bad request. Required metadata header not specified"}`
+	case slices.Contains(h.accepts, version):
+		return 200, http.Header{"Etag": {"7"}}, document7
+	case h.wording != "":
+		return 400, nil, h.wording
 	}
-	if !slices.Contains(h.accepts, version) {
-		text := h.wording
-		if text == "" {
-			text = `{"error":"Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds","newest-versions":["2025-04-07","2024-07-17","2024-03-15"]}`
-		}
-		return http.StatusBadRequest, nil, text
-	}
-	return http.StatusOK, http.Header{"Etag": {"7"}}, document7
+	return 400, nil, refusal
 }
 
 // wantAsked checks the api-versions of the requests since its last call.
@@ -51,7 +56,6 @@ func (h *azureHost) wantAsked(t *testing.T, want ...string) {
 
 // If a host refuses the configured api-version, the same poll tries older ones. The log says once what they lack.
 func TestRefusedVersionFallsBackToAnOlderOne(t *testing.T) {
-	const old = `{"error":"Bad request. api-version was not specified in the request.","newest-versions":["2017-08-01"]}`
 	for _, tt := range []struct {
 		claim      string
 		configured string
@@ -59,43 +63,44 @@ func TestRefusedVersionFallsBackToAnOlderOne(t *testing.T) {
 		asked      []string
 		missing    string // in the log, "" when nothing is said
 	}{
-		{"the configured one is taken", "2020-07-01", azureHost{accepts: []string{"2020-07-01", "2019-08-01"}}, []string{"2020-07-01"}, ""},
-		{"the next is taken", "2020-07-01", azureHost{accepts: []string{"2019-08-01", "2017-08-01"}}, []string{"2020-07-01", "2019-08-01"}, "DurationInSeconds"},
-		{"the last is taken", "2020-07-01", azureHost{accepts: []string{"2017-08-01"}}, []string{"2020-07-01", "2019-08-01", "2017-08-01"},
+		{"the configured one is taken", "2020-07-01", azureHost{accepts: []string{"2020-07-01", "2019-08-01"}},
+			[]string{"2020-07-01"}, ""},
+		{"the next is taken", "2020-07-01", azureHost{accepts: []string{"2019-08-01", "2017-08-01"}},
+			[]string{"2020-07-01", "2019-08-01"}, "DurationInSeconds"},
+		{"the last is taken", "2020-07-01", azureHost{accepts: []string{"2017-08-01"}},
+			[]string{"2020-07-01", "2019-08-01", "2017-08-01"},
 			"Description, DurationInSeconds, EventSource, Preempt, Terminate"},
-		{"of an older one only older ones stand in", "2019-08-01", azureHost{accepts: []string{"2020-07-01", "2017-08-01"}}, []string{"2019-08-01", "2017-08-01"},
-			"Description, EventSource, Preempt, Terminate"},
-		{"the wording of 2018 is understood", "2019-01-01", azureHost{accepts: []string{"2017-08-01"}, wording: old}, []string{"2019-01-01", "2017-08-01"}, "Preempt, Terminate"},
+		{"of an older one only older ones stand in", "2019-08-01", azureHost{accepts: []string{"2020-07-01", "2017-08-01"}},
+			[]string{"2019-08-01", "2017-08-01"}, "Description, EventSource, Preempt, Terminate"},
+		{"the wording of 2018 is understood", "2019-01-01", azureHost{accepts: []string{"2017-08-01"}, wording: refusal2018},
+			[]string{"2019-01-01", "2017-08-01"}, "Preempt, Terminate"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			c, log := tt.host.client(tt.configured)
 			used := tt.asked[len(tt.asked)-1]
-			for i := range 3 {
+			for _, asked := range [][]string{tt.asked, {used}, {used}} {
 				p := c.Poll(t.Context(), "")
 				wantPoll(t, p, PollDocument, "")
 				if p.Document.APIVersion != used || c.APIVersion() != used {
 					t.Errorf("document of %s, client on %s, want %s", p.Document.APIVersion, c.APIVersion(), used)
 				}
-				if i == 0 {
-					tt.host.wantAsked(t, tt.asked...)
-				} else {
-					tt.host.wantAsked(t, used)
-				}
+				tt.host.wantAsked(t, asked...)
 			}
-			said := log.String()
-			line := fmt.Sprintf("configured=%s used=%s missing=%s\n", tt.configured, used, tt.missing)
-			switch {
-			case tt.missing == "" && said != "":
-				t.Errorf("the log says %s", said)
-			case tt.missing != "" && (strings.Count(said, "level=WARN") != 1 || !strings.HasSuffix(strings.ReplaceAll(said, `"`, ""), line)):
-				t.Errorf("the log says %s, want one warning with %s", said, line)
+			said := strings.ReplaceAll(log.String(), `"`, "")
+			warnings := 0
+			if tt.missing != "" {
+				warnings = 1
+				said = strings.TrimSuffix(said, fmt.Sprintf("configured=%s used=%s missing=%s\n", tt.configured, used, tt.missing))
+			}
+			if strings.Count(said, "level=WARN") != warnings || strings.Count(said, "\n") != 0 {
+				t.Errorf("the log says %s, want %d warnings, with %s", log, warnings, tt.missing)
 			}
 		})
 	}
 }
 
-// A host answers 404 to a version that is newer than it. That says nothing of the version that Azure documents: there it is
-// a failure that may pass.
+// A host answers 404 to a version that is newer than it. That says nothing of the version that Azure documents: there
+// it is a failure that may pass.
 func TestAVersionNewerThanTheHostIsRefusedWith404(t *testing.T) {
 	h := &azureHost{accepts: []string{"2020-07-01"}, status: map[string]int{"2024-07-09": 404}}
 	c, log := h.client("2024-07-09")
@@ -109,13 +114,14 @@ func TestAVersionNewerThanTheHostIsRefusedWith404(t *testing.T) {
 	h.wantAsked(t, "2020-07-01")
 }
 
-// An ETag belongs to the document of one api-version and is not sent with another.
+// An ETag belongs to the document of one api-version and is not sent with another. A client without a log falls back
+// too.
 func TestETagIsNotSentWithAnotherVersion(t *testing.T) {
 	h := &azureHost{accepts: []string{"2020-07-01"}}
-	c, _ := h.client("2020-07-01")
+	c := host(h.answer).client()
 	c.Poll(t.Context(), "")
+	h.wantAsked(t, "2020-07-01")
 	h.accepts = []string{"2017-08-01"}
-	h.asked = nil
 	wantPoll(t, c.Poll(t.Context(), "#7"), PollDocument, "")
 	h.wantAsked(t, "2020-07-01#7", "2019-08-01", "2017-08-01")
 	wantPoll(t, c.Poll(t.Context(), "#7"), PollDocument, "")
@@ -132,47 +138,28 @@ func TestConfiguredVersionIsTriedAgainAfterAnHour(t *testing.T) {
 			wantPoll(t, c.Poll(t.Context(), ""), class, "")
 			h.wantAsked(t, asked...)
 		}
+		hourPasses := func() {
+			t.Helper()
+			time.Sleep(time.Hour - time.Second)
+			poll(PollDocument, "2019-08-01")
+			time.Sleep(time.Second)
+		}
 		poll(PollDocument, "2020-07-01", "2019-08-01")
-		time.Sleep(time.Hour - time.Second)
-		poll(PollDocument, "2019-08-01")
-		time.Sleep(time.Second)
+		hourPasses()
 		poll(PollDocument, "2020-07-01", "2019-08-01")
 		poll(PollDocument, "2019-08-01")
-		time.Sleep(time.Hour - time.Second)
-		poll(PollDocument, "2019-08-01")
-
+		hourPasses()
 		h.status["2020-07-01"] = 503 // it fails in another way
-		time.Sleep(time.Second)
 		poll(PollRetry, "2020-07-01")
 		poll(PollDocument, "2019-08-01")
-		time.Sleep(time.Hour - time.Second)
-		poll(PollDocument, "2019-08-01")
-
+		hourPasses()
 		delete(h.status, "2020-07-01") // the VM is on another host
 		h.accepts = []string{"2019-08-01", "2020-07-01"}
-		time.Sleep(time.Second)
 		poll(PollDocument, "2020-07-01")
 		poll(PollDocument, "2020-07-01")
-		if c.APIVersion() != "2020-07-01" || strings.Count(log.String(), "\n") != 2 || !strings.Contains(log.String(), "level=INFO") {
-			t.Errorf("on %s, the log says %s", c.APIVersion(), log)
-		}
-	})
-}
-
-// A client without a log says nothing of the fallback, nor of the return to the configured version.
-func TestAClientWithoutALogFallsBackToo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := azureHost{accepts: []string{"2019-08-01"}}
-		c := NewClient("http://azure.test", "2020-07-01", nil, hostFunc(h.answer))
-		wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
-		if v := c.APIVersion(); v != "2019-08-01" {
-			t.Errorf("in use is %s", v)
-		}
-		h.accepts = []string{"2020-07-01"}
-		time.Sleep(2 * time.Hour)
-		wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
-		if v := c.APIVersion(); v != "2020-07-01" {
-			t.Errorf("in use is %s", v)
+		said := log.String()
+		if c.APIVersion() != "2020-07-01" || strings.Count(said, "\n") != 2 || !strings.Contains(said, "level=INFO") {
+			t.Errorf("on %s, the log says %s", c.APIVersion(), said)
 		}
 	})
 }
@@ -181,7 +168,7 @@ func TestAClientWithoutALogFallsBackToo(t *testing.T) {
 // because the VM may have moved to another host.
 func TestAllVersionsRefusedIsALastingFailure(t *testing.T) {
 	h := &azureHost{accepts: []string{"2017-08-01"}}
-	c, log := h.client("2020-07-01")
+	c := host(h.answer).client()
 	wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
 	h.asked, h.accepts = nil, nil
 	wantPoll(t, c.Poll(t.Context(), ""), PollSettings, "http://azure.test refuses api-version 2020-07-01")
@@ -191,41 +178,16 @@ func TestAllVersionsRefusedIsALastingFailure(t *testing.T) {
 	h.accepts = []string{"2020-07-01"}
 	wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
 	h.wantAsked(t, "2020-07-01")
-	if got := c.APIVersion(); got != "2020-07-01" {
-		t.Errorf("on %s\n%s", got, log)
-	}
 }
 
 // A 400 for another reason tries no other api-version.
 func TestOtherBadRequestTriesNoOtherVersion(t *testing.T) {
 	h := &azureHost{status: map[string]int{"2020-07-01": 400}}
 	c, log := h.client("2020-07-01")
-	wantPoll(t, c.Poll(t.Context(), ""), PollSettings, "400 Bad Request: {\"error\":\"Bad request. Required metadata header")
+	p := c.Poll(t.Context(), "")
+	wantPoll(t, p, PollSettings, `400 Bad Request: {"error":"Bad request. Required metadata header`)
 	h.wantAsked(t, "2020-07-01")
 	if c.APIVersion() != "2020-07-01" || log.String() != "" {
 		t.Errorf("on %s, the log says %s", c.APIVersion(), log)
-	}
-}
-
-// Instance metadata has its own api-versions, and falls back to older ones too.
-func TestInstanceFallsBackToOlderVersions(t *testing.T) {
-	var asked []string
-	for _, known := range []string{"2021-02-01", "2019-06-04", "2017-08-01"} {
-		asked = nil
-		c := NewClient("http://azure.test", DefaultAPIVersion, slog.New(slog.DiscardHandler), hostFunc(func(r *http.Request) (int, http.Header, string) {
-			version := r.URL.Query().Get("api-version")
-			asked = append(asked, version)
-			if version != known {
-				return http.StatusBadRequest, nil, `{"error":"Bad request. api-version is invalid"}`
-			}
-			return http.StatusOK, nil, `{"compute":{"name":"vm-0","location":"westeurope","other":{"x":[1]}}}`
-		}))
-		o, err := c.Instance(t.Context())
-		if err != nil || o != (Observer{Name: "vm-0", Location: "westeurope"}) || asked[len(asked)-1] != known {
-			t.Errorf("where only %s is known: %+v, %v, asked for %q", known, o, err, asked)
-		}
-	}
-	if want := []string{"2021-02-01", "2019-06-04", "2017-08-01"}; !slices.Equal(asked, want) {
-		t.Errorf("asked for %q, want %q", asked, want)
 	}
 }
