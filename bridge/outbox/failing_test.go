@@ -156,8 +156,8 @@ func TestAReaderHearsOfWhatItGotFromMemory(t *testing.T) {
 		if len(items) != 1 {
 			t.Fatalf("while the disk counts as failing, the reader gets %d deliveries, want A", len(items))
 		}
-		first()
 		second := o.disk.hangs("write")
+		first()
 		synctest.Wait()
 		a.Report(delivery.Report{
 			Now: time.Now(), Failed: items, Error: "451", Answer: delivery.Answer{Progress: []byte("A has it")},

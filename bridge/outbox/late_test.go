@@ -166,6 +166,9 @@ func TestAReturnedFileMustBeOfTheOwner(t *testing.T) {
 			}
 			o.disk.on("open", nil)
 			time.Sleep(10 * time.Second)
+			if !tt.whileReading {
+				want(t, tt.claim+" is set aside before Join", o.disk.setAside(), tt.aside...)
+			}
 			o.join()
 			o.wantDurable()
 			want(t, tt.claim+" is set aside", o.disk.setAside(), tt.aside...)
