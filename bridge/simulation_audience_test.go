@@ -83,8 +83,18 @@ func (r routePlan) hears(c change) bool {
 	return len(r.changes) == 0 || c.among(r.changes)
 }
 
+// routeOf returns the route of a name, if there is one.
+func routeOf(routes []routePlan, name string) (r routePlan, ok bool) {
+	i := slices.IndexFunc(routes, func(r routePlan) bool { return r.name == name })
+	if i < 0 {
+		return routePlan{}, false
+	}
+	return routes[i], true
+}
+
 func hasRoute(routes []routePlan, name string) bool {
-	return slices.ContainsFunc(routes, func(r routePlan) bool { return r.name == name })
+	_, has := routeOf(routes, name)
+	return has
 }
 
 // added returns the belief after a route was added in a period. If CloudEvents could not be read then, nobody asked what

@@ -42,7 +42,7 @@ func start(w *world) *process {
 	p.disk = &disk{w: w, content: file.content, damage: file.damage, lifted: make(chan struct{})}
 	file.disk, w.disk = p.disk, p.disk
 	p.disk.late = w.late > w.trueTime()
-	b := w.variant.bounds(w.plan.bounds)
+	b := w.variant.boundsOf(w.plan.bounds)
 	box, err := outbox.Open("", outbox.Options{
 		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory},
 	})
@@ -52,8 +52,8 @@ func start(w *world) *process {
 	p.outbox = box
 	p.disk.opened.Store(true)
 	p.bridge, err = bridge.New(bridge.Options{
-		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
-		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(w, rules(w.rules)),
+		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transportOf(endpoint{w})),
+		Outbox: box, Routes: w.variant.routesOf(w, p.routes(w.routes)), Rules: w.variant.rulesOf(w, rules(w.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
 		Turned: p.turned, Random: w.random, Meter: meter{w},
 	})
@@ -126,7 +126,7 @@ func (p *process) bury() {
 // reload sets the routes and rules up anew.
 func (p *process) reload() {
 	v := p.w.variant
-	routes, rules := v.routes(p.w, p.routes(p.w.routes)), v.rules(p.w, rules(p.w.rules))
+	routes, rules := v.routesOf(p.w, p.routes(p.w.routes)), v.rulesOf(p.w, rules(p.w.rules))
 	if err := p.bridge.Reload(context.Background(), routes, rules, bridge.SettingsInfo{}); err != nil {
 		panic(err)
 	}
@@ -166,7 +166,6 @@ func (p *process) pending() (n int) {
 
 func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
 
-// replay makes dead letters owed again; drop gives deliveries up.
 // replay makes dead letters pending. What the disk makes of that is another matter.
 func (p *process) replay(keys []string, to string) {
 	if p.w.variant.strays {
@@ -183,8 +182,8 @@ func (p *process) drop(keys []string) { p.bridge.Drop(keys, "the operator") }
 // mute holds back the deliveries of the plan, and returns the id of the mute.
 func (p *process) mute(x mutePlan, why string) string {
 	asked := bridge.Mute{Sink: x.sink, People: x.people, VM: x.vm, Types: slices.Clone(x.types), Reason: why, By: muter}
-	m, lasts := p.w.variant.mute(asked, x.lasts)
-	m, err := p.bridge.Mute(m, lasts)
+	p.w.variant.muteOf(&asked, &x.lasts)
+	m, err := p.bridge.Mute(asked, x.lasts)
 	if err != nil {
 		panic(err)
 	}
@@ -337,7 +336,7 @@ func (s sink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.
 	for i, d := range batch {
 		list[i] = handedOf(d)
 	}
-	v := s.deliver(ctx, list)
+	v := s.w.variant.deliver(s.destination, ctx, list)
 	var err error
 	switch v.class {
 	case "":

@@ -32,7 +32,7 @@ type variant struct {
 	transportOf func(http.RoundTripper) http.RoundTripper
 	routesOf    func(*world, []bridge.Route) []bridge.Route
 	rulesOf     func(*world, []bridge.Rule) []bridge.Rule
-	deliver     func(d destination, ctx context.Context, batch []handed) verdict
+	deliver     delivering
 	write       func(d *disk, write func() error) error
 	forgets     bool // its file
 	slower      int  // than it should poll, so many times
@@ -46,47 +46,37 @@ type variant struct {
 	writesOf    func([]outbox.Write) []outbox.Write // what reaches the file
 }
 
-func (v variant) mute(m bridge.Mute, lasts time.Duration) (bridge.Mute, time.Duration) {
-	if v.muteOf != nil {
-		v.muteOf(&m, &lasts)
-	}
-	return m, lasts
-}
-
-func (v variant) writes(all []outbox.Write) []outbox.Write {
-	if v.writesOf == nil {
-		return all
-	}
-	return v.writesOf(all)
-}
-
-func (v variant) transport(t http.RoundTripper) http.RoundTripper {
+// orWhole has what the variant does not break be as it is.
+func (v variant) orWhole() variant {
 	if v.transportOf == nil {
-		return t
+		v.transportOf = func(t http.RoundTripper) http.RoundTripper { return t }
 	}
-	return v.transportOf(t)
-}
-
-func (v variant) bounds(b bounds) bounds {
-	if v.boundsOf == nil {
-		return b
-	}
-	return v.boundsOf(b)
-}
-
-func (v variant) routes(w *world, routes []bridge.Route) []bridge.Route {
 	if v.routesOf == nil {
-		return routes
+		v.routesOf = func(_ *world, routes []bridge.Route) []bridge.Route { return routes }
 	}
-	return v.routesOf(w, routes)
+	if v.rulesOf == nil {
+		v.rulesOf = func(_ *world, rules []bridge.Rule) []bridge.Rule { return rules }
+	}
+	if v.deliver == nil {
+		v.deliver = destination.take
+	}
+	if v.write == nil {
+		v.write = func(_ *disk, write func() error) error { return write() }
+	}
+	if v.boundsOf == nil {
+		v.boundsOf = func(b bounds) bounds { return b }
+	}
+	if v.muteOf == nil {
+		v.muteOf = func(*bridge.Mute, *time.Duration) {}
+	}
+	if v.writesOf == nil {
+		v.writesOf = func(all []outbox.Write) []outbox.Write { return all }
+	}
+	return v
 }
 
-func (v variant) rules(w *world, rules []bridge.Rule) []bridge.Rule {
-	if v.rulesOf == nil {
-		return rules
-	}
-	return v.rulesOf(w, rules)
-}
+// delivering is how a batch reaches a destination, and how its answer comes back.
+type delivering func(d destination, ctx context.Context, batch []handed) verdict
 
 // each changes every route.
 func each(change func(r *bridge.Route)) func(*world, []bridge.Route) []bridge.Route {
@@ -102,19 +92,47 @@ func each(change func(r *bridge.Route)) func(*world, []bridge.Route) []bridge.Ro
 func asFirst(leave func(r *bridge.Route, first routePlan)) func(*world, []bridge.Route) []bridge.Route {
 	return func(w *world, routes []bridge.Route) []bridge.Route {
 		for i := range routes {
-			r := &routes[i]
-			leave(r, w.plan.routes[slices.IndexFunc(w.plan.routes, func(p routePlan) bool { return p.name == r.Name })])
+			first, _ := routeOf(w.plan.routes, routes[i].Name)
+			leave(&routes[i], first)
 		}
 		return routes
 	}
 }
 
 // rewrite changes what is handed to a destination.
-func rewrite(change func(h *handed)) func(destination, context.Context, []handed) verdict {
+func rewrite(change func(h *handed)) delivering {
 	return func(d destination, ctx context.Context, batch []handed) verdict {
 		batch = slices.Clone(batch)
 		for i := range batch {
 			change(&batch[i])
+		}
+		return d.take(ctx, batch)
+	}
+}
+
+// answered changes what a destination answers.
+func answered(change func(v *verdict)) delivering {
+	return func(d destination, ctx context.Context, batch []handed) verdict {
+		v := d.take(ctx, batch)
+		change(&v)
+		return v
+	}
+}
+
+// misread takes one class of answers for another.
+func misread(was, is string) delivering {
+	return answered(func(v *verdict) {
+		if v.class == was {
+			v.class = is
+		}
+	})
+}
+
+// unasked answers in place of the destination, to some batches.
+func unasked(v verdict, to func(d destination, first handed) bool) delivering {
+	return func(d destination, ctx context.Context, batch []handed) verdict {
+		if to(d, batch[0]) {
+			return v
 		}
 		return d.take(ctx, batch)
 	}
@@ -147,7 +165,7 @@ func answers(change func(*http.Response)) func(http.RoundTripper) http.RoundTrip
 	return func(t http.RoundTripper) http.RoundTripper {
 		return tripper(func(r *http.Request) (*http.Response, error) {
 			resp, err := t.RoundTrip(r)
-			if err == nil && r.Method == http.MethodGet && !bytes.HasSuffix([]byte(r.URL.Path), []byte("/instance")) {
+			if err == nil && r.Method == http.MethodGet && !strings.HasSuffix(r.URL.Path, "/instance") {
 				change(resp)
 			}
 			return resp, err
@@ -200,81 +218,14 @@ func withoutMutes(keep func(m *bridge.Mute) bool) func([]outbox.Write) []outbox.
 	}
 }
 
-// What stories are about.
-var reboot = azureEvent{
-	id: "A0000000-0000-4000-8000-000000000001", status: "Scheduled", kind: "Reboot", source: "Platform",
-	text: "maintenance", machines: "vm-0", notBefore: 40 * time.Minute, seconds: -1,
-}
-
-var moved = func() azureEvent { e := reboot; e.notBefore = 50 * time.Minute; return e }()
-
-// Instance metadata has no answer at the first start. An event of another VM is far ahead when it is listed, and begins
-// within the minute in which the program waits for its VM's name.
-var namelessStory = []step{
-	{0, instanceTrouble{"503", 20 * time.Minute}},
-	{at(time.Second), reload{changes: map[string]routeChange{"webhook": {"vms: self", func(r *routePlan) { r.vms = "self" }}}}},
-	{at(10 * time.Second), list{event: func() azureEvent { e := reboot; e.machines = "vm-1"; return e }()}},
-	{at(30 * time.Second), list{event: func() azureEvent { e := reboot; e.machines, e.notBefore = "vm-1", 5*time.Minute; return e }()}},
-	{at(10 * time.Minute), unlist{reboot.id}},
-	{at(30 * time.Minute), restyle{}},
-}
-
-// at returns a time at which no poll is made.
-func at(d time.Duration) time.Duration { return d + 137*time.Millisecond }
-
-// planWith returns a plan of which all but its steps is plain.
-func planWith(story []step) plan {
-	route := func(name string) routePlan {
-		return routePlan{name: name, vms: "all", late: "send", timeout: 10 * time.Second, bridge: "none"}
-	}
-	webhook, second := route("webhook"), route("second")
-	webhook.fallback, webhook.after = "second", 2*time.Minute
-	second.types = []string{"Freeze"} // so that it hears nothing else by itself
-	return plan{
-		seed: 1, interval: time.Second, routes: []routePlan{route("well"), webhook, second}, steps: story,
-		length: story[len(story)-1].at,
-	}
-}
-
-// later returns one of many events that leave much time.
-func later(n int) azureEvent {
-	e := reboot
-	e.id, e.notBefore = fmt.Sprintf("A0000000-0000-4000-8000-1%011d", n), 3*time.Hour
-	return e
-}
-
-// lists has Azure list so many of them.
-func lists(at time.Duration, n int) (steps []step) {
-	for i := range n {
-		steps = append(steps, step{at, list{event: later(i + 100)}})
-	}
-	return steps
-}
-
-// An event is listed of which a route wants to be reminded.
-var remindedStory = []step{
-	{at(time.Minute), reload{changes: map[string]routeChange{
-		"webhook": {"late: latest, remind: 15m", func(r *routePlan) {
-			r.late, r.remind = "latest", []time.Duration{15 * time.Minute}
-		}},
-	}}},
-	{at(2 * time.Minute), list{event: reboot}},
-	{at(50 * time.Minute), unlist{reboot.id}},
-}
-
-// announceNothing keeps what is announced from a destination, as if it had accepted it.
-func announceNothing(to string) func(d destination, ctx context.Context, batch []handed) verdict {
-	return func(d destination, ctx context.Context, batch []handed) verdict {
-		if d.name == to && batch[0].change == "scheduled" {
-			return verdict{}
-		}
-		return d.take(ctx, batch)
-	}
-}
+// announcesNothing keeps what is announced from a destination, as if it had accepted it.
+var announcesNothing = unasked(verdict{}, func(d destination, first handed) bool {
+	return d.name == "webhook" && first.change == "scheduled"
+})
 
 // downForEver asks a destination, once so many events have failed that it counted as down, about what failed before
 // only every five minutes.
-func downForEver() func(d destination, ctx context.Context, batch []handed) verdict {
+func downForEver() delivering {
 	failed := map[destination]map[string]bool{}
 	asked := map[destination]time.Time{}
 	var mu sync.Mutex
@@ -298,20 +249,6 @@ func downForEver() func(d destination, ctx context.Context, batch []handed) verd
 			failed[d][batch[0].event] = true
 		}
 		return v
-	}
-}
-
-// inDoubt is a story in which a rule would approve an event, had documents not left a doubt.
-func inDoubt(how string) []step {
-	asked := reboot
-	asked.source = "User"
-	rule := rulePlan{types: []string{"Reboot"}, sources: []string{"User"}, wait: 30 * time.Second}
-	return []step{
-		{at(time.Second), reload{rules: &[]rulePlan{rule}}},
-		{at(time.Minute), list{event: asked}},
-		{at(time.Minute + 10*time.Second), doubt{how, 10 * time.Minute}},
-		{at(9 * time.Minute), unlist{reboot.id}},
-		{at(20 * time.Minute), restyle{}},
 	}
 }
 

@@ -73,8 +73,7 @@ func (o *oracle) replacedByLatest(b belief, i int, route string, told []taken) b
 		return isLater && o.damaged(b.changes[i].at, t.at)
 	})
 	wasDead := slices.ContainsFunc(later, func(c change) bool {
-		isDead := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == route && e.id == c.id })
-		return isDead || o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
+		return o.isLeft(route, c.id) || o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
 	})
 	return isTold || wasDead && o.damaged(b.changes[i].at, forever)
 }
@@ -84,8 +83,6 @@ func (o *oracle) replacedByLatest(b belief, i int, route string, told []taken) b
 // lost.
 func (o *oracle) mayLose(e entry) bool {
 	acts := slices.ContainsFunc(o.ways(e.sink, 0, forever), func(r routePlan) bool { return r.late == "drop" })
-	over := slices.ContainsFunc(o.beliefs[e.event], func(b belief) bool {
-		return slices.ContainsFunc(b.changes, func(c change) bool { return c.kind == "vanished" })
-	})
+	over := o.anyChange(e.event, func(c change) bool { return c.kind == "vanished" })
 	return len(o.damages) > 0 && e.event != "" && (acts || over || len(o.hands) > 0)
 }

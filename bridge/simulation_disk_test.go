@@ -94,11 +94,7 @@ func (d *disk) transaction(sizes []int, write func(n int) error) error {
 		d.keep()
 		return errDead
 	}
-	if v := w.variant.write; v != nil {
-		plain := write
-		write = func(n int) error { return v(d, func() error { return plain(n) }) }
-	}
-	if err := write(n); err != nil {
+	if err := w.variant.write(d, func() error { return write(n) }); err != nil {
 		return err
 	}
 	w.mu.Lock()

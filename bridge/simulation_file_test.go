@@ -84,7 +84,7 @@ func (f *file) Write(all []outbox.Write) error {
 			writes = nil
 		}
 		f.fresh = false
-		for _, w := range f.disk.w.variant.writes(writes) {
+		for _, w := range f.disk.w.variant.writesOf(writes) {
 			if f.buckets[w.Bucket] == nil {
 				f.buckets[w.Bucket] = map[string][]byte{}
 			}

@@ -33,7 +33,7 @@ var knownStories = []struct {
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{"the clock is set back, and a file that comes late has history newer than all that is pending", []step{
-		{at(time.Minute), sinkTrouble{sink: "second", how: "is down", end: 7 * time.Minute, share: 100}},
+		{at(time.Minute), fails("second", "is down", 7*time.Minute)},
 		{at(2 * time.Minute), list{event: freeze}}, // of the document that has both, this is pending and the other is not
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(4 * time.Minute), reload{routes: []string{"second"}}},
@@ -41,7 +41,7 @@ var knownStories = []struct {
 		{at(9 * time.Minute), unlist{freeze.id}},
 	}},
 	{"the clock is set back to before an event ended, and somebody drops that it did", []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is down", 20*time.Minute)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(8 * time.Minute), unlist{reboot.id}},
 		{at(9 * time.Minute), restart{crash: true, step: -3 * time.Minute, off: 20 * time.Second}},
@@ -91,9 +91,7 @@ var knownStories = []struct {
 		{at(10 * time.Minute), list{event: reboot}},
 	}},
 	{"a copy is told which VM it is in the moment in which its file comes", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"changes: first, vanished", func(r *routePlan) { r.changes = []string{"first", "vanished"} }},
-		}}},
+		{at(time.Second), webhook("changes: first, vanished", func(r *routePlan) { r.changes = []string{"first", "vanished"} })},
 		{at(time.Minute), list{event: soon}},
 		{at(2 * time.Minute), instanceTrouble{"503", 2*time.Minute + 44*time.Second}},
 		{at(2 * time.Minute), restart{crash: true, off: time.Second, clone: true, late: 40 * time.Second}},
@@ -105,59 +103,43 @@ var knownStories = []struct {
 		{at(2 * time.Minute), reload{routes: []string{"well"}}},
 		{at(3 * time.Minute), list{event: moved}},
 		{at(4 * time.Minute), list{event: soon}},
-		{at(8 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 9 * time.Minute, share: 100}},
-		{at(8 * time.Minute), reload{changes: map[string]routeChange{
-			"webhook": {"max_age: 2m", func(r *routePlan) { r.maxAge = 2 * time.Minute }},
-		}}},
+		{at(8 * time.Minute), fails("webhook", "is down", 9*time.Minute)},
+		{at(8 * time.Minute), webhook("max_age: 2m", func(r *routePlan) { r.maxAge = 2 * time.Minute })},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{"a sink that waits for its lead no longer hears of updates, and the event may begin at any time", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m", func(r *routePlan) { r.lead = 10 * time.Minute }},
-		}}},
+		{at(time.Second), webhookLeads("latest")},
 		{at(time.Minute), list{event: reboot}},
 		{at(2 * time.Minute), list{event: moved}},
-		{at(3 * time.Minute), reload{changes: map[string]routeChange{
-			"webhook": {"changes: first", func(r *routePlan) { r.changes = []string{"first"} }},
-		}}},
+		{at(3 * time.Minute), webhook("changes: first", func(r *routePlan) { r.changes = []string{"first"} })},
 		{at(34 * time.Minute), list{event: anytime}}, // so that the announcement is told
 		{at(50 * time.Minute), unlist{reboot.id}},
 	}},
 	{"a sink that waits for its lead no longer hears of updates, of which one waits when that comes", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "drop" }},
-		}}},
+		{at(time.Second), webhookLeads("drop")},
 		{at(time.Minute), list{event: reboot}},
 		{at(2 * time.Minute), list{event: moved}},
-		{at(3 * time.Minute), reload{changes: map[string]routeChange{
-			"webhook": {"changes: first", func(r *routePlan) { r.changes = []string{"first"} }},
-		}}},
+		{at(3 * time.Minute), webhook("changes: first", func(r *routePlan) { r.changes = []string{"first"} })},
 		{at(50 * time.Minute), unlist{reboot.id}},
 	}},
 	{"an event comes back and moves away while a sink with a lead is down, which is to be told that it ended", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "drop" }},
-		}}},
+		{at(time.Second), webhookLeads("drop")},
 		{at(time.Minute), list{event: begun}},
-		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 32 * time.Minute, share: 100}},
+		{at(2 * time.Minute), fails("webhook", "is down", 32*time.Minute)},
 		{at(3 * time.Minute), unlist{reboot.id}},
 		{at(4 * time.Minute), list{event: reboot}},
 		{at(5 * time.Minute), list{event: moved}},
 		{at(60 * time.Minute), unlist{reboot.id}},
 	}},
 	{"the machine crashes just when a lead comes, and the clock is set back", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},
-		}}},
+		{at(time.Second), webhookLeads("send")},
 		{at(time.Minute), list{event: reboot}},
-		{at(20 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 31 * time.Minute, share: 100}},
+		{at(20 * time.Minute), fails("webhook", "is down", 31*time.Minute)},
 		{at(29 * time.Minute), restart{crash: true, writes: 2, step: -48 * time.Hour, off: 5 * time.Minute}},
 		{at(50 * time.Minute), unlist{reboot.id}},
 	}},
 	{"the clock is set back after a lead has come, and the event ends before it comes once more", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},
-		}}},
+		{at(time.Second), webhookLeads("send")},
 		{at(time.Minute), mute{mutePlan{lasts: 3 * time.Hour}}},
 		{at(35 * time.Minute), list{event: reboot}}, // which is due at once
 		{at(36 * time.Minute), restart{crash: true, step: -30 * time.Minute, off: 20 * time.Second}},
@@ -165,30 +147,27 @@ var knownStories = []struct {
 	}},
 	{"a copy takes over what nobody owned and approves it, and a copy of that is another machine's", []step{
 		{0, instanceTrouble{"hangs", 20 * time.Minute}},
-		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}, after: []string{"well"}}}}},
+		{at(time.Second), withRules(rulePlan{types: []string{"Reboot"}, after: []string{"well"}})},
 		{at(10 * time.Second), list{event: reboot}},
 		{at(5 * time.Minute), restart{off: time.Minute, clone: true}},
 		{at(25 * time.Minute), restart{off: time.Minute, clone: true}},
 		{at(30 * time.Minute), unlist{reboot.id}},
 	}},
 	{"a lead of what acts comes while there is no program, and Azure's first answer after that shows a change", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "drop" }},
-		}}},
+		{at(time.Second), webhookLeads("drop")},
 		{at(time.Minute), list{event: reboot}},
 		{at(28 * time.Minute), restart{off: 5 * time.Minute}},
 		{at(32*time.Minute + 30*time.Second), endpointTrouble{"500", 34 * time.Minute}},
-		{at(33*time.Minute + 20*time.Second), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
+		{at(33*time.Minute + 20*time.Second), list{event: reworded}},
 		{at(38 * time.Minute), restyle{}},
 	}},
 	{"the clock is set back after an approval that is told later, when another rule has approved the event once more", []step{
-		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}}}, changes: map[string]routeChange{
-			"webhook": {"late: send", func(r *routePlan) { r.late = "send" }},
-		}}},
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 8 * time.Minute, share: 100}},
+		{at(time.Second), withRules(approves("Reboot"))},
+		{at(2 * time.Second), webhook("late: send", func(r *routePlan) { r.late = "send" })},
+		{at(time.Minute), fails("webhook", "is down", 8*time.Minute)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(5 * time.Minute), restart{crash: true, step: -time.Hour, off: 20 * time.Second}},
-		{at(6 * time.Minute), reload{rules: &[]rulePlan{{types: []string{"Freeze"}}, {types: []string{"Reboot"}}}}},
+		{at(6 * time.Minute), withRules(approves("Freeze"), approves("Reboot"))},
 		{at(7 * time.Minute), list{event: moved}},
 		{at(20 * time.Minute), restyle{}},
 	}},
@@ -206,9 +185,7 @@ var knownStories = []struct {
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{"a lead comes while there is no program, whose file comes late, and the event is over", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: send", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "send" }},
-		}}},
+		{at(time.Second), webhookLeads("send")},
 		{at(time.Minute), list{event: reboot}},
 		{at(5 * time.Minute), restart{crash: true, off: 40 * time.Minute, late: 40*time.Second + 600*time.Millisecond}},
 		{at(10 * time.Minute), unlist{reboot.id}},
@@ -217,7 +194,7 @@ var knownStories = []struct {
 	{"a copy crashes before its disk has room to say whose it is now, and an event of both machines ends", []step{
 		{at(time.Minute), list{event: reboot}},
 		{at(2 * time.Minute), diskTrouble{"full", 10 * time.Minute}},
-		{at(2*time.Minute + 30*time.Second), list{event: func() azureEvent { e := freeze; e.notBefore = 10 * time.Minute; return e }()}},
+		{at(2*time.Minute + 30*time.Second), list{event: freeze.due(10 * time.Minute)}},
 		{at(3 * time.Minute), instanceTrouble{"503", 3*time.Minute + 30*time.Second}},
 		{at(3 * time.Minute), restart{off: time.Second, clone: true, late: 40 * time.Second}},
 		{at(6 * time.Minute), restart{crash: true, off: 10 * time.Minute}},
@@ -232,9 +209,7 @@ var knownStories = []struct {
 		{at(20 * time.Minute), restyle{}},
 	}},
 	{"a sink with a lead is away while an event moves, and returns when its lead has come", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m, late: latest", func(r *routePlan) { r.lead, r.late = 10*time.Minute, "latest" }},
-		}}},
+		{at(time.Second), webhookLeads("latest")},
 		{at(time.Minute), list{event: reboot}},
 		{at(2 * time.Minute), reload{routes: []string{"well"}}},
 		{at(3 * time.Minute), list{event: anytime}},
@@ -251,8 +226,8 @@ var knownStories = []struct {
 		{at(20 * time.Minute), restyle{}},
 	}},
 	{"somebody replays to a sink what it has taken, while a rule waits after that", []step{
-		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}, after: []string{"webhook"}, wait: 30 * time.Second}}}},
-		{at(50 * time.Second), sinkTrouble{sink: "well", how: "rejects", end: 2 * time.Minute, share: 100}},
+		{at(time.Second), withRules(rulePlan{types: []string{"Reboot"}, after: []string{"webhook"}, wait: 30 * time.Second})},
+		{at(50 * time.Second), fails("well", "rejects", 2*time.Minute)},
 		{at(time.Minute), list{event: reboot}},
 		{at(time.Minute + 15*time.Second), replay{to: "webhook"}},
 		{at(20 * time.Minute), restyle{}},
@@ -269,51 +244,43 @@ var knownStories = []struct {
 			{types: []string{"Reboot"}, wait: 5 * time.Minute},
 		}}},
 		{at(time.Minute), list{event: reboot}},
-		{at(90 * time.Second), sinkTrouble{sink: "webhook", how: "is down", end: 15 * time.Minute, share: 100}},
+		{at(90 * time.Second), fails("webhook", "is down", 15*time.Minute)},
 		{at(2 * time.Minute), restart{off: time.Second, clone: true}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{"the clock is set back after a reminder, and the event changes before its time comes again", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"remind: 15m", func(r *routePlan) { r.remind = []time.Duration{15 * time.Minute} }},
-		}}},
+		{at(time.Second), webhookReminds()},
 		{at(time.Minute), list{event: reboot}},
 		{at(26 * time.Minute), restart{step: -30 * time.Minute, off: time.Second}},
-		{at(30 * time.Minute), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
+		{at(30 * time.Minute), list{event: reworded}},
 		{at(60 * time.Minute), restyle{}},
 	}},
 	{"a reminder says no more than the announcement, by a clock that is set back then, and the event changes", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"remind: 15m", func(r *routePlan) { r.remind = []time.Duration{15 * time.Minute} }},
-		}}},
+		{at(time.Second), webhookReminds()},
 		{at(30 * time.Minute), list{event: reboot}},
 		{at(32 * time.Minute), restart{step: -time.Hour, off: time.Second}},
-		{at(40 * time.Minute), list{event: func() azureEvent { e := reboot; e.text = "moved"; return e }()}},
+		{at(40 * time.Minute), list{event: reworded}},
 		{at(2 * time.Hour), restyle{}},
 	}},
 	{"the machine crashes just after people were told what waited for a mute", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"above: 5", func(r *routePlan) { r.above = 5 }},
-		}}},
+		{at(time.Second), webhook("above: 5", func(r *routePlan) { r.above = 5 })},
 		{at(time.Minute), mute{mutePlan{lasts: 7 * time.Minute}}},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(7 * time.Minute), restart{crash: true, taken: 1, burns: 30 * time.Millisecond, off: time.Second}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{"somebody replays to a fallback what is older than what it took for another sink", []step{
-		{at(30 * time.Second), sinkTrouble{sink: "webhook", how: "rejects", end: 90 * time.Second, share: 100}},
+		{at(30 * time.Second), fails("webhook", "rejects", 90*time.Second)},
 		{at(time.Minute), list{event: reboot}},
-		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(2 * time.Minute), fails("webhook", "is down", 20*time.Minute)},
 		{at(3 * time.Minute), list{event: begun}},
 		{at(8 * time.Minute), replay{to: "second"}},
 		{at(30 * time.Minute), unlist{reboot.id}},
 	}},
 	{"a reminder waits when the clock is set back, by which the event begins before that", []step{
-		{at(time.Second), reload{changes: map[string]routeChange{
-			"webhook": {"remind: 15m", func(r *routePlan) { r.remind = []time.Duration{15 * time.Minute} }},
-		}}},
+		{at(time.Second), webhookReminds()},
 		{at(time.Minute), list{event: reboot}},
-		{at(24 * time.Minute), sinkTrouble{sink: "webhook", how: "panics", end: 45 * time.Minute, share: 100}},
+		{at(24 * time.Minute), fails("webhook", "panics", 45*time.Minute)},
 		{at(27 * time.Minute), restart{crash: true, step: -48 * time.Hour, off: time.Second}},
 		{at(35 * time.Minute), list{event: begun}},
 		{at(60 * time.Minute), unlist{reboot.id}},
@@ -322,16 +289,16 @@ var knownStories = []struct {
 		{at(time.Minute), restart{off: 30 * time.Minute}},
 		{at(2 * time.Minute), list{event: begun}},
 		{at(10 * time.Minute), unlist{reboot.id}},
-		{at(20 * time.Minute), list{event: func() azureEvent { e := reboot; e.notBefore = 90 * time.Minute; return e }()}},
+		{at(20 * time.Minute), list{event: reboot.due(90 * time.Minute)}},
 		{at(40 * time.Minute), endpointTrouble{"is empty", 45 * time.Minute}},
 		{at(50 * time.Minute), restyle{}},
 	}},
 	{"a start waits for its VM's name, and the first of two urgent events finds a sink that asks to wait", []step{
 		{at(time.Minute), instanceTrouble{"503", 30 * time.Minute}},
 		{at(2 * time.Minute), restart{crash: true, off: 10 * time.Minute}},
-		{at(3 * time.Minute), list{event: func() azureEvent { e := freeze; e.notBefore = 15 * time.Minute; return e }()}},
-		{at(4 * time.Minute), list{event: func() azureEvent { e := reboot; e.notBefore = 15 * time.Minute; return e }()}},
-		{at(5 * time.Minute), sinkTrouble{sink: "webhook", how: "asks to wait", end: 12*time.Minute + 30*time.Second, share: 100}},
+		{at(3 * time.Minute), list{event: freeze.due(15 * time.Minute)}},
+		{at(4 * time.Minute), list{event: reboot.due(15 * time.Minute)}},
+		{at(5 * time.Minute), fails("webhook", "asks to wait", 12*time.Minute+30*time.Second)},
 		{at(40 * time.Minute), unlist{reboot.id}},
 	}},
 	{"the machine crashes before it is written that a sink came, whose filter refuses what the event is before the file comes", []step{
@@ -344,17 +311,6 @@ var knownStories = []struct {
 		{at(60 * time.Minute), unlist{reboot.id}},
 	}},
 }
-
-var (
-	begun   = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
-	soon    = func() azureEvent { e := reboot; e.notBefore = 10 * time.Minute; return e }()
-	anytime = func() azureEvent { e := reboot; e.notBefore = -1; return e }()
-	freeze  = func() azureEvent {
-		e := reboot
-		e.id, e.kind = "A0000000-0000-4000-8000-000000000002", "Freeze"
-		return e
-	}()
-)
 
 // Nothing is found in them any more, however often the program polls.
 func TestKnownStories(t *testing.T) {

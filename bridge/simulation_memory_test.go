@@ -96,16 +96,15 @@ func (o *oracle) leads() map[string]bool {
 // withdrawn returns what may have become pending for routes while they were gone, and was taken back when they returned
 // because they don't ask for it, of which nothing is on record.
 func (o *oracle) withdrawn() (list []kept) {
-	type key struct{ sink, id string }
-	known := map[key]bool{}
+	known := map[[2]string]bool{}
 	for _, k := range o.ledger {
-		known[key{k.sink, k.id}] = true
+		known[[2]string{k.sink, k.id}] = true
 	}
 	for _, beliefs := range o.beliefs {
 		for _, b := range beliefs {
 			for _, c := range b.changes {
 				for _, route := range c.orphans {
-					if k := (key{route, c.id}); !known[k] {
+					if k := [2]string{route, c.id}; !known[k] {
 						known[k] = true
 						list = append(list, kept{route, c.id, c.event.id, "withdrawn", "", c.clock, o.whenBack(route, c.clock)})
 					}

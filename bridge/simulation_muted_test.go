@@ -15,13 +15,8 @@ func (o *oracle) mutesOf(sink, event string) []*muting {
 		return list
 	}
 	for _, m := range o.mutes {
-		covers := event == "" && m.covers(sink, "", nil)
-		for _, b := range o.beliefs[event] {
-			covers = covers || slices.ContainsFunc(b.changes, func(c change) bool {
-				return m.covers(sink, c.event.kind, c.event.resources())
-			})
-		}
-		if covers {
+		coversChange := func(c change) bool { return m.covers(sink, c.event.kind, c.event.resources()) }
+		if event == "" && m.covers(sink, "", nil) || o.anyChange(event, coversChange) {
 			list = append(list, m)
 		}
 	}
@@ -32,7 +27,7 @@ func (o *oracle) mutesOf(sink, event string) []*muting {
 // mayBeMuted reports whether something of an event may have waited for a mute in a time.
 func (o *oracle) mayBeMuted(sink, event string, from, to time.Duration) bool {
 	return slices.ContainsFunc(o.mutesOf(sink, event), func(m *muting) bool {
-		return slices.ContainsFunc(m.maybe, func(i interval) bool { return i.meets(from, to) })
+		return meetAny(m.maybe, from, to)
 	})
 }
 
@@ -106,7 +101,7 @@ func (o *oracle) mutesAreListed() {
 		}
 		for _, id := range l.ids {
 			if !slices.ContainsFunc(o.mutes, func(m *muting) bool {
-				return m.id == id && slices.ContainsFunc(m.maybe, func(i interval) bool { return i.meets(l.at, l.at) })
+				return m.id == id && meetAny(m.maybe, l.at, l.at)
 			}) {
 				o.add("mutes are listed", "mute %s is listed at %v, and there is none", id, short(l.at))
 			}
@@ -216,14 +211,7 @@ func (o *oracle) summaries() {
 
 // calm reports whether nothing happened to an event just when a mute ended.
 func (o *oracle) calm(h handed, end time.Duration) bool {
-	for _, b := range o.beliefs[h.event] {
-		if slices.ContainsFunc(b.changes, func(c change) bool {
-			return c.at > end-2*time.Second && c.at < end+5*time.Second
-		}) {
-			return false
-		}
-	}
-	return true
+	return !o.anyChange(h.event, func(c change) bool { return c.at > end-2*time.Second && c.at < end+5*time.Second })
 }
 
 // mutedFallback: what is muted does not go to the fallback meanwhile.

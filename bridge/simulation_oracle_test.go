@@ -2,6 +2,7 @@ package bridge_test
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -17,8 +18,8 @@ func (f finding) String() string { return f.promise + ": " + f.what }
 type oracle struct {
 	*world
 	beliefs map[string][]belief
-	taken   map[string]map[string][]taken // by event and sink, in order
-	tried   map[string]map[string][]taken // the same, of all that was tried, by when that began
+	taken   tellings // in order
+	tried   tellings // whatever became of it, by when that began
 	// Some of what was told was said without knowing what was told before: the file came late, or is a copy of another
 	// machine's. The checks that follow a destination rather than an event (retries, receipts, progress, the record) would
 	// need to know what each of the two memories held. They are made of the runs of the program before the first such one:
@@ -35,34 +36,70 @@ type taken struct {
 	*attempt
 }
 
+// tellings are deliveries by event and sink.
+type tellings map[string]map[string][]taken
+
+func (t tellings) note(a *attempt, batch []handed) {
+	for _, h := range batch {
+		if t[h.event] == nil {
+			t[h.event] = map[string][]taken{}
+		}
+		t[h.event][a.sink] = append(t[h.event][a.sink], taken{h, a})
+	}
+}
+
+// of returns all that is about an event, whomever it was told.
+func (t tellings) of(event string) []taken {
+	return slices.Concat(slices.Collect(maps.Values(t[event]))...)
+}
+
+// bySeq orders attempts by when they ended.
+func bySeq(a, b *attempt) int { return a.seq - b.seq }
+
+// attemptsOf returns the attempts of a route that ended and of which something is true; nil is anything.
+func (o *oracle) attemptsOf(route string, is func(a *attempt) bool) (list []*attempt) {
+	for _, a := range o.attempts {
+		if a.sink == route && a.ended && (is == nil || is(a)) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// anyChange reports whether something is true of a change of an event, by any belief.
+func (o *oracle) anyChange(event string, is func(c change) bool) bool {
+	return slices.ContainsFunc(o.beliefs[event], func(b belief) bool { return slices.ContainsFunc(b.changes, is) })
+}
+
+// isLeft reports whether a delivery is pending in the end, or a dead letter.
+func (o *oracle) isLeft(sink, id string) bool {
+	return slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == sink && e.id == id })
+}
+
+func (o *oracle) isDead(sink, id string) bool {
+	return slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.sink == sink && e.id == id })
+}
+
 // examine returns the promises that were not kept.
 func examine(w *world) []finding {
-	o := &oracle{world: w, beliefs: truthOf(w), muted: map[[2]string][]*muting{}}
+	o := &oracle{
+		world: w, beliefs: truthOf(w), taken: tellings{}, tried: tellings{}, muted: map[[2]string][]*muting{},
+	}
 	w.workOutMutes()
-	o.taken, o.tried = map[string]map[string][]taken{}, map[string]map[string][]taken{}
-	note := func(where map[string]map[string][]taken, h handed, a *attempt) {
-		if where[h.event] == nil {
-			where[h.event] = map[string][]taken{}
-		}
-		where[h.event][a.sink] = append(where[h.event][a.sink], taken{h, a})
-	}
 	for _, a := range w.attempts {
-		for _, h := range a.batch {
-			note(o.tried, h, a)
-		}
+		o.tried.note(a, a.batch)
 	}
-	done := slices.DeleteFunc(slices.Clone(w.attempts), func(a *attempt) bool { return !a.ended })
-	slices.SortFunc(done, func(a, b *attempt) int { return a.seq - b.seq })
-	for _, a := range done {
-		for _, h := range a.batch[:a.taken] {
-			note(o.taken, h, a)
-		}
+	for _, a := range slices.SortedFunc(slices.Values(w.attempts), bySeq) {
+		o.taken.note(a, a.batch[:a.taken])
 	}
 	o.firstRun = slices.IndexFunc(w.boots, func(b *boot) bool {
 		return b.late > 0 || b.vm > 0 || o.damaged(b.began.at, b.ended.at)
 	})
 	if o.blurred = o.firstRun >= 0; !o.blurred {
 		o.firstRun = len(w.boots)
+	}
+	for _, r := range w.plan.routes {
+		o.markDown(o.attemptsOf(r.name, nil))
 	}
 	for id := range o.taken {
 		if id != "" && o.beliefs[id] == nil {
@@ -141,7 +178,8 @@ func (o *oracle) add(promise, format string, args ...any) {
 
 // event checks what was told of one event against one belief.
 func (o *oracle) event(id string, b belief) []finding {
-	x := &oracle{world: o.world, beliefs: o.beliefs, muted: o.muted, taken: o.taken, tried: o.tried, blurred: o.blurred}
+	x := *o
+	x.findings = nil
 	for _, p := range o.plan.routes {
 		r := p.name
 		told := slices.DeleteFunc(slices.Clone(o.taken[id][r]), func(t taken) bool { return !azures(t.change) })
@@ -182,10 +220,8 @@ func (o *oracle) blurs(id string, b belief) bool {
 		return o.blurred
 	}
 	from, to := b.changes[0].at, b.changes[len(b.changes)-1].at
-	for _, list := range o.tried[id] {
-		for _, t := range list {
-			to = max(to, t.start)
-		}
+	for _, t := range o.tried.of(id) {
+		to = max(to, t.start)
 	}
 	return o.damaged(from, to) || slices.ContainsFunc(o.boots, func(x *boot) bool {
 		if x.late == 0 && x.vm == 0 {
@@ -252,7 +288,6 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 			continue
 		}
 		has := slices.ContainsFunc(told, func(t taken) bool { return t.id == c.id })
-		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == route && e.id == c.id })
 		// Which of its terms the route had when something else took the place of this, nobody knows.
 		excused := slices.ContainsFunc(o.ways(route, c.at, forever), func(r routePlan) bool {
 			covered := r.late == "latest" && slices.ContainsFunc(o.taken[c.event.id][route], func(t taken) bool {
@@ -262,7 +297,7 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
-		if !has && !kept && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
+		if !has && !o.isLeft(route, c.id) && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
@@ -282,11 +317,11 @@ func (o *oracle) ways(route string, from, to time.Duration) (ways []routePlan) {
 		if s.at > to && len(ways) > 0 {
 			break
 		}
-		if i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route }); i >= 0 {
+		if r, has := routeOf(s.routes, route); has {
 			if s.at <= from {
 				ways = nil
 			}
-			ways = append(ways, s.routes[i])
+			ways = append(ways, r)
 		}
 	}
 	return ways
@@ -338,9 +373,9 @@ func (o *oracle) leadCame(b belief, i int, route string, end time.Duration) (ofT
 			if m+1 < len(o.setups) {
 				to = min(until, o.setups[m+1].at)
 			}
-			at := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
-			if at >= 0 && o.leadComes(s.routes[at], c.event, max(c.at, s.at), to) {
-				return s.routes[at], true
+			r, has := routeOf(s.routes, route)
+			if has && o.leadComes(r, c.event, max(c.at, s.at), to) {
+				return r, true
 			}
 		}
 	}
@@ -490,8 +525,7 @@ func (o *oracle) unaware(was, t taken) bool {
 // gaveUp reports whether a delivery is a dead letter, or somebody had to do with it by hand. If the program forgot dead
 // letters, each may be one of those.
 func (o *oracle) gaveUp(sink, id string) bool {
-	return o.hand("", sink, id) || o.forgot[forgotDeadLetter] > 0 ||
-		slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.sink == sink && e.id == id })
+	return o.hand("", sink, id) || o.forgot[forgotDeadLetter] > 0 || o.isDead(sink, id)
 }
 
 // unsettled reports whether the program may have ended before it was on the disk that a delivery was taken.

@@ -9,14 +9,8 @@ import (
 // again before its turn: then when it takes something again.
 func (o *oracle) secondChances() {
 	for _, r := range o.plan.routes {
-		var mine []*attempt
-		for _, a := range o.attempts {
-			if a.sink == r.name && a.ended && o.sharp(a) {
-				mine = append(mine, a)
-			}
-		}
-		slices.SortFunc(mine, func(a, b *attempt) int { return a.seq - b.seq })
-		down := o.down(mine)
+		mine := o.attemptsOf(r.name, o.sharp)
+		slices.SortFunc(mine, bySeq)
 		for i, a := range mine {
 			if r := o.as(r.name, a.start); !a.settled || r.lead > 0 || r.above > 0 {
 				continue
@@ -36,20 +30,13 @@ func (o *oracle) secondChances() {
 				}
 			}
 			for event, h := range waiting {
-				next := slices.IndexFunc(mine[i+1:], h.sameEvent)
-				hasIt := slices.ContainsFunc(a.batch, h.same)
-				if event == "" || !slices.ContainsFunc(mine[i+1:], h.isIn) || hasIt || o.hand("", "", h.id) ||
-					o.failedBefore(mine[:i], event, a.in) {
+				next := nextOf(mine, i, h)
+				if event == "" || next == 0 || h.isIn(a) || o.hand("", "", h.id) || o.failedBefore(mine[:i], event, a.in) {
 					continue
 				}
-				b := mine[i+1+next]
-				if o.mayBeMuted(r.name, event, a.at, b.start) || o.unreadUntil(b) {
-					continue
-				}
-				if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
-					o.freeWhileUp(mine, mine[i+1:i+1+next], down, a.at+time.Second, b.start) >= 0 {
+				if !o.unreadUntil(mine[next]) && o.neglected(event, mine, i+1, next, a.fact, a.at+time.Second) {
 					o.add("retry", "%s took something at %v, and was given no second chance to take %s until %v", r.name,
-						short(a.at), h.id, short(b.start))
+						short(a.at), h.id, short(mine[next].start))
 				}
 			}
 		}
@@ -63,7 +50,7 @@ func (o *oracle) failedBefore(mine []*attempt, event string, boot int) bool {
 	for i := len(mine) - 1; i >= 0 && mine[i].in == boot; i-- {
 		a := mine[i]
 		accepted = accepted || a.settled
-		has := slices.ContainsFunc(a.batch, func(h handed) bool { return h.event == event })
+		has := handed{event: event}.sameEvent(a)
 		switch {
 		case has && a.settled:
 			return false
@@ -102,12 +89,7 @@ func waitBefore(notBefore, now time.Time) time.Duration {
 // hurries: what failed while its event has not begun is tried again in time, or something else is.
 func (o *oracle) hurries() {
 	for _, r := range o.plan.routes {
-		var mine []*attempt
-		for _, a := range o.attempts {
-			if a.sink == r.name && a.ended && o.sharp(a) {
-				mine = append(mine, a)
-			}
-		}
+		mine := o.attemptsOf(r.name, o.sharp)
 		for i, a := range mine {
 			h := a.batch[0]
 			most := o.longestWait("", h.event, a.fact)
@@ -124,13 +106,11 @@ func (o *oracle) hurries() {
 				}
 				return x != a && x != next && x.start <= a.at+most && end > a.at || x == a && end > x.at
 			})
-			moved := slices.ContainsFunc(o.beliefs[h.event], func(b belief) bool {
-				return slices.ContainsFunc(b.changes, func(c change) bool {
-					return c.id != h.id && c.clock.After(h.time) && c.at <= next.start
-				})
+			moved := o.anyChange(h.event, func(c change) bool {
+				return c.id != h.id && c.clock.After(h.time) && c.at <= next.start
 			})
 			if busy || moved || o.hand("", "", h.id) || o.mayBeMuted(r.name, h.event, a.at, next.start) ||
-				o.setupsBetween(a.fact, next.began) > 0 || o.ill(a.at-time.Minute, next.start) || o.unreadUntil(next) {
+				o.anew(a.fact, next.began) || o.ill(a.at-time.Minute, next.start) || o.unreadUntil(next) {
 				continue
 			}
 			if next.start-a.at > most+time.Second {
@@ -172,8 +152,7 @@ func (o *oracle) probes() {
 				for _, h := range a.batch {
 					// Since a start or a reload all is new.
 					before := slices.ContainsFunc(mine, func(x *attempt) bool {
-						return x.in == a.in && x.began.seq < a.began.seq && o.setupsBetween(x.began, a.began) == 0 &&
-							slices.ContainsFunc(x.batch, h.same)
+						return x.began.seq < a.began.seq && !o.anew(x.began, a.began) && h.isIn(x)
 					})
 					new[h.id] = new[h.id] || !before
 				}
@@ -205,11 +184,8 @@ func (o *oracle) probes() {
 					short(began.start), short(ended.start))
 			}
 		}
-		for _, a := range o.attempts {
-			if a.sink != r.name || !a.ended {
-				continue
-			}
-			if len(row) > 0 && (row[len(row)-1].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
+		for _, a := range o.attemptsOf(r.name, nil) {
+			if len(row) > 0 && o.anew(row[len(row)-1].began, a.began) {
 				flush()
 			}
 			alone := o.failedBefore(mine, a.batch[0].event, a.in) // its trouble counts for nobody else

@@ -43,26 +43,17 @@ func (o *oracle) byHand(p *post) int {
 
 // moot: of a decision that was sent nobody says that it had no effect.
 func (o *oracle) moot(id string) {
-	for _, list := range o.taken[id] {
-		for _, t := range list {
-			var data struct {
-				Approval struct {
-					Result   string
-					Decided  time.Time
-					Attempts int
-				}
-			}
-			a := &data.Approval
-			if t.change != "approved" || json.Unmarshal([]byte(t.body), &data) != nil || a.Result != "moot" {
-				continue
-			}
-			made := o.made(t)
-			sent := slices.ContainsFunc(o.posts, func(p *post) bool {
-				return p.id == id && p.at <= made && p.at >= made-t.time.Sub(a.Decided) && o.byHand(p) < 0
-			})
-			if sent || a.Attempts > 0 {
-				o.add("approval", "%s says that an approval had no effect that was sent", t.id)
-			}
+	for _, t := range o.taken.of(id) {
+		a := approvalIn(t)
+		if a.Result != "moot" {
+			continue
+		}
+		made := o.made(t)
+		sent := slices.ContainsFunc(o.posts, func(p *post) bool {
+			return p.id == id && p.at <= made && p.at >= made-t.time.Sub(a.Decided) && o.byHand(p) < 0
+		})
+		if sent || a.Attempts > 0 {
+			o.add("approval", "%s says that an approval had no effect that was sent", t.id)
 		}
 	}
 }
@@ -190,33 +181,42 @@ func (o *oracle) setupsAt(p *post) (setups []setup) {
 
 // approvedBy: of several rules the first that approves an event does, and is on record for it.
 func (o *oracle) approvedBy(id string, b belief) {
-	for sink, list := range o.taken[id] {
-		if len(o.boots) > 1 && len(o.mutesOf(sink, id)) > 0 {
-			continue // what waited for the end of a mute tells of an earlier run's request
+	for _, t := range o.taken.of(id) {
+		// What waited for the end of a mute tells of an earlier run's request.
+		waited := len(o.boots) > 1 && len(o.mutesOf(t.sink, id)) > 0
+		n, a, p := 0, approvalIn(t), o.postBefore(t)
+		if _, err := fmt.Sscanf(a.By, "rule %d", &n); err != nil || a.Result != "approved" || p == nil || waited {
+			continue
 		}
-		for _, t := range list {
-			var data struct{ Approval struct{ By, Result string } }
-			n, p := 0, o.postBefore(t)
-			if t.change != "approved" || p == nil || json.Unmarshal([]byte(t.body), &data) != nil {
-				continue
-			}
-			if _, err := fmt.Sscanf(data.Approval.By, "rule %d", &n); err != nil || data.Approval.Result != "approved" {
-				continue
-			}
-			last := o.lastTold(p, b)
-			if last < 0 || len(o.hands) > 0 || p.listed.id == "" {
-				continue
-			}
-			right := func(s setup) bool {
-				first := func(r rulePlan) bool { return o.surelyApproves(r, s, p, b.changes[last]) }
-				return n <= len(s.rules) && o.refuses(s.rules[n-1], s, p, b.changes[last]) == "" &&
-					!slices.ContainsFunc(s.rules[:n-1], first)
-			}
-			if !slices.ContainsFunc(o.setupsAt(p), right) {
-				o.add("approval", "%s says that rule %d approved it, which is not the first that does", t.id, n)
-			}
+		last := o.lastTold(p, b)
+		if last < 0 || len(o.hands) > 0 || p.listed.id == "" {
+			continue
+		}
+		right := func(s setup) bool {
+			first := func(r rulePlan) bool { return o.surelyApproves(r, s, p, b.changes[last]) }
+			return n <= len(s.rules) && o.refuses(s.rules[n-1], s, p, b.changes[last]) == "" &&
+				!slices.ContainsFunc(s.rules[:n-1], first)
+		}
+		if !slices.ContainsFunc(o.setupsAt(p), right) {
+			o.add("approval", "%s says that rule %d approved it, which is not the first that does", t.id, n)
 		}
 	}
+}
+
+// An approval is what became of one, as a destination is told.
+type approval struct {
+	By, Result string
+	Decided    time.Time
+	Attempts   int
+}
+
+// approvalIn returns the approval that a delivery tells of; nothing if it tells of none.
+func approvalIn(t taken) approval {
+	var data struct{ Approval approval }
+	if t.change == "approved" {
+		_ = json.Unmarshal([]byte(t.body), &data)
+	}
+	return data.Approval
 }
 
 // postBefore returns the request whose outcome a delivery tells; nil if that is not known.
@@ -291,11 +291,9 @@ func (o *oracle) outcome(id string, b belief) {
 			}
 		}
 		began := hasBegun(from)
-		for _, list := range o.taken[id] {
-			for _, t := range list {
-				if b.place(t) == i && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
-					o.add("the outcome is honest", "%s says %s; that it began is %v", t.id, t.outcome, began)
-				}
+		for _, t := range o.taken.of(id) {
+			if b.place(t) == i && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
+				o.add("the outcome is honest", "%s says %s; that it began is %v", t.id, t.outcome, began)
 			}
 		}
 	}
@@ -328,11 +326,9 @@ func (o *oracle) whileAway(id string, b belief) {
 		// A copy tells anew what it told before it knew which VM it is, so which of the two a delivery is of is not clear.
 		boot := o.boots[c.boot]
 		anew := boot.vm > 0 && boot.learned.seq > 0 && c.at < boot.learned.at+15*time.Second
-		for sink, list := range o.taken[id] {
-			for _, t := range list {
-				if b.place(t) == i && !anew && t.whileAway != *c.away {
-					o.add("while away", "%s says that it was found while nobody watched: %v, to %s", t.id, t.whileAway, sink)
-				}
+		for _, t := range o.taken.of(id) {
+			if b.place(t) == i && !anew && t.whileAway != *c.away {
+				o.add("while away", "%s says that it was found while nobody watched: %v, to %s", t.id, t.whileAway, t.sink)
 			}
 		}
 	}
@@ -358,15 +354,8 @@ func (o *oracle) made(t taken) time.Duration {
 // triedInstead reports whether a delivery may be a dead letter because a newer change of its event came: that one was
 // tried instead, whatever became of it, so nobody is told that anything was given up.
 func (o *oracle) triedInstead(e entry) bool {
-	if e.reason != "late" {
-		return false
-	}
-	for _, list := range o.taken[e.event] {
-		if slices.ContainsFunc(list, func(t taken) bool { return t.id != e.id }) {
-			return true
-		}
-	}
-	return false
+	isOther := func(t taken) bool { return t.id != e.id }
+	return e.reason == "late" && slices.ContainsFunc(o.taken.of(e.event), isOther)
 }
 
 // alerted reports whether a route gets an event whatever its filter says, because it was to be told that the event isn't
@@ -387,23 +376,21 @@ func (o *oracle) alerted(event, route string) bool {
 // it is about.
 func (o *oracle) troubleIsTold() {
 	var news strings.Builder
-	for sink, list := range o.taken[""] {
-		for _, t := range list {
-			hears := func(r routePlan) bool {
-				return r.bridge == "all" || r.bridge == "trouble" && slices.Contains(trouble, t.change)
-			}
-			if o.hand("replay", sink, t.id) {
-				continue
-			}
-			if !slices.ContainsFunc(o.ways(cmp.Or(t.instead, sink), o.made(t), t.start), hears) {
-				o.add("trouble", "%s was told %s, and does not want to hear of it", sink, t.id)
-			}
-			if strings.Contains(t.body, `"sink":"`+sink+`"`) {
-				o.add("trouble", "%s was told of its own trouble: %s", sink, t.id)
-			}
-			if sink == "well" {
-				news.WriteString(t.body)
-			}
+	for _, t := range o.taken.of("") {
+		hears := func(r routePlan) bool {
+			return r.bridge == "all" || r.bridge == "trouble" && slices.Contains(trouble, t.change)
+		}
+		if o.hand("replay", t.sink, t.id) {
+			continue
+		}
+		if !slices.ContainsFunc(o.ways(cmp.Or(t.instead, t.sink), o.made(t), t.start), hears) {
+			o.add("trouble", "%s was told %s, and does not want to hear of it", t.sink, t.id)
+		}
+		if strings.Contains(t.body, `"sink":"`+t.sink+`"`) {
+			o.add("trouble", "%s was told of its own trouble: %s", t.sink, t.id)
+		}
+		if t.sink == "well" {
+			news.WriteString(t.body)
 		}
 	}
 	if !hasRoute(o.plan.routes, "well") { // shrink left it out
@@ -492,9 +479,8 @@ func (o *oracle) replaysAreTold() {
 		told := slices.ContainsFunc(o.taken[h.event_][h.sink], func(t taken) bool {
 			return t.seq > h.seq && (t.id == h.id || latest)
 		})
-		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == h.sink && e.id == h.id })
 		byHand := slices.ContainsFunc(o.hands, func(x hand) bool { return x.seq > h.seq && x.sink == h.sink && x.id == h.id })
-		if !told && !kept && !byHand && !o.overSince(h) {
+		if !told && !o.isLeft(h.sink, h.id) && !byHand && !o.overSince(h) {
 			o.add("nothing is lost", "%s was replayed to %s at %v, which was not told", h.id, h.sink, short(h.at))
 		}
 	}
@@ -503,14 +489,10 @@ func (o *oracle) replaysAreTold() {
 // overSince reports whether the event of a replay ended later, so that a sink that had waited with it until then is not told
 // it any more.
 func (o *oracle) overSince(h hand) bool {
-	return slices.ContainsFunc(o.beliefs[h.event_], func(b belief) bool {
-		return slices.ContainsFunc(b.changes, func(c change) bool {
-			_, told := c.routes[h.sink]
-			return c.kind == "vanished" && c.seq > h.seq &&
-				slices.ContainsFunc(o.ways(h.sink, c.at, forever), func(r routePlan) bool {
-					return r.late == "drop" || r.late == "latest" && !told
-				})
-		})
+	return o.anyChange(h.event_, func(c change) bool {
+		_, told := c.routes[h.sink]
+		ends := func(r routePlan) bool { return r.late == "drop" || r.late == "latest" && !told }
+		return c.kind == "vanished" && c.seq > h.seq && slices.ContainsFunc(o.ways(h.sink, c.at, forever), ends)
 	})
 }
 
@@ -536,14 +518,12 @@ func (o *oracle) recordIsTrue() {
 			o.add("the record is true", "it says that %s was dropped", d.id)
 		}
 	}
-	for event, sinks := range o.taken {
-		for sink, list := range sinks {
-			for _, t := range list {
-				state := recorded[sink+" "+t.id]
-				if event != "" && t.settled && state != "accepted" && !o.unsettled(t, len(o.boots)) && len(o.hands) == 0 &&
-					!o.blurred {
-					o.add("the record is true", "%s took %s at %v, and it says %q", sink, t.id, short(t.at), state)
-				}
+	for event := range o.taken {
+		for _, t := range o.taken.of(event) {
+			state := recorded[t.sink+" "+t.id]
+			if event != "" && t.settled && state != "accepted" && !o.unsettled(t, len(o.boots)) && len(o.hands) == 0 &&
+				!o.blurred {
+				o.add("the record is true", "%s took %s at %v, and it says %q", t.sink, t.id, short(t.at), state)
 			}
 		}
 	}

@@ -35,12 +35,10 @@ func (o *oracle) repeats() {
 				told[t.id] = t.began.seq
 			}
 		}
-		for sink, list := range o.tried[again.event] {
-			for _, t := range list {
-				note(first, t)
-				if sink == again.sink {
-					note(own, t)
-				}
+		for _, t := range o.tried.of(again.event) {
+			note(first, t)
+			if t.sink == again.sink {
+				note(own, t)
 			}
 		}
 		// What was said first has the earlier time, unless the clock was set back, and was told earlier, unless it had to wait,
@@ -59,7 +57,7 @@ func (o *oracle) repeats() {
 
 // forgetsSome reports whether the program may have forgotten a change of the event, and repeats one before it.
 func (o *oracle) forgetsSome(event string) bool {
-	return slices.ContainsFunc(o.beliefs[event], func(b belief) bool { return slices.ContainsFunc(b.changes, change.gone) })
+	return o.anyChange(event, change.gone)
 }
 
 // saidLast reports whether what was said once more is what repeats demands, in an order.
@@ -79,10 +77,7 @@ func (o *oracle) saidLast(again repeated, before func(a, b handed) bool) bool {
 	if newest.id == again.id || newest.change != "approved" || change.id != again.id {
 		return newest.id == again.id
 	}
-	for _, list := range o.tried[again.event] {
-		if slices.ContainsFunc(list, func(t taken) bool { return t.change == "approved" && before(newest, t.handed) }) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.tried.of(again.event), func(t taken) bool {
+		return t.change == "approved" && before(newest, t.handed)
+	})
 }

@@ -19,13 +19,11 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 		if s.at > to {
 			break
 		}
-		i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
-		if s.at > from && (i < 0 || !there || s.routes[i].anew != anew) {
+		r, has := routeOf(s.routes, route)
+		if s.at > from && (!has || !there || r.anew != anew) {
 			return false
 		}
-		if there = i >= 0; there {
-			anew = s.routes[i].anew
-		}
+		there, anew = has, r.anew
 	}
 	return there
 }
@@ -158,23 +156,15 @@ func (o *oracle) firsts(id string, b belief, route string) {
 	if n < 0 || told[n].start <= from+2*time.Second {
 		return // other rules say whether it need not be tried at all
 	}
-	var mine []*attempt
-	for _, a := range o.attempts {
-		if a.sink == r.name && a.ended && a.in == c.boot {
-			mine = append(mine, a)
-		}
-	}
+	mine := o.attemptsOf(r.name, func(a *attempt) bool { return a.in == c.boot })
 	next := slices.Index(mine, told[n].attempt)
-	if next < 0 {
-		return
-	}
-	b0 := mine[next]
-	if o.mayBeMuted(r.name, id, c.at, b0.start) || o.ill(c.at-time.Minute, b0.start) || o.setupsBetween(c.fact, b0.began) > 0 {
+	if next < 0 || o.ill(c.at-time.Minute, mine[next].start) {
 		return
 	}
 	before := slices.IndexFunc(mine, func(a *attempt) bool { return a.at >= c.at })
-	if o.freeWhileUp(mine, mine[max(before-1, 0):next], o.down(mine), from, b0.start) >= 0 {
-		o.add("retry", "%s is new since %v, and %s was free and was told at %v", c.id, short(c.at), r.name, short(b0.start))
+	if o.neglected(id, mine, max(before-1, 0), next, c.fact, from) {
+		o.add("retry", "%s is new since %v, and %s was free and was told at %v", c.id, short(c.at), r.name,
+			short(mine[next].start))
 	}
 }
 
@@ -185,8 +175,8 @@ func (o *oracle) floors() {
 			continue
 		}
 		for _, next := range o.attempts {
-			if next.sink == a.sink && next.in == a.in && next.start > a.at && next.start < a.at+retryAfter &&
-				o.setupsBetween(a.fact, next.began) == 0 && !o.acceptedBetween(a, next) {
+			if next.sink == a.sink && next.start > a.at && next.start < a.at+retryAfter &&
+				!o.anew(a.fact, next.began) && !o.acceptedBetween(a, next) {
 				o.add("retry", "%s asked to wait at %v and was tried at %v", a.sink, short(a.at), short(next.start))
 				return
 			}
@@ -194,13 +184,11 @@ func (o *oracle) floors() {
 	}
 }
 
-func (o *oracle) setupsBetween(from, to fact) (n int) {
-	for _, s := range o.setups {
-		if s.seq > from.seq && s.seq < to.seq {
-			n++
-		}
-	}
-	return n
+// anew reports whether the program was started or set up anew between two facts.
+func (o *oracle) anew(from, to fact) bool {
+	return from.boot != to.boot || slices.ContainsFunc(o.setups, func(s setup) bool {
+		return from.seq < s.seq && s.seq < to.seq
+	})
 }
 
 // acceptedBetween reports whether the destination took something after it had asked to wait, which is that it is back.
@@ -224,15 +212,9 @@ func (o *oracle) retries() {
 	for _, r := range o.plan.routes {
 		failures := map[string]int{} // in a row, by event
 		blocked := false             // it may be
-		var mine []*attempt
-		for _, a := range o.attempts {
-			if a.sink == r.name && a.ended && o.sharp(a) {
-				mine = append(mine, a)
-			}
-		}
-		down := o.down(mine)
+		mine := o.attemptsOf(r.name, o.sharp)
 		for i, a := range mine {
-			if i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
+			if i > 0 && o.anew(mine[i-1].began, a.began) {
 				clear(failures)
 				blocked = false
 			}
@@ -248,22 +230,30 @@ func (o *oracle) retries() {
 			if n == 0 || blocked || len(a.batch) > 1 || h.event == "" || r.lead > 0 || r.above > 0 || o.hand("", "", h.id) {
 				continue
 			}
-			next := slices.IndexFunc(mine[i+1:], h.sameEvent)
-			if !slices.ContainsFunc(mine[i+1:], h.isIn) {
-				continue
-			}
-			from := a.at + waits[min(n, len(waits))-1]
-			b := mine[i+1+next]
-			if o.mayBeMuted(r.name, h.event, a.at, b.start) || o.unreadUntil(b) {
-				continue
-			}
-			if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
-				o.freeWhileUp(mine, mine[i:i+1+next], down, from, b.start) >= 0 {
+			next := nextOf(mine, i, h)
+			if next > 0 && !o.unreadUntil(mine[next]) &&
+				o.neglected(h.event, mine, i, next, a.fact, a.at+waits[min(n, len(waits))-1]) {
 				o.add("retry", "%s failed to take %s at %v, its %d. time in a row, and was tried again at %v", r.name, h.id,
-					short(a.at), n, short(b.start))
+					short(a.at), n, short(mine[next].start))
 			}
 		}
 	}
+}
+
+// nextOf returns the place of the next attempt of the event of a delivery after one at a place; 0 if the delivery is in none.
+func nextOf(mine []*attempt, i int, h handed) int {
+	if !slices.ContainsFunc(mine[i+1:], h.isIn) {
+		return 0
+	}
+	return i + 1 + slices.IndexFunc(mine[i+1:], h.sameEvent)
+}
+
+// neglected reports whether the next attempt of an event could have been made sooner. It was due at a time, which an attempt
+// at the place i or a change made so.
+func (o *oracle) neglected(event string, mine []*attempt, i, next int, since fact, due time.Duration) bool {
+	b := mine[next]
+	return !o.anew(since, b.began) && !o.mayBeMuted(b.sink, event, since.at, b.start) &&
+		o.freeWhileUp(mine, mine[i:next], due, b.start) >= 0
 }
 
 // unreadUntil reports whether CloudEvents could not be read before an attempt of this run. That counts as failures of
@@ -317,20 +307,18 @@ func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
 
 // freeWhileUp is like free, but counts only the time in which the destination does not count as down, when all that
 // failed may be tried by its own times. between are the attempts of that time.
-func (o *oracle) freeWhileUp(
-	mine, between []*attempt, down map[*attempt]bool, from, to time.Duration,
-) time.Duration {
+func (o *oracle) freeWhileUp(mine, between []*attempt, from, to time.Duration) time.Duration {
 	isDown := false
 	for _, a := range between {
 		switch {
-		case down[a] && !isDown:
+		case a.down && !isDown:
 			if at := o.free(mine, from, a.at); at >= 0 {
 				return at
 			}
-		case isDown && !down[a]: // it took something
+		case isDown && !a.down: // it took something
 			from = max(from, a.at+time.Second)
 		}
-		isDown = down[a]
+		isDown = a.down
 	}
 	if isDown {
 		return -1
@@ -338,15 +326,14 @@ func (o *oracle) freeWhileUp(
 	return o.free(mine, from, to)
 }
 
-// down returns the attempts after which the destination may count as down. What failed before it took something else,
-// and does so again, is not the destination's trouble.
-func (o *oracle) down(mine []*attempt) map[*attempt]bool {
-	down := map[*attempt]bool{}
+// markDown marks the attempts of a route after which the destination may count as down. What failed before it took
+// something else, and does so again, is not the destination's trouble.
+func (o *oracle) markDown(mine []*attempt) {
 	failed := map[string]bool{}                              // events, since something was accepted
 	last, before := map[string]string{}, map[string]string{} // by event, what failed since then, and before then
-	mine = slices.SortedFunc(slices.Values(mine), func(a, b *attempt) int { return a.seq - b.seq })
+	slices.SortFunc(mine, bySeq)
 	for i, a := range mine {
-		if i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
+		if i > 0 && o.anew(mine[i-1].began, a.began) {
 			clear(failed)
 			clear(last)
 			clear(before)
@@ -370,9 +357,8 @@ func (o *oracle) down(mine []*attempt) map[*attempt]bool {
 			}
 			seen[h.event] = true
 		}
-		down[a] = len(failed) >= downAfter
+		a.down = len(failed) >= downAfter
 	}
-	return down
 }
 
 // storms: a destination that accepts nothing, and does not even part of something, is left in peace. Seven events may be
@@ -383,12 +369,9 @@ func (o *oracle) storms() {
 	for _, r := range o.plan.routes {
 		var row []*attempt               // failed, one after the other
 		hurried := map[string]*attempt{} // by event, the last attempt because it is about to begin
-		for _, a := range o.attempts {
-			if a.sink != r.name || !a.ended {
-				continue
-			}
+		for _, a := range o.attemptsOf(r.name, nil) {
 			if a.settled || a.how == "rejects" || a.newProgress != "" || len(row) > 0 &&
-				(row[0].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
+				o.anew(row[len(row)-1].began, a.began) {
 				row = nil
 				continue
 			}
@@ -414,7 +397,5 @@ func (o *oracle) storms() {
 
 // changedJustBefore reports whether a change of an event was committed right before a time.
 func (o *oracle) changedJustBefore(event string, at time.Duration) bool {
-	return slices.ContainsFunc(o.beliefs[event], func(b belief) bool {
-		return slices.ContainsFunc(b.changes, func(c change) bool { return c.at <= at && at-c.at < time.Second })
-	})
+	return o.anyChange(event, func(c change) bool { return c.at <= at && at-c.at < time.Second })
 }

@@ -92,6 +92,7 @@ type attempt struct {
 	how     string // accepted, or the trouble
 	ended   bool   // false if the machine died before
 	settled bool   // the program was told that all of the batch is accepted
+	down    bool   // see markDown
 
 	newReceipt, newProgress string // that the program was given to keep
 }
@@ -128,14 +129,6 @@ type verdict struct {
 type destination struct {
 	w    *world
 	name string
-}
-
-// deliver is called by the program.
-func (d destination) deliver(ctx context.Context, batch []handed) verdict {
-	if d.w.variant.deliver != nil {
-		return d.w.variant.deliver(d, ctx, batch)
-	}
-	return d.take(ctx, batch)
 }
 
 // take takes a batch as the destination does at the moment.
@@ -248,13 +241,18 @@ func someRoutes(r *rand.Rand) []routePlan {
 	}
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	all = all[:1+r.IntN(len(all))]
-	for i := range all { // a fallback must be there
-		if !slices.ContainsFunc(all, func(p routePlan) bool { return p.name == all[i].fallback }) {
-			all[i].fallback, all[i].after = "", 0
-		}
-	}
+	dropStrayFallbacks(all)
 	well := routePlan{name: "well", vms: "all", late: "send", timeout: 10 * time.Second, bridge: "all"}
 	return append([]routePlan{well}, all...)
+}
+
+// dropStrayFallbacks leaves out fallbacks that are not there.
+func dropStrayFallbacks(routes []routePlan) {
+	for i := range routes {
+		if !hasRoute(routes, routes[i].fallback) {
+			routes[i].fallback, routes[i].after = "", 0
+		}
+	}
 }
 
 // sinkSteps make up what goes wrong with the destinations, but for the first.

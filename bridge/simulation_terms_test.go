@@ -100,7 +100,7 @@ func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
 		stoodForIt := x.settled && x.began.seq > c.seq && x.seq < t.began.seq && slices.Contains(x.missed, c.kind)
 		return x.id == c.id && x.began.seq < t.began.seq || stoodForIt // such as an approval
 	}) || o.hand("", r.name, c.id) ||
-		slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.id == c.id && e.sink == r.name })
+		o.isDead(r.name, c.id)
 }
 
 // lead: a route with a lead is told so long before the event begins, not earlier.
@@ -317,8 +317,7 @@ func (o *oracle) toldBefore(c change, route string, t taken) bool {
 			return true
 		}
 	}
-	return o.hand("", "", c.id) ||
-		slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == route })
+	return o.hand("", "", c.id) || o.isLeft(route, c.id)
 }
 
 // parseReminder reads the id of a reminder: …-reminder-30m-20010101T040000Z.
@@ -356,8 +355,7 @@ func (o *oracle) fallback(id string, b belief, route string) {
 		tried := slices.ContainsFunc(o.tried[id][r.fallback], func(t taken) bool {
 			return t.id == c.id || b.place(t) > i && slices.Contains(t.missed, c.kind) // what stands for it
 		})
-		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.fallback })
-		if !told(r.name) && !tried && !kept && !o.hand("", "", c.id) {
+		if !told(r.name) && !tried && !o.isLeft(r.fallback, c.id) && !o.hand("", "", c.id) {
 			o.add("fallback", "%s could not tell %s by %v, and %s did not", r.name, c.id, short(limit), r.fallback)
 		}
 	}

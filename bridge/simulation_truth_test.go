@@ -458,13 +458,13 @@ func (t *truth) setup(s setup) {
 		t.came[r.name] = s.fact
 	}
 	for _, was := range t.routes {
-		i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == was.name })
+		is, there := routeOf(s.routes, was.name)
 		switch {
-		case i < 0:
+		case !there:
 			t.gone[was.name] = s.fact
 			t.each(func(b belief) belief { return b.perhapsWithout(was.name, s.at) })
-		case s.routes[i].anew != was.anew:
-			t.each(func(b belief) belief { return t.perhapsOtherwise(b, s.routes[i], s.at) })
+		case is.anew != was.anew:
+			t.each(func(b belief) belief { return t.perhapsOtherwise(b, is, s.at) })
 		}
 	}
 	t.routes = s.routes
@@ -556,10 +556,10 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 
 // hides reports whether CloudEvents could not be read from the disk in a period.
 func (w *world) hides(from, to time.Duration) bool {
-	return slices.ContainsFunc(w.unread, func(i interval) bool { return i.meets(from, to) })
+	return meetAny(w.unread, from, to)
 }
 
 // ill reports whether the disk had trouble in a period.
 func (w *world) ill(from, to time.Duration) bool {
-	return slices.ContainsFunc(w.ills, func(i interval) bool { return i.meets(from, to) })
+	return meetAny(w.ills, from, to)
 }

@@ -59,10 +59,7 @@ var brokenVariants = []variant{
 			}
 		})},
 	{number: 3, claim: "an error counts as an acceptance", promise: "nothing is lost", seed: 29,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			d.take(ctx, batch)
-			return verdict{}
-		}},
+		deliver: answered(func(v *verdict) { *v = verdict{} })},
 	{number: 3, claim: "an acceptance does not count", promise: "told once", seed: 1,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
@@ -84,7 +81,7 @@ var brokenVariants = []variant{
 	}},
 	{number: 3, claim: "a file that comes late is taken for empty", promise: "nothing is lost", seed: 24, blank: true},
 	{number: 6, claim: "a new file begins without what memory has", promise: "nothing is lost", empty: true, story: []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is down", 20*time.Minute)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(4 * time.Minute), unlist{reboot.id}},
 		{at(6 * time.Minute), damage{fileCut}},
@@ -92,7 +89,7 @@ var brokenVariants = []variant{
 		{at(30 * time.Minute), restyle{}},
 	}},
 	{number: 6, claim: "a lost CloudEvent is given up though its event is open", promise: "dead letters", story: []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 10 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is down", 10*time.Minute)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(4 * time.Minute), list{event: moved}},
 		{at(6 * time.Minute), damage{fileCut}},
@@ -100,7 +97,7 @@ var brokenVariants = []variant{
 	},
 		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateDrop })},
 	{number: 3, claim: "a machine with a copy of the disk does not notice", promise: "clones", story: []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: time.Hour, share: 100}},
+		{at(time.Minute), fails("webhook", "is down", time.Hour)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(3 * time.Minute), instanceTrouble{"503", 4*time.Minute + 40*time.Second}},
 		{at(3 * time.Minute), restart{crash: true, off: time.Minute, clone: true}},
@@ -145,36 +142,27 @@ var brokenVariants = []variant{
 	{number: 5, claim: "a hung destination is waited for without end", promise: "nothing is left behind", seed: 49,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Timeout = 0 })},
 	{number: 5, claim: "a destination that asks to wait is not heard", promise: "retry", seed: 94,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
-			v.after = 0
-			return v
-		}},
+		deliver: answered(func(v *verdict) { v.after = 0 })},
 	{number: 5, claim: "what failed is tried again after ten minutes", promise: "retry", story: []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 3 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is down", 3*time.Minute)},
 		{at(2 * time.Minute), list{event: later(1)}},
 		{at(40 * time.Minute), unlist{later(1).id}},
 	},
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
+		deliver: answered(func(v *verdict) {
 			if v.class == "again" && v.after == 0 {
 				v.after = 10 * time.Minute
 			}
-			return v
-		}},
+		})},
 	{number: 5, claim: "what failed gets no second chance when others are taken", promise: "retry", seed: 29,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			if n := batch[0].attempt; n > 1 && n < 6 {
-				return verdict{class: "again"} // nobody was asked
-			}
-			return d.take(ctx, batch)
-		}},
+		deliver: unasked(verdict{class: "again"}, func(_ destination, first handed) bool {
+			return first.attempt > 1 && first.attempt < 6
+		})},
 	{number: 5, claim: "a destination that was down once counts as down for ever", promise: "retry",
 		deliver: downForEver(),
 		story: slices.Concat([]step{
-			{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 10 * time.Minute, share: 100}},
+			{at(time.Minute), fails("webhook", "is down", 10*time.Minute)},
 		}, lists(at(2*time.Minute), 10), []step{
-			{at(30 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 50 * time.Minute, share: 100}},
+			{at(30 * time.Minute), fails("webhook", "is down", 50*time.Minute)},
 			{at(31 * time.Minute), list{event: later(1)}},
 			{at(40 * time.Minute), list{event: later(2)}},
 			{at(41 * time.Minute), list{event: later(3)}},
@@ -182,17 +170,11 @@ var brokenVariants = []variant{
 			{at(time.Hour), unlist{later(1).id}},
 		})},
 	{number: 5, claim: "a blocked destination is tried like any other", promise: "retry", story: slices.Concat([]step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is blocked", end: 40 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is blocked", 40*time.Minute)},
 	}, lists(at(2*time.Minute), 7), []step{{at(time.Hour), unlist{later(100).id}}}),
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
-			if v.class == "blocked" {
-				v.class = "again"
-			}
-			return v
-		}},
+		deliver: misread("blocked", "again")},
 	{number: 5, claim: "a sink that is refused asks again and again by itself", promise: "retry", story: []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is blocked", end: 30 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is blocked", 30*time.Minute)},
 		{at(2 * time.Minute), list{event: later(1)}},
 		{at(40 * time.Minute), unlist{later(1).id}},
 	},
@@ -205,31 +187,17 @@ var brokenVariants = []variant{
 			return v
 		}},
 	{number: 5, claim: "every refusal asks to wait for an hour", promise: "urgency", seed: 29,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
+		deliver: answered(func(v *verdict) {
 			if v.class != "" {
 				v.after = time.Hour
 			}
-			return v
-		}},
+		})},
 
 	// Promise 6.
 	{number: 6, claim: "what a destination refuses for good is forgotten", promise: "nothing is lost", seed: 34,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
-			if v.class == "rejected" {
-				v.class = ""
-			}
-			return v
-		}},
+		deliver: misread("rejected", "")},
 	{number: 6, claim: "any refusal is for good", promise: "dead letters", seed: 11,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
-			if v.class == "again" {
-				v.class = "rejected"
-			}
-			return v
-		}},
+		deliver: misread("again", "rejected")},
 	{number: 6, claim: "deliveries expire after a minute", promise: "dead letters", seed: 49,
 		routesOf: each(func(r *bridge.Route) { r.Terms.MaxAge = time.Minute })},
 	{number: 6, claim: "half of what may be pending is given up", promise: "bounds", seed: 184,
@@ -237,30 +205,17 @@ var brokenVariants = []variant{
 	{number: 6, claim: "there are no bounds", promise: "bounds", seed: 92,
 		boundsOf: func(bounds) bounds { return bounds{} }},
 	{number: 6, claim: "what a destination wants to remember is forgotten", promise: "receipts", seed: 1,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
-			v.receipt = ""
-			return v
-		}},
+		deliver: answered(func(v *verdict) { v.receipt = "" })},
 	{number: 6, claim: "what is done of a batch is forgotten", promise: "progress", seed: 68,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			v := d.take(ctx, batch)
-			v.progress = ""
-			return v
-		}},
+		deliver: answered(func(v *verdict) { v.progress = "" })},
 	{number: 6, claim: "a destination's acceptance is made up", promise: "the record is true", seed: 11,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			if batch[0].attempt > 2 {
-				return verdict{}
-			}
-			return d.take(ctx, batch)
-		}},
+		deliver: unasked(verdict{}, func(_ destination, first handed) bool { return first.attempt > 2 })},
 
 	{number: 6, claim: "everybody is told all about the bridge", promise: "trouble", seed: 1,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelAll })},
 	{number: 6, claim: "what is replayed to another sink goes to its own", promise: "nothing is lost",
 		strays: true, story: []step{
-			{at(time.Minute), sinkTrouble{sink: "webhook", how: "rejects", end: time.Hour, share: 100}},
+			{at(time.Minute), fails("webhook", "rejects", time.Hour)},
 			{at(2 * time.Minute), list{event: reboot}},
 			{at(10 * time.Minute), replay{to: "second"}},
 			{at(20 * time.Minute), unlist{reboot.id}},
@@ -308,10 +263,8 @@ var brokenVariants = []variant{
 	{claim: "a reload leaves reminders as they were", promise: "reminders", seed: 186,
 		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Terms.Remind = first.remind })},
 	{claim: "a reload leaves late as it was", promise: "late", story: []step{
-		{at(time.Minute), reload{changes: map[string]routeChange{
-			"webhook": {"late: latest", func(r *routePlan) { r.late = "latest" }},
-		}}},
-		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(time.Minute), webhook("late: latest", func(r *routePlan) { r.late = "latest" })},
+		{at(2 * time.Minute), fails("webhook", "is down", 20*time.Minute)},
 		{at(3 * time.Minute), list{event: reboot}},
 		{at(5 * time.Minute), list{event: moved}},
 		{at(30 * time.Minute), unlist{reboot.id}},
@@ -322,12 +275,10 @@ var brokenVariants = []variant{
 	{claim: "latest and drop are send", promise: "late", seed: 24,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
 	{claim: "what waits is told when its event is over", promise: "nothing is begun when it is over", story: []step{
-		{at(time.Minute), reload{changes: map[string]routeChange{
-			"webhook": {"late: drop, without the end", func(r *routePlan) {
-				r.late, r.changes = "drop", []string{"scheduled", "updated"}
-			}},
-		}}},
-		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(time.Minute), webhook("late: drop, without the end", func(r *routePlan) {
+			r.late, r.changes = "drop", []string{"scheduled", "updated"}
+		})},
+		{at(2 * time.Minute), fails("webhook", "is down", 20*time.Minute)},
 		{at(3 * time.Minute), list{event: reboot}},
 		{at(5 * time.Minute), unlist{reboot.id}},
 		{at(30 * time.Minute), list{event: later(1)}},
@@ -335,11 +286,9 @@ var brokenVariants = []variant{
 		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
 	{claim: "what waited for a mute is told when its event is over", promise: "nothing is begun when it is over",
 		story: []step{
-			{at(time.Minute), reload{changes: map[string]routeChange{
-				"webhook": {"late: latest, without the end", func(r *routePlan) {
-					r.late, r.changes = "latest", []string{"scheduled"}
-				}},
-			}}},
+			{at(time.Minute), webhook("late: latest, without the end", func(r *routePlan) {
+				r.late, r.changes = "latest", []string{"scheduled"}
+			})},
 			{at(2 * time.Minute), mute{mutePlan{sink: "webhook", lasts: 7 * time.Minute}}},
 			{at(3 * time.Minute), list{event: reboot}},
 			{at(5 * time.Minute), unlist{reboot.id}},
@@ -351,9 +300,7 @@ var brokenVariants = []variant{
 	{claim: "a lead is half as long", promise: "lead", seed: 38,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead /= 2 })},
 	{claim: "a restart forgets which routes wait for their lead", promise: "nothing is lost", story: []step{
-		{at(time.Minute), reload{changes: map[string]routeChange{
-			"webhook": {"lead: 10m", func(r *routePlan) { r.lead = 10 * time.Minute }},
-		}}},
+		{at(time.Minute), webhookLeads("send")},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(5 * time.Minute), restart{off: 20 * time.Second}},
 		{at(50 * time.Minute), unlist{reboot.id}},
@@ -368,7 +315,7 @@ var brokenVariants = []variant{
 			return kept
 		}},
 	{claim: "only the first route falls back", promise: "fallback", story: []step{
-		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 30 * time.Minute, share: 100}},
+		{at(time.Minute), fails("webhook", "is down", 30*time.Minute)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(35 * time.Minute), unlist{reboot.id}},
 	},
@@ -397,14 +344,14 @@ var brokenVariants = []variant{
 
 	// Promise 7.
 	{number: 7, claim: "a sink that comes hears nothing of what is open", promise: "nothing is lost",
-		deliver: announceNothing("webhook"), story: []step{
+		deliver: announcesNothing, story: []step{
 			{at(time.Second), reload{routes: []string{"well", "second"}}},
 			{at(time.Minute), list{event: reboot}},
 			{at(3 * time.Minute), reload{}},
 			{at(20 * time.Minute), unlist{reboot.id}},
 		}},
 	{number: 7, claim: "a sink that comes before the file hears nothing of what is open in it", promise: "nothing is lost",
-		deliver: announceNothing("webhook"), story: []step{
+		deliver: announcesNothing, story: []step{
 			{at(time.Second), reload{routes: []string{"well", "second"}}},
 			{at(time.Minute), list{event: reboot}},
 			{at(2 * time.Minute), restart{crash: true, off: 20 * time.Second, late: 4 * time.Minute}},
@@ -468,21 +415,13 @@ var brokenVariants = []variant{
 		},
 		writesOf: withoutMutes(func(m *bridge.Mute) bool { return m.Active() || m.EndedBy != "" })},
 	{claim: "what waited for a mute is dropped at its end", promise: "nothing is lost", seed: 3,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			if batch[0].mute != "" {
-				return verdict{}
-			}
-			return d.take(ctx, batch)
-		}},
+		deliver: unasked(verdict{}, func(_ destination, first handed) bool { return first.mute != "" })},
 	{claim: "what waited for a mute is told in pieces", promise: "one summary", seed: 92,
 		routesOf: each(func(r *bridge.Route) { r.Terms.DigestAbove = 0 })},
 	{claim: "nobody is told who muted what", promise: "mutes are on record", seed: 3,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			if strings.HasSuffix(batch[0].change, "sink.muted") {
-				return verdict{}
-			}
-			return d.take(ctx, batch)
-		}},
+		deliver: unasked(verdict{}, func(_ destination, first handed) bool {
+			return strings.HasSuffix(first.change, "sink.muted")
+		})},
 	{claim: "somebody else is said to have muted", promise: "mutes are on record", seed: 3,
 		muteOf: func(m *bridge.Mute, _ *time.Duration) { m.By = "nobody" }},
 
@@ -492,15 +431,11 @@ var brokenVariants = []variant{
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(30 * time.Minute), unlist{reboot.id}},
 	},
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+		deliver: unasked(verdict{class: "again"}, func(d destination, _ handed) bool {
 			d.w.mu.Lock()
-			full := d.w.diskTrouble.end > d.w.now()
-			d.w.mu.Unlock()
-			if full {
-				return verdict{class: "again"} // nobody was asked
-			}
-			return d.take(ctx, batch)
-		}},
+			defer d.w.mu.Unlock()
+			return d.w.diskTrouble.end > d.w.now()
+		})},
 
 	// Promise 9.
 	{number: 9, claim: "a rule that names one type approves every type", promise: "approval", seed: 56,
@@ -542,26 +477,24 @@ var brokenVariants = []variant{
 	{number: 9, claim: "a reload leaves the rules as they were", promise: "approval", seed: 159,
 		rulesOf: func(w *world, _ []bridge.Rule) []bridge.Rule { return rules(w.plan.rules) }},
 	{number: 9, claim: "of two rules that approve the second does", promise: "approval", story: []step{
-		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}}, {types: []string{"Freeze", "Reboot"}}}}},
+		{at(time.Second), withRules(approves("Reboot"), approves("Freeze", "Reboot"))},
 		{at(time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},
 		deliver: rewrite(saysRule(1, 2))},
 	{number: 9, claim: "a rule that does not approve is on record for it", promise: "approval", story: []step{
-		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Freeze"}}, {types: []string{"Reboot"}}}}},
+		{at(time.Second), withRules(approves("Freeze"), approves("Reboot"))},
 		{at(time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},
 		deliver: rewrite(saysRule(2, 1))},
 	{number: 9, claim: "an approval without an answer had no effect", promise: "approval", story: []step{
-		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}}}}},
+		{at(time.Second), withRules(approves("Reboot"))},
 		{at(time.Second), endpointTrouble{how: losesAnswers, end: time.Hour}},
 		{at(time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},
 		deliver: rewrite(func(h *handed) { h.body = strings.ReplaceAll(h.body, `"unanswered"`, `"moot"`) })},
 	{number: 9, claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 15,
-		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			return verdict{}
-		}},
+		deliver: unasked(verdict{}, func(destination, handed) bool { return true })},
 }

@@ -119,6 +119,10 @@ type interval struct{ from, to time.Duration }
 
 func (i interval) meets(from, to time.Duration) bool { return i.from <= to && from <= i.to }
 
+func meetAny(list []interval, from, to time.Duration) bool {
+	return slices.ContainsFunc(list, func(i interval) bool { return i.meets(from, to) })
+}
+
 // A boot is one run of the program.
 type boot struct {
 	began, ended fact
@@ -208,7 +212,7 @@ type world struct {
 // simulate lets a plan happen, with the program as it is or in a broken variant.
 func simulate(t *testing.T, p plan, v variant, log *slog.Logger) *world {
 	w := &world{
-		plan: p, variant: v, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
+		plan: p, variant: v.orWhole(), log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
 		forgot: map[string]int{}, settings: slices.Clone(p.routes), rules: p.rules,
 	}
 	w.setRoutes(p.first)
@@ -252,11 +256,7 @@ func (w *world) setRoutes(names []string) {
 			w.routes = append(w.routes, r)
 		}
 	}
-	for i := range w.routes { // a fallback must be there
-		if !slices.ContainsFunc(w.routes, func(r routePlan) bool { return r.name == w.routes[i].fallback }) {
-			w.routes[i].fallback, w.routes[i].after = "", 0
-		}
-	}
+	dropStrayFallbacks(w.routes)
 	if len(w.boots) > 0 {
 		w.setups = append(w.setups, setup{w.fact(), w.routes, w.rules})
 	}
