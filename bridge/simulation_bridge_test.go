@@ -22,7 +22,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// Everything that a simulation knows of the bridge's own types stands in this file.
+// How a simulation runs the program, and how it translates between the program's types and its own.
 
 // A process is the real program, from its start to its end: client, diff, filters, outbox, delivery and approval.
 type process struct {
@@ -31,17 +31,15 @@ type process struct {
 	outbox *outbox.Outbox
 	disk   *disk
 	cancel context.CancelFunc
-	done   chan error
+	done   chan struct{}
 }
 
 // start starts the program on the file that the one before left.
 func start(w *world) *process {
-	p := &process{w: w, done: make(chan error, 1)}
-	left, _ := w.image.(buckets)
-	file := newFile(left)
-	p.disk = &disk{w: w, content: file.content, damage: file.damage, lifted: make(chan struct{})}
-	file.disk, w.disk = p.disk, p.disk
-	p.disk.late = w.late > w.trueTime()
+	file := &file{buckets: w.image.clone()}
+	w.disk = &disk{w: w, file: file, lifted: make(chan struct{}), late: w.late > w.trueTime()}
+	p := &process{w: w, disk: w.disk, done: make(chan struct{})}
+	file.disk = p.disk
 	b := w.variant.boundsOf(w.plan.bounds)
 	box, err := outbox.Open("", outbox.Options{
 		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory},
@@ -55,14 +53,17 @@ func start(w *world) *process {
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transportOf(endpoint{w})),
 		Outbox: box, Routes: w.variant.routesOf(w, p.routes(w.routes)), Rules: w.variant.rulesOf(w, rules(w.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
-		Turned: p.turned, Random: w.random, Meter: meter{w},
+		Turned: p.turned, Random: w.random, Meter: meter{w: w},
 	})
 	if err != nil {
 		panic(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
-	go func() { p.done <- p.bridge.Run(ctx) }()
+	go func() {
+		defer close(p.done)
+		_ = p.bridge.Run(ctx) // it returns when ctx ends
+	}()
 	return p
 }
 
@@ -70,14 +71,10 @@ func start(w *world) *process {
 const forgotDeadLetter, forgotHistory = outbox.ForgotDeadLetter, outbox.ForgotHistory
 
 // A meter counts what the program says that it forgot.
-type meter struct{ w *world }
-
-func (meter) Polled(imds.PollClass)           {}
-func (meter) Committed(string)                {}
-func (meter) Attempted(string, time.Duration) {}
-func (meter) Accepted(string, time.Duration)  {}
-func (meter) Superseded(string, int)          {}
-func (meter) Failed(string, string)           {}
+type meter struct {
+	bridge.NoMeter
+	w *world
+}
 
 func (m meter) Forgot(what string, n int) {
 	m.w.mu.Lock()
@@ -95,32 +92,20 @@ func (p *process) turned() {
 }
 
 // stop ends the program as SIGTERM does. It returns what the file holds then.
-func (p *process) stop() any {
+func (p *process) stop() buckets {
 	p.cancel()
 	<-p.done
-	p.w.die()
-	p.disk.mu.Lock()
-	p.disk.keep()
-	p.disk.mu.Unlock()
-	p.bury()
-	return p.disk.image
+	return p.kill()
 }
 
 // kill ends the program as kill -9 and a power cut do: what is in the file then is all that is left.
-func (p *process) kill() any {
-	p.disk.mu.Lock()
-	p.disk.keep()
-	p.disk.mu.Unlock()
+func (p *process) kill() buckets {
+	p.disk.crashNow()
 	p.cancel()
 	<-p.done
-	p.bury()
-	return p.disk.image
-}
-
-// bury lets go of what a program left open that ended while its disk hung.
-func (p *process) bury() {
-	close(p.disk.lifted)
+	close(p.disk.lifted) // of what it left open when it ended while its disk hung
 	_ = p.outbox.Close() // what it says was said before
+	return p.disk.image
 }
 
 // reload sets the routes and rules up anew.
@@ -132,52 +117,13 @@ func (p *process) reload() {
 	}
 }
 
-// An entry is a delivery that is pending, or a dead letter.
-type entry struct {
-	key, sink, id, event, change, reason, err string
-	dead                                      bool
-	attempts                                  int
-	notBefore                                 time.Time
+// entries returns what is pending, and the dead letters.
+func (p *process) entries() []outbox.Delivery { return p.outbox.List(outbox.Selection{}) }
+
+// idle reports whether nothing is to be done, and all that was done is on the disk.
+func (p *process) idle() bool {
+	return p.outbox.Totals().Pending == 0 && p.bridge.Status().Outbox.Durable
 }
-
-func (p *process) entries() (list []entry) {
-	for _, e := range p.outbox.List(outbox.Selection{}) {
-		list = append(list, entryOf(e))
-	}
-	return list
-}
-
-func entryOf(e outbox.Delivery) entry {
-	return entry{
-		key: e.Key, sink: e.Route, id: e.ID, event: e.Group, change: e.Change, reason: e.Reason, err: e.Error,
-		dead: e.State == outbox.StateDead, attempts: e.Attempts, notBefore: e.NotBefore,
-	}
-}
-
-// pending returns how many deliveries wait.
-func (p *process) pending() (n int) {
-	for _, e := range p.entries() {
-		if !e.dead {
-			n++
-		}
-	}
-	return n
-}
-
-func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
-
-// replay makes dead letters pending. What the disk makes of that is another matter.
-func (p *process) replay(keys []string, to string) {
-	if p.w.variant.strays {
-		to = ""
-	}
-	replayed, err := p.bridge.Replay(keys, to, "the operator")
-	if len(replayed) != len(keys) {
-		panic(err)
-	}
-}
-
-func (p *process) drop(keys []string) { p.bridge.Drop(keys, "the operator") }
 
 // mute holds back the deliveries of the plan, and returns the id of the mute.
 func (p *process) mute(x mutePlan, why string) string {
@@ -190,23 +136,6 @@ func (p *process) mute(x mutePlan, why string) string {
 	return m.ID
 }
 
-// unmute ends mutes; mutes are those that have not ended.
-func (p *process) unmute(ids []string, all bool) {
-	if all {
-		ids = nil
-	}
-	if _, err := p.bridge.Unmute(ids, all, unmuter); err != nil {
-		p.w.log.Info("cannot unmute", "err", err)
-	}
-}
-
-func (p *process) mutes() (ids []string) {
-	for _, m := range p.bridge.Mutes() {
-		ids = append(ids, m.ID)
-	}
-	return ids
-}
-
 // shown returns what stands for an event as the program shows it to people; "" when it knows none.
 func (p *process) shown(id string) string {
 	for _, e := range p.bridge.Status().Events {
@@ -217,20 +146,9 @@ func (p *process) shown(id string) string {
 	return ""
 }
 
-// approve approves an event by hand, as it was shown.
-func (p *process) approve(id, shown string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if p.w.variant.blind {
-		shown = p.shown(id)
-	}
-	p.bridge.ApproveNow(ctx, id, shown, "the operator")
-}
-
 // A recorded is one delivery as the history has it.
 type recorded struct {
 	event, id, sink, state string
-	attempts               int
 }
 
 func (p *process) record() (list []recorded) {
@@ -241,7 +159,7 @@ func (p *process) record() (list []recorded) {
 	for _, l := range lives {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
-				list = append(list, recorded{l.Event, c.ID, d.Route, d.State, d.Attempts})
+				list = append(list, recorded{l.Event, c.ID, d.Route, d.State})
 			}
 		}
 	}
@@ -382,15 +300,15 @@ func handedOf(d delivery.Delivery) handed {
 	}
 	var data struct {
 		Event struct {
-			EventStatus, EventType string
-			Resources              []string
+			EventType string
+			Resources []string
 		}
 		Outcome   string
 		WhileAway bool
 		Observer  struct{ Name string }
 	}
 	if azures && json.Unmarshal(d.Event.Data(), &data) == nil {
-		h.status, h.kind, h.outcome = data.Event.EventStatus, data.Event.EventType, data.Outcome
+		h.kind, h.outcome = data.Event.EventType, data.Outcome
 		h.whileAway, h.observer, h.vms = data.WhileAway, data.Observer.Name, data.Event.Resources
 	}
 	return h

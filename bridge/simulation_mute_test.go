@@ -126,7 +126,12 @@ func (x unmute) operate(p *process) {
 		}
 	}
 	w.mu.Unlock()
-	p.unmute(ids, x.all)
+	if x.all {
+		ids = nil
+	}
+	if _, err := p.bridge.Unmute(ids, x.all, unmuter); err != nil {
+		w.log.Info("cannot unmute", "err", err)
+	}
 	w.mu.Lock()
 	if !w.dead {
 		u.answered = w.fact()
@@ -143,8 +148,10 @@ func (x unmute) String() string {
 }
 
 // list notes which mutes the program has.
-func (w *world) list(p *process) []string {
-	ids := p.mutes()
+func (w *world) list(p *process) (ids []string) {
+	for _, m := range p.bridge.Mutes() {
+		ids = append(ids, m.ID)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.dead {

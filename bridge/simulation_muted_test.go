@@ -116,7 +116,7 @@ func (o *oracle) mutesAreOnRecord() {
 		Types                               []string
 	}
 	begun, ended := map[string]said{}, map[string]said{}
-	for _, t := range o.taken[""]["well"] {
+	for _, t := range o.taken[""][well] {
 		var data said
 		list := begun
 		switch t.change {
@@ -146,13 +146,13 @@ func (o *oracle) mutesAreOnRecord() {
 		}
 	}
 	dropped := slices.ContainsFunc(o.hands, func(h hand) bool {
-		return h.what == "drop" && h.sink == "well" && h.event_ == ""
+		return h.what == "drop" && h.sink == well && h.event == ""
 	})
 	if o.plan.routes[0].bridge != "all" || o.blurred || o.plan.bounds != (bounds{}) || len(o.ills) > 0 || dropped {
 		return
 	}
 	for _, m := range o.mutes {
-		if m.answered.seq == 0 || m.sink == "well" {
+		if m.answered.seq == 0 || m.sink == well {
 			continue
 		}
 		if _, told := begun[m.why]; !told {

@@ -2,12 +2,15 @@ package bridge_test
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // A rulePlan is a rule of approval as an operator sets it up.
@@ -71,17 +74,24 @@ func (x replay) operate(p *process) {
 	}
 	var keys []string
 	for _, e := range p.entries() {
-		if !e.dead || x.to == "" && !hasRoute(p.w.routes, e.sink) {
+		if e.State != outbox.StateDead || x.to == "" && !hasRoute(p.w.routes, e.Route) {
 			continue
 		}
-		keys = append(keys, e.key)
-		if x.to != "" && x.to != e.sink {
-			p.w.noteHand("take away", e)
-			e.sink = x.to
+		keys = append(keys, e.Key)
+		to := cmp.Or(x.to, e.Route)
+		if to != e.Route {
+			p.w.noteHand("take away", e.Route, e.ID, e.Group)
 		}
-		p.w.noteHand("replay", e)
+		p.w.noteHand("replay", to, e.ID, e.Group)
 	}
-	p.replay(keys, x.to)
+	to := x.to
+	if p.w.variant.strays {
+		to = ""
+	}
+	replayed, err := p.bridge.Replay(keys, to, "the operator")
+	if len(replayed) != len(keys) { // what the disk makes of that is another matter
+		panic(err)
+	}
 }
 
 func (x replay) String() string {
@@ -108,8 +118,8 @@ func (x drop) operate(p *process) {
 		return
 	}
 	e := list[x.which%len(list)]
-	p.w.noteHand("drop", e)
-	p.drop([]string{e.key})
+	p.w.noteHand("drop", e.Route, e.ID, e.Group)
+	p.bridge.Drop([]string{e.Key}, "the operator")
 }
 
 func (x drop) String() string { return fmt.Sprintf("drop delivery %d", x.which) }
@@ -130,8 +140,14 @@ func (x show) String() string { return fmt.Sprintf("show %s to somebody", name(x
 type approve struct{}
 
 func (x approve) operate(p *process) {
-	p.w.noteHand("approve", entry{event: p.w.shown.event.id})
-	p.approve(p.w.shown.event.id, p.w.shown.digest)
+	id, digest := p.w.shown.event.id, p.w.shown.digest
+	p.w.noteHand("approve", "", "", id)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if p.w.variant.blind {
+		digest = p.shown(id)
+	}
+	p.bridge.ApproveNow(ctx, id, digest, "the operator")
 }
 
 func (x approve) String() string { return "approve by hand what was shown" }
@@ -210,10 +226,8 @@ func (x restart) String() string {
 // A hand is what an operator did to one delivery.
 type hand struct {
 	fact
-	what             string
-	sink, id, event_ string
-	dead             bool
-	shown            azureEvent // what was approved
+	what, sink, id, event string
+	shown                 azureEvent // what was approved
 }
 
 // operatorSteps make up what operators do, and what becomes of the machine.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // A finding is a promise that was not kept in a simulation.
@@ -73,11 +75,13 @@ func (o *oracle) anyChange(event string, is func(c change) bool) bool {
 
 // isLeft reports whether a delivery is pending in the end, or a dead letter.
 func (o *oracle) isLeft(sink, id string) bool {
-	return slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == sink && e.id == id })
+	return slices.ContainsFunc(o.left, func(e outbox.Delivery) bool { return e.Route == sink && e.ID == id })
 }
 
 func (o *oracle) isDead(sink, id string) bool {
-	return slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.sink == sink && e.id == id })
+	return slices.ContainsFunc(o.left, func(e outbox.Delivery) bool {
+		return e.State == outbox.StateDead && e.Route == sink && e.ID == id
+	})
 }
 
 // examine returns the promises that were not kept.
@@ -335,153 +339,6 @@ func (o *oracle) as(route string, at time.Duration) routePlan {
 	return routePlan{name: route}
 }
 
-// toldAnew reports whether a change is out of date for the route: a late file brought it when the event had been told
-// anew.
-func (o *oracle) toldAnew(b belief, i int, r routePlan) bool {
-	return (r.late != "send" || r.lead > 0) && slices.ContainsFunc(b.changes[i+1:], func(x change) bool {
-		boot := o.boots[x.boot]
-		return b.changes[i].boot < x.boot && boot.late > 0 && (boot.loaded.seq == 0 || x.seq < o.takenUp(boot).seq)
-	})
-}
-
-// neverDue reports whether the lead of the route for a change that lies ahead never came while it was in the settings, before
-// the event began or ended, or all ends. It moves with the event.
-func (o *oracle) neverDue(b belief, i int, route string) bool {
-	if !ahead(b.changes[i]) || o.as(route, b.changes[i].at).lead == 0 {
-		return false
-	}
-	_, came := o.leadCame(b, i, route, o.boots[len(o.boots)-1].ended.at)
-	return !came
-}
-
-// waited reports whether a route began to wait for its lead with a change.
-func (o *oracle) waited(c change, route string) bool {
-	lead := o.as(route, c.at).lead
-	return ahead(c) && lead > 0 && c.event.notBeforeTime().Add(-lead).After(c.clock)
-}
-
-// leadCame reports whether the lead of the route for a change that lies ahead came before a time, and how the route was set
-// up then. It moves with the event.
-func (o *oracle) leadCame(b belief, i int, route string, end time.Duration) (ofThen routePlan, came bool) {
-	for n := i; n < len(b.changes) && ahead(b.changes[n]); n++ {
-		c, until := b.changes[n], end
-		if n+1 < len(b.changes) {
-			until = min(end, b.changes[n+1].at)
-		}
-		for m, s := range o.setups {
-			to := until
-			if m+1 < len(o.setups) {
-				to = min(until, o.setups[m+1].at)
-			}
-			r, has := routeOf(s.routes, route)
-			if has && o.leadComes(r, c.event, max(c.at, s.at), to) {
-				return r, true
-			}
-		}
-	}
-	return routePlan{}, false
-}
-
-// leadComes reports whether the lead of a route for an event came, by the clocks, while a program ran, some seconds before
-// the end of a time. It has come where the route has none any more.
-func (o *oracle) leadComes(r routePlan, e azureEvent, from, to time.Duration) bool {
-	return o.leadComesBy(r, e, from, to, 5*time.Second)
-}
-
-// leadComesBy reports whether the lead of a route came so long before the end of a time, and before the program ended.
-func (o *oracle) leadComesBy(r routePlan, e azureEvent, from, to, left time.Duration) bool {
-	for i, b := range o.boots {
-		due := e.notBefore - r.lead - o.skews[i]
-		if r.lead == 0 {
-			due = from
-		}
-		if max(due, from, o.ready(r, i)) <= min(to, b.ended.at)-left {
-			return true
-		}
-	}
-	return false
-}
-
-// ready returns from when on a run of the program tells a route whose lead has come: it asks for its name first, also when
-// its file has come late, and what acts waits for Azure's first answer, because the event may be over.
-func (o *oracle) ready(r routePlan, boot int) time.Duration {
-	b := o.boots[boot]
-	named := max(b.began.at, o.takenUp(b).at) + 10*time.Second
-	if r.late != "drop" {
-		return named
-	}
-	from, _ := slices.BinarySearchFunc(o.answers, b.began.seq, func(a *answer, seq int) int { return a.seq - seq })
-	for i, a := range o.answers[from:] {
-		confirmed := a.what == "empty" && i > 0 && o.answers[from+i-1].what == "empty"
-		if a.boot == boot && a.polled && (a.what == "document" || a.what == "unchanged" || confirmed) {
-			return max(named, a.at+o.nameless(change{fact: a.fact}))
-		}
-	}
-	return forever
-}
-
-// ahead reports whether a change says that its event is still to come.
-func ahead(c change) bool { return c.kind == "scheduled" || c.kind == "updated" }
-
-// overtaken reports whether a route with a lead need not be told a change that lies ahead: a newer one came before its
-// time, or waits for a time of its own, or after a reload it was told the announcement instead.
-func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
-	c := b.changes[i]
-	if r.lead == 0 || !ahead(c) {
-		return false
-	}
-	as := c.event
-	for _, later := range b.changes[i+1:] {
-		due := as.notBeforeTime().Add(-r.lead)
-		began := o.boots[later.boot].began
-		if later.boot > c.boot && began.clock.After(due) {
-			due = began.clock.Add(10 * time.Second) // its time came while there was no program; its name comes first
-		}
-		ready := epoch.Add(o.ready(r, later.boot) + o.skews[later.boot])
-		if later.boot > c.boot && ready.After(due) && !o.leadComes(r, as, c.at, began.at) {
-			due = ready
-		}
-		due = o.whenBack(r.name, due)
-		_, owed := later.routes[r.name]
-		inTime := as.notBefore >= 0 && later.clock.Before(due.Add(5*time.Second))
-		waits := ahead(later) && later.event.notBeforeTime().Add(-r.lead).After(later.clock)
-		if inTime && (owed || !ahead(later)) || waits && owed {
-			return true
-		}
-		if inTime && ahead(later) { // it moves with the event
-			as = later.event
-		}
-	}
-	// Its filter may not take updates any more when its lead comes, so that it gets the announcement: or the latest change,
-	// if the file has lost that one, or if the route was away when that was seen.
-	announced := i
-	for announced > 0 && !b.changes[announced].first {
-		announced--
-	}
-	return slices.ContainsFunc(o.taken[c.event.id][r.name], func(t taken) bool {
-		at := b.place(t)
-		later := at > i && (o.damaged(b.changes[announced].at, t.start) || slices.Contains(b.changes[at].orphans, r.name))
-		other := 0 <= at && at < i || later
-		return t.seq > c.seq && other && ahead(b.changes[at]) && !o.setUp(r.name, c.at, t.start)
-	})
-}
-
-// whenBack returns when a route that is away at a time, by the machine's clock, is set up again; that time itself if it isn't
-// away, or never comes back.
-func (o *oracle) whenBack(route string, at time.Time) time.Time {
-	away := false
-	for _, s := range o.setups {
-		there := hasRoute(s.routes, route)
-		switch {
-		case !s.clock.After(at):
-			away = !there
-		case away && there:
-			return s.clock
-		}
-	}
-	return at
-}
-
 // once: a sink takes a delivery again only where an answer or a settle was lost, or somebody replayed it.
 func (o *oracle) once(route string, told []taken) {
 	last := map[string]taken{}
@@ -503,7 +360,7 @@ func (o *oracle) once(route string, told []taken) {
 // the event, which it is to follow then, unless the sink acts.
 func (o *oracle) replayed(t, was taken) bool {
 	return slices.ContainsFunc(o.hands, func(h hand) bool {
-		follows := h.sink == t.sink && h.event_ == t.event && h.event_ != "" && t.change != "reminder" &&
+		follows := h.sink == t.sink && h.event == t.event && h.event != "" && t.change != "reminder" &&
 			slices.ContainsFunc(o.ways(t.sink, h.at, h.at), func(r routePlan) bool { return r.late != "drop" })
 		return h.what == "replay" && (h.id == t.id || follows) && h.seq > was.seq && h.seq < t.seq
 	})

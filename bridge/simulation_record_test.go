@@ -2,249 +2,12 @@ package bridge_test
 
 import (
 	"cmp"
-	"encoding/json"
-	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
-
-// approvals: an event is approved only as the rules say, or by hand.
-func (o *oracle) approvals(id string, b belief) {
-	for _, p := range o.posts {
-		if p.id != id {
-			continue
-		}
-		if p.listed.status != "Scheduled" && p.listed.id != "" {
-			o.add("approval", "%s was approved at %v although it is %s", name(id), short(p.at), p.listed.status)
-		}
-		if o.doubted(p, b) {
-			o.add("approval", "%s was approved at %v, when every look left a doubt", name(id), short(p.at))
-		}
-		why, hand := o.forbids(p, b), o.byHand(p)
-		switch {
-		case why == "": // a rule approved it, also if somebody tried just before
-		case hand < 0:
-			o.add("approval", "%s was approved at %v although %s", name(id), short(p.at), why)
-		case o.hands[hand].shown != p.listed && p.listed.id != "":
-			shown := list{event: o.hands[hand].shown}
-			o.add("approval", "%s was approved by hand at %v, and was shown as %v", name(id), short(p.at), shown)
-		}
-	}
-}
-
-// byHand returns the place of the approval by hand that made a request; below 0 if a rule did.
-func (o *oracle) byHand(p *post) int {
-	return slices.IndexFunc(o.hands, func(h hand) bool {
-		return h.what == "approve" && h.event_ == p.id && p.at-h.at < 30*time.Second && p.at >= h.at
-	})
-}
-
-// moot: of a decision that was sent nobody says that it had no effect.
-func (o *oracle) moot(id string) {
-	for _, t := range o.taken.of(id) {
-		a := approvalIn(t)
-		if a.Result != "moot" {
-			continue
-		}
-		made := o.made(t)
-		sent := slices.ContainsFunc(o.posts, func(p *post) bool {
-			return p.id == id && p.at <= made && p.at >= made-t.time.Sub(a.Decided) && o.byHand(p) < 0
-		})
-		if sent || a.Attempts > 0 {
-			o.add("approval", "%s says that an approval had no effect that was sent", t.id)
-		}
-	}
-}
-
-// forbids says why the rules do not approve an event, "" if one does.
-func (o *oracle) forbids(p *post, b belief) (why string) {
-	if b := o.boots[p.boot]; b.learned.seq == 0 || b.learned.seq > p.seq {
-		return "it was not known for sure which VM this is"
-	}
-	why = "there is no rule"
-	last := o.lastTold(p, b)
-	if last < 0 || !b.changes[last].event.is(p.listed) && p.listed.id != "" {
-		return "it is not as it was told"
-	}
-	for _, s := range o.setupsAt(p) {
-		for _, rule := range s.rules {
-			if why = o.refuses(rule, s, p, b.changes[last]); why == "" {
-				return ""
-			}
-		}
-	}
-	return why
-}
-
-// lastTold returns the place of the change that the program knew last when it made a request; below 0 for none.
-func (o *oracle) lastTold(p *post, b belief) int {
-	last := -1
-	for i, c := range b.changes {
-		if c.seq < p.seq && !o.forgotten(c, p.boot) {
-			last = i
-		}
-	}
-	return last
-}
-
-// forgotten reports whether a run of the program knows no more of a change: a crash made it forget it, or another machine
-// saw it; a copy of what was nobody's goes on with it.
-func (o *oracle) forgotten(c change, boot int) bool {
-	vm := o.boots[boot].vm
-	return c.lost || c.theirs > 0 && vm >= c.theirs && vm != o.boots[c.boot].vm
-}
-
-// refuses says why a rule of a setup does not approve an event as it was told last, "" if it does.
-func (o *oracle) refuses(rule rulePlan, s setup, p *post, c change) string {
-	vms, from := c.event.resources(), max(c.at, o.since(rule, s))
-	for _, sink := range rule.after {
-		took, _ := o.took(sink, p, c)
-		if took < 0 {
-			return sink + " has not taken it"
-		}
-		from = max(from, took)
-	}
-	switch {
-	case !slices.Contains(rule.types, c.event.kind):
-		return "no rule names its type"
-	case len(rule.sources) > 0 && !slices.Contains(rule.sources, c.event.source):
-		return "no rule names its source"
-	case !slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, "vm-0") }):
-		return "it does not name this VM"
-	case len(vms) > 1 && !rule.others:
-		return "it hits another VM"
-	case p.at-from < rule.wait-time.Second:
-		return "its wait was not over"
-	case o.ill(p.at+time.Millisecond, p.at+time.Millisecond) && o.ill(p.at-time.Second, p.at-time.Second) &&
-		!o.wrote(p.at-time.Second, p.at):
-		return "the disk could not keep the decision"
-	}
-	return ""
-}
-
-// since returns when a reload brought the rule of a setup, 0 if it was there at the start.
-func (o *oracle) since(rule rulePlan, s setup) time.Duration {
-	for i := len(o.setups) - 1; i >= 0; i-- {
-		was := o.setups[i]
-		there := slices.ContainsFunc(was.rules, func(r rulePlan) bool { return reflect.DeepEqual(r, rule) })
-		switch {
-		case was.seq > s.seq || was.boot == s.boot && there:
-		case was.boot == s.boot:
-			return o.setups[i+1].at
-		default:
-			return 0
-		}
-	}
-	return 0
-}
-
-// wrote reports whether a transaction reached the file in a period. Trouble may end sooner than is known for sure.
-func (o *oracle) wrote(from, to time.Duration) bool {
-	return slices.ContainsFunc(o.writes, func(w written) bool { return w.at >= from && w.at <= to })
-}
-
-// took returns when a destination first took a change, or what stands for it, as far as the run of the program knows which
-// made a request, and when it last did before the request; below 0 if it did not since the change was seen. What another
-// machine told of the event, or what a crash made forget, may have the same id.
-func (o *oracle) took(sink string, p *post, c change) (first, last time.Duration) {
-	first, last = -1, -1
-	in := -1
-	for _, t := range o.taken[c.event.id][sink] {
-		standsFor := slices.Contains(t.missed, c.kind) // such as a reminder
-		if t.id != c.id && !standsFor || !t.settled || t.seq < c.seq || t.seq > p.seq {
-			continue
-		}
-		last = t.at
-		if in != p.boot {
-			first, in = t.at, t.in
-		}
-	}
-	return first, last
-}
-
-// setupsAt returns the rules that may have approved an event: a reload may have come between a decision and its request.
-func (o *oracle) setupsAt(p *post) (setups []setup) {
-	from := p.at - time.Second
-	if o.ill(p.at-20*time.Second, p.at) { // the decision is on disk before
-		from -= 20 * time.Second
-	}
-	for i, s := range o.setups {
-		replaced := i+1 < len(o.setups) && o.setups[i+1].at < from
-		if s.boot == p.boot && s.seq < p.seq && !replaced {
-			setups = append(setups, s)
-		}
-	}
-	return setups
-}
-
-// approvedBy: of several rules the first that approves an event does, and is on record for it.
-func (o *oracle) approvedBy(id string, b belief) {
-	for _, t := range o.taken.of(id) {
-		// What waited for the end of a mute tells of an earlier run's request.
-		waited := len(o.boots) > 1 && len(o.mutesOf(t.sink, id)) > 0
-		n, a, p := 0, approvalIn(t), o.postBefore(t)
-		if _, err := fmt.Sscanf(a.By, "rule %d", &n); err != nil || a.Result != "approved" || p == nil || waited {
-			continue
-		}
-		last := o.lastTold(p, b)
-		if last < 0 || len(o.hands) > 0 || p.listed.id == "" {
-			continue
-		}
-		right := func(s setup) bool {
-			first := func(r rulePlan) bool { return o.surelyApproves(r, s, p, b.changes[last]) }
-			return n <= len(s.rules) && o.refuses(s.rules[n-1], s, p, b.changes[last]) == "" &&
-				!slices.ContainsFunc(s.rules[:n-1], first)
-		}
-		if !slices.ContainsFunc(o.setupsAt(p), right) {
-			o.add("approval", "%s says that rule %d approved it, which is not the first that does", t.id, n)
-		}
-	}
-}
-
-// An approval is what became of one, as a destination is told.
-type approval struct {
-	By, Result string
-	Decided    time.Time
-	Attempts   int
-}
-
-// approvalIn returns the approval that a delivery tells of; nothing if it tells of none.
-func approvalIn(t taken) approval {
-	var data struct{ Approval approval }
-	if t.change == "approved" {
-		_ = json.Unmarshal([]byte(t.body), &data)
-	}
-	return data.Approval
-}
-
-// postBefore returns the request whose outcome a delivery tells; nil if that is not known.
-func (o *oracle) postBefore(t taken) (last *post) {
-	for _, p := range o.posts {
-		if p.id == t.event && p.boot == t.in && p.at <= o.made(t) {
-			last = p
-		}
-	}
-	return last
-}
-
-// surelyApproves reports whether a rule approved an event when a request was decided, some time before it.
-func (o *oracle) surelyApproves(r rulePlan, s setup, p *post, c change) bool {
-	margin := 3 * time.Second
-	if r.wait == 0 && len(r.after) == 0 {
-		margin = 0
-	}
-	from := max(c.at, s.at, o.boots[p.boot].learned.at)
-	for _, sink := range r.after {
-		if !c.owed(sink) {
-			return false
-		}
-		_, took := o.took(sink, p, c)
-		from = max(from, took)
-	}
-	return p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, s, p, c) == ""
-}
 
 // outcome: how an event ended is never said wrongly.
 func (o *oracle) outcome(id string, b belief) {
@@ -353,9 +116,9 @@ func (o *oracle) made(t taken) time.Duration {
 
 // triedInstead reports whether a delivery may be a dead letter because a newer change of its event came: that one was
 // tried instead, whatever became of it, so nobody is told that anything was given up.
-func (o *oracle) triedInstead(e entry) bool {
-	isOther := func(t taken) bool { return t.id != e.id }
-	return e.reason == "late" && slices.ContainsFunc(o.taken.of(e.event), isOther)
+func (o *oracle) triedInstead(e outbox.Delivery) bool {
+	isOther := func(t taken) bool { return t.id != e.ID }
+	return e.Reason == "late" && slices.ContainsFunc(o.taken.of(e.Group), isOther)
 }
 
 // alerted reports whether a route gets an event whatever its filter says, because it was to be told that the event isn't
@@ -367,7 +130,7 @@ func (o *oracle) alerted(event, route string) bool {
 		(slices.ContainsFunc(o.tried[event][route], func(t taken) bool {
 			return t.change == "approved" || slices.Contains(t.missed, "approved")
 		}) ||
-			slices.ContainsFunc(o.left, func(e entry) bool { return isApproval(e.sink, e.id) }) ||
+			slices.ContainsFunc(o.left, func(e outbox.Delivery) bool { return isApproval(e.Route, e.ID) }) ||
 			slices.ContainsFunc(o.hands, func(h hand) bool { return isApproval(h.sink, h.id) }) ||
 			slices.ContainsFunc(o.ledger, func(k kept) bool { return isApproval(k.sink, k.id) }))
 }
@@ -389,18 +152,18 @@ func (o *oracle) troubleIsTold() {
 		if strings.Contains(t.body, `"sink":"`+t.sink+`"`) {
 			o.add("trouble", "%s was told of its own trouble: %s", t.sink, t.id)
 		}
-		if t.sink == "well" {
+		if t.sink == well {
 			news.WriteString(t.body)
 		}
 	}
-	if !hasRoute(o.plan.routes, "well") { // shrink left it out
+	if !hasRoute(o.plan.routes, well) { // shrink left it out
 		return
 	}
 	for _, e := range o.left {
-		if e.dead && e.event != "" && e.sink != "well" && len(o.boots) == 1 && len(o.ills) == 0 &&
+		if e.State == outbox.StateDead && e.Group != "" && e.Route != well && len(o.boots) == 1 && len(o.ills) == 0 &&
 			o.plan.bounds == (bounds{}) && len(o.hands) == 0 &&
-			len(o.left) <= 20 && !o.triedInstead(e) && !strings.Contains(news.String(), `"key":"`+e.key+`"`) {
-			o.add("trouble", "nobody was told that %s is a dead letter", e.key)
+			len(o.left) <= 20 && !o.triedInstead(e) && !strings.Contains(news.String(), `"key":"`+e.Key+`"`) {
+			o.add("trouble", "nobody was told that %s is a dead letter", e.Key)
 		}
 	}
 }
@@ -408,34 +171,34 @@ func (o *oracle) troubleIsTold() {
 // deadLetters: what was given up was given up for the reason that is said.
 func (o *oracle) deadLetters() {
 	for _, e := range o.left {
-		if !e.dead {
+		if e.State != outbox.StateDead {
 			continue
 		}
-		ways := o.ways(e.sink, 0, forever)
-		all := o.tried[e.event][e.sink]
-		tries := slices.DeleteFunc(slices.Clone(all), func(t taken) bool { return t.id != e.id })
+		ways := o.ways(e.Route, 0, forever)
+		all := o.tried[e.Group][e.Route]
+		tries := slices.DeleteFunc(slices.Clone(all), func(t taken) bool { return t.id != e.ID })
 		right := false
-		switch e.reason {
+		switch e.Reason {
 		case "rejected":
 			right = slices.ContainsFunc(all, func(t taken) bool { // a newer one may stand for it
 				return t.how == "rejects" && (len(t.batch) == 1 || t.handed.progress != "")
 			})
 		case "expired":
 			right = slices.ContainsFunc(all, func(t taken) bool { // of it, or of a newer one that stands for it, whose age counts
-				return (t.id == e.id || slices.Contains(t.missed, e.change)) && o.expires(t)
+				return (t.id == e.ID || slices.Contains(t.missed, e.Change)) && o.expires(t)
 			})
 		case "late":
 			right = slices.ContainsFunc(ways, func(r routePlan) bool { return r.late == "drop" })
 		case "removed":
 			stepped := func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour }
-			right = slices.ContainsFunc(o.boots, stepped) || o.longAway(e.sink)
+			right = slices.ContainsFunc(o.boots, stepped) || o.longAway(e.Route)
 		case "lost":
 			right = o.mayLose(e)
 		case "overflow":
 			right = len(o.ills) > 0 || o.plan.bounds.pending > 0
 		}
 		if !right {
-			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.id, e.sink, e.reason, len(tries))
+			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.ID, e.Route, e.Reason, len(tries))
 		}
 	}
 }
@@ -468,7 +231,7 @@ func (o *oracle) longAway(route string) bool {
 // replaysAreTold: what somebody replayed is told to the sink that it was replayed to.
 func (o *oracle) replaysAreTold() {
 	for _, h := range o.hands {
-		if h.what != "replay" || h.event_ == "" || o.blurred || len(o.ills) > 0 || o.plan.bounds != (bounds{}) ||
+		if h.what != "replay" || h.event == "" || o.blurred || len(o.ills) > 0 || o.plan.bounds != (bounds{}) ||
 			strings.Contains(h.id, "-reminder-") || !o.running(h.boot, h.at, h.at+time.Second) {
 			continue
 		}
@@ -476,7 +239,7 @@ func (o *oracle) replaysAreTold() {
 		latest := slices.ContainsFunc(o.ways(h.sink, h.at, forever), func(r routePlan) bool {
 			return r.late == "latest" || r.lead > 0
 		})
-		told := slices.ContainsFunc(o.taken[h.event_][h.sink], func(t taken) bool {
+		told := slices.ContainsFunc(o.taken[h.event][h.sink], func(t taken) bool {
 			return t.seq > h.seq && (t.id == h.id || latest)
 		})
 		byHand := slices.ContainsFunc(o.hands, func(x hand) bool { return x.seq > h.seq && x.sink == h.sink && x.id == h.id })
@@ -489,7 +252,7 @@ func (o *oracle) replaysAreTold() {
 // overSince reports whether the event of a replay ended later, so that a sink that had waited with it until then is not told
 // it any more.
 func (o *oracle) overSince(h hand) bool {
-	return o.anyChange(h.event_, func(c change) bool {
+	return o.anyChange(h.event, func(c change) bool {
 		_, told := c.routes[h.sink]
 		ends := func(r routePlan) bool { return r.late == "drop" || r.late == "latest" && !told }
 		return c.kind == "vanished" && c.seq > h.seq && slices.ContainsFunc(o.ways(h.sink, c.at, forever), ends)
@@ -499,8 +262,8 @@ func (o *oracle) overSince(h hand) bool {
 // leftBehind: when all is well again, nothing waits any more but what waits for its time or its route.
 func (o *oracle) leftBehind() {
 	for _, e := range o.left {
-		if !e.dead && hasRoute(o.routes, e.sink) {
-			o.add("nothing is left behind", "%s still owes %s after %d attempts: %s", e.sink, e.id, e.attempts, e.err)
+		if e.State != outbox.StateDead && hasRoute(o.routes, e.Route) {
+			o.add("nothing is left behind", "%s still owes %s after %d attempts: %s", e.Route, e.ID, e.Attempts, e.Error)
 		}
 	}
 }

@@ -28,18 +28,32 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 	return there
 }
 
+// due reports whether a route is owed a change, which nobody gave up.
+func (o *oracle) due(c change, route string) bool {
+	return c.owed(route) && !c.gone() && !o.gaveUp(route, c.id)
+}
+
+// undisturbed reports whether from a change on until a time the program ran, the route was set up the same way, and nothing
+// of the event was muted for it.
+func (o *oracle) undisturbed(c change, route string, limit time.Duration) bool {
+	return o.running(c.boot, c.at, limit) && o.setUp(route, c.at, limit) &&
+		!o.mayBeMuted(route, c.event.id, c.at, limit)
+}
+
+// well is the route that is told everything, at once, and has no trouble.
+const well = "well"
+
 // isolation: whatever the other destinations do, one that is well is told at once, or when the mutes end that are about
 // it. While the disk fails it is told from memory, a little later. What was pending before may be on the disk alone, so
 // that it and what follows it can't be told while that can't be read.
 func (o *oracle) isolation(b belief) {
-	const well = "well"
 	for n, c := range b.changes {
 		limit := o.released(well, c.event.id, c.at+o.nameless(c)+time.Second)
 		ill := o.ill(c.at-time.Minute, limit)
 		if ill {
 			limit += 15 * time.Second
 		}
-		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || !o.running(c.boot, c.at, limit) ||
+		if !o.due(c, well) || !o.running(c.boot, c.at, limit) ||
 			o.damaged(c.at, limit) || // while it was muted; nothingLess knows what it is told instead
 			ill && (o.blurred || o.plan.bounds.memory > 0) ||
 			(n > 0 || o.mayBeMuted(well, c.event.id, c.at, limit)) && o.hides(c.at-6*time.Minute, limit) {
@@ -94,17 +108,15 @@ func (o *oracle) polls() {
 func (o *oracle) urgent(id string, b belief, route string) {
 	for i, c := range b.changes {
 		r := o.as(route, c.at)
-		if !c.owed(r.name) || c.gone() || o.gaveUp(r.name, c.id) || r.above > 0 || r.lead > 0 ||
-			o.ill(c.at-time.Minute, c.at+time.Minute) {
-			continue
-		}
-		if nb := c.event.notBeforeTime(); !nb.IsZero() && nb.Sub(c.clock) >= 15*time.Minute {
+		nb := c.event.notBeforeTime()
+		leavesTime := !nb.IsZero() && nb.Sub(c.clock) >= 15*time.Minute
+		if !o.due(c, r.name) || leavesTime || r.above > 0 || r.lead > 0 || o.ill(c.at-time.Minute, c.at+time.Minute) {
 			continue
 		}
 		// Attempts under way end first, and those that beat the schedule are five seconds apart.
 		limit := c.at + time.Second
-		if boot := o.boots[c.boot]; boot.learned.seq == 0 || boot.learned.at > c.at { // it may wait for its VM's name before
-			limit = max(limit, boot.began.at+11*time.Second)
+		if o.nameless(c) > 0 {
+			limit = max(limit, o.boots[c.boot].began.at+11*time.Second)
 		}
 		others := map[string]bool{}
 		for _, a := range o.attempts {
@@ -114,25 +126,18 @@ func (o *oracle) urgent(id string, b belief, route string) {
 			if a.start <= limit && a.how == "asks to wait" && a.at+retryAfter > c.at {
 				limit = max(limit, a.at+retryAfter+time.Second)
 			}
-			if a.start <= c.at && (!a.ended || a.at >= c.at) {
-				others[a.batch[0].event] = true
-			}
-			if a.start > c.at && a.start < limit+10*time.Minute {
+			underWay := !a.ended || a.at >= c.at
+			if a.start < limit+10*time.Minute && (a.start > c.at || underWay) {
 				others[a.batch[0].event] = true
 			}
 		}
 		limit += time.Duration(len(others)+1) * (5*time.Second + r.timeout)
-		if o.mayBeMuted(r.name, id, c.at, limit) {
-			continue
-		}
 		tried := slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool { return t.start <= limit && t.start >= c.at })
 		newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
-		byHand := slices.ContainsFunc(o.hands, func(h hand) bool { return h.event_ == id })
-		if !tried && !newer && !byHand && o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) &&
-			!(r.late == "drop" && c.kind == "scheduled" && c.event.notBeforeTime().Before(c.clock.Add(time.Minute))) {
-			if len(others) > 0 && c.kind == "vanished" {
-				continue // those that lie ahead go first
-			}
+		byHand := slices.ContainsFunc(o.hands, func(h hand) bool { return h.event == id })
+		giveWay := len(others) > 0 && c.kind == "vanished" // to those that lie ahead
+		late := r.late == "drop" && c.kind == "scheduled" && nb.Before(c.clock.Add(time.Minute))
+		if !tried && !newer && !byHand && !giveWay && !late && o.undisturbed(c, r.name, limit) {
 			o.add("urgency", "%s was told nothing of %s from %v to %v", r.name, c.id, short(c.at), short(limit))
 		}
 	}
@@ -146,8 +151,7 @@ func (o *oracle) firsts(id string, b belief, route string) {
 	}
 	c := b.changes[0] // later ones may wait for it
 	r := o.as(route, c.at)
-	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !c.owed(r.name) || c.gone() ||
-		o.gaveUp(r.name, c.id) {
+	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !o.due(c, r.name) {
 		return
 	}
 	told := o.tried[id][r.name]

@@ -73,8 +73,7 @@ type handed struct {
 	notBefore         time.Time
 	mute              string   // that it waited for
 	vms               []string // that the Azure event names
-	status, kind      string   // of it, in data
-	outcome           string
+	kind, outcome     string   // of it, in data
 	whileAway         bool
 	observer          string
 	body              string
@@ -242,8 +241,8 @@ func someRoutes(r *rand.Rand) []routePlan {
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	all = all[:1+r.IntN(len(all))]
 	dropStrayFallbacks(all)
-	well := routePlan{name: "well", vms: "all", late: "send", timeout: 10 * time.Second, bridge: "all"}
-	return append([]routePlan{well}, all...)
+	first := routePlan{name: well, vms: "all", late: "send", timeout: 10 * time.Second, bridge: "all"}
+	return append([]routePlan{first}, all...)
 }
 
 // dropStrayFallbacks leaves out fallbacks that are not there.

@@ -103,78 +103,6 @@ func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
 		o.isDead(r.name, c.id)
 }
 
-// lead: a route with a lead is told so long before the event begins, not earlier.
-func (o *oracle) lead(id string, b belief, route string) {
-	for _, t := range o.tried[id][route] {
-		i := b.place(t)
-		if i < 0 {
-			continue
-		}
-		c := b.changes[i]
-		r := o.as(route, c.at)
-		if r.lead == 0 || !o.setUp(r.name, c.at, t.start) || o.hand("replay", r.name, t.id) {
-			continue // it heard nothing of how the event moved meanwhile
-		}
-		due := c.event.notBeforeTime().Add(-r.lead)
-		if (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due.After(c.clock.Add(time.Second)) &&
-			t.began.clock.Before(due) && t.instead == "" && !b.nearer(i, r.lead, t) && !o.cameEarlier(b, i, r, t) {
-			o.add("lead", "%s was told %s at %v, before its lead", r.name, t.id, short(t.start))
-		}
-		if c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
-			continue
-		}
-		for _, newer := range b.changes[i+1:] {
-			// What is pending already stays so when the clock is set back, unless the newer one waits: that takes its place.
-			stays := !due.After(c.clock) || o.cameEarlier(b, i, r, t)
-			waits := ahead(newer) && newer.event.notBeforeTime().Add(-r.lead).After(newer.clock)
-			waited := due.After(newer.clock.Add(time.Second)) && (!stays || waits) && newer.boot == t.in &&
-				!o.ill(newer.at, t.start)
-			if waited && newer.owed(r.name) && !newer.gone() && newer.at+time.Second < t.start &&
-				t.attempt.began.boot == t.in && t.handed.attempt == 1 && t.instead == "" && !o.hand("", r.name, t.id) {
-				o.add("lead", "%s was told %s at %v, which waited when %s came", r.name, t.id, short(t.start), newer.id)
-			}
-		}
-	}
-}
-
-// nearer reports whether the event of a change has come nearer since, so that a delivery of it was due already: it moves
-// with the event, also when the route does not hear of that. What has no NotBefore may begin at once.
-func (b belief) nearer(i int, lead time.Duration, t taken) bool {
-	return slices.ContainsFunc(b.changes[i+1:], func(c change) bool {
-		return c.at <= t.start && !c.event.notBeforeTime().Add(-lead).After(t.began.clock)
-	})
-}
-
-// cameEarlier reports whether the lead for a change came in an earlier run of the program than that of a delivery, maybe
-// just when that ended: what became pending then stays so, whatever the clock is set back to.
-func (o *oracle) cameEarlier(b belief, i int, r routePlan, t taken) bool {
-	c, until := b.changes[i], o.boots[t.in].began.at
-	if i+1 < len(b.changes) {
-		until = min(until, b.changes[i+1].at)
-	}
-	return o.leadComesBy(r, c.event, c.at, until, 0)
-}
-
-// leadIsKept: a route with a lead that is well is told when its time has come.
-func (o *oracle) leadIsKept(id string, b belief, route string) {
-	for i, c := range b.changes {
-		r := o.as(route, c.at)
-		due := c.event.notBefore - r.lead - o.skews[c.boot]
-		limit := due + r.timeout + 10*time.Second
-		waits := r.lead > 0 && (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due >= c.at
-		calm := o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) && !o.ill(c.at, limit)
-		if !waits || !calm || o.everTroubled(r.name) || !c.owed(r.name) || c.gone() ||
-			o.mayBeMuted(r.name, id, c.at, limit) {
-			continue
-		}
-		newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
-		tried := slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool { return t.id == c.id && t.start <= limit })
-		if !newer && !tried && !o.gaveUp(r.name, c.id) {
-			o.add("lead", "%s was not told %s by %v", r.name, c.id, short(limit))
-		}
-	}
-}
-
 // everTroubled reports whether a destination ever had trouble.
 func (o *oracle) everTroubled(sink string) bool {
 	return slices.ContainsFunc(o.plan.steps, func(s step) bool {
@@ -343,10 +271,8 @@ func (o *oracle) fallback(id string, b belief, route string) {
 	for i, c := range b.changes {
 		r := o.as(route, c.at)
 		limit := c.at + r.after + 10*time.Second
-		if r.fallback == "" || !c.owed(r.name) || c.gone() || o.gaveUp(r.name, c.id) || r.lead > 0 ||
-			o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
-			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" ||
-			o.mayBeMuted(r.name, id, c.at, limit) || o.mayBeMuted(r.fallback, id, c.at, limit) {
+		if r.fallback == "" || r.lead > 0 || r.late != "send" || !o.due(c, r.name) || o.ill(c.at, limit) ||
+			!o.undisturbed(c, r.name, limit) || !o.undisturbed(c, r.fallback, limit) {
 			continue
 		}
 		told := func(sink string) bool {

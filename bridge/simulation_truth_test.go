@@ -3,7 +3,6 @@ package bridge_test
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -77,43 +76,6 @@ func truthOf(w *world) map[string][]belief {
 		m.take()
 	}
 	return t.beliefs
-}
-
-// decided returns when the program decided about the first answer, of which it may wait for its VM's name: when that came,
-// or else after all reloads of that time.
-func (w *world) decided(a *answer) fact {
-	at := a.fact
-	if learned := w.boots[a.boot].learned; learned.seq > a.seq && learned.at <= a.turned {
-		return learned
-	}
-	for _, s := range w.setups {
-		if s.seq > a.seq && s.at < a.turned && !w.ill(a.at, a.turned) {
-			at = s.fact
-		}
-	}
-	return at
-}
-
-// takenUp returns when the program took up a file that came late: when it was told which VM it runs on, or knew that it
-// would not be told that soon, or had waited for ten seconds.
-func (w *world) takenUp(b *boot) fact {
-	limit := b.loaded.at + 10*time.Second
-	knows := b.learned
-	if b.refused.seq > 0 && (knows.seq == 0 || b.refused.seq < knows.seq) {
-		knows = b.refused
-	}
-	switch {
-	case b.loaded.seq == 0 || knows.seq > 0 && knows.seq < b.loaded.seq:
-		return b.loaded
-	case knows.seq > 0 && knows.at <= limit:
-		return knows
-	}
-	for _, a := range w.answers {
-		if a.boot == b.began.boot && a.at >= limit {
-			return a.fact
-		}
-	}
-	return fact{}
 }
 
 // begin takes in how a run of the program begins. One whose file comes late knows nothing yet.
@@ -438,53 +400,6 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	return after, true
 }
 
-// setup takes in which routes there are now. One that is new, or returns, is owed the newest change of every open
-// event. One that returns after a day counts as new: what its filter decided about an event before may be forgotten.
-func (t *truth) setup(s setup) {
-	for _, r := range s.routes {
-		if hasRoute(t.routes, r.name) {
-			continue
-		}
-		gone, back := t.gone[r.name]
-		if back && apart(gone, s.fact) > 23*time.Hour {
-			t.each(func(b belief) belief { return b.undecided(r.name) })
-		}
-		for id, beliefs := range t.beliefs {
-			for i, b := range beliefs {
-				t.beliefs[id][i] = t.added(b, r, s.at-10*time.Second, s.at)
-			}
-		}
-		delete(t.gone, r.name)
-		t.came[r.name] = s.fact
-	}
-	for _, was := range t.routes {
-		is, there := routeOf(s.routes, was.name)
-		switch {
-		case !there:
-			t.gone[was.name] = s.fact
-			t.each(func(b belief) belief { return b.perhapsWithout(was.name, s.at) })
-		case is.anew != was.anew:
-			t.each(func(b belief) belief { return t.perhapsOtherwise(b, is, s.at) })
-		}
-	}
-	t.routes = s.routes
-}
-
-// perhapsOtherwise returns the belief after a route was set up in another way at a time: what was seen at that very
-// moment the program may judge by either.
-func (t *truth) perhapsOtherwise(b belief, r routePlan, at time.Duration) belief {
-	for n, c := range b.changes {
-		if c.at != at {
-			continue
-		}
-		b = b.copy()
-		b.changes[n].routes = maps.Clone(c.routes)
-		b.changes[n].routes[r.name] = false
-		b.accepted[r.name] = false
-	}
-	return b
-}
-
 // end takes in how a run of the program ended: what is not on the disk for sure may be forgotten.
 func (t *truth) end(e *boot) {
 	t.version, t.empty, t.valid = -1, false, -1
@@ -552,14 +467,4 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 		return false
 	}
 	return false
-}
-
-// hides reports whether CloudEvents could not be read from the disk in a period.
-func (w *world) hides(from, to time.Duration) bool {
-	return meetAny(w.unread, from, to)
-}
-
-// ill reports whether the disk had trouble in a period.
-func (w *world) ill(from, to time.Duration) bool {
-	return meetAny(w.ills, from, to)
 }

@@ -48,7 +48,7 @@ var brokenVariants = []variant{
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},
 		write: func(d *disk, write func() error) error {
-			d.before = d.content()
+			d.before = d.file.content()
 			return write()
 		}},
 	{number: 3, claim: "a restart forgets everything", promise: "told once", seed: 13, forgets: true},

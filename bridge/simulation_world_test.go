@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // A plan is all that happens in a simulation, made up from its seed before it begins.
@@ -171,7 +173,7 @@ type world struct {
 	true     time.Duration // … in true time
 	skew     time.Duration // what the clock is off by
 	steps    []step        // to come
-	image    any           // of the outbox's file
+	image    buckets       // of the outbox's file
 	over     bool
 	vm       int           // which machine this is: clones count up
 	late     time.Duration // true time from which the file can be read
@@ -197,13 +199,13 @@ type world struct {
 	repeated []repeated
 	writes   []written
 	hands    []hand
-	ills     []interval      // of the disk
-	damages  []fact          // to the file
-	unread   []interval      // in which CloudEvents could not be read from it
-	skews    []time.Duration // what the clock was off by, in each run of the program
-	left     []entry         // in the end
-	ledger   []kept          // with bounds
-	forgot   map[string]int  // records that it said were dropped for want of room
+	ills     []interval        // of the disk
+	damages  []fact            // to the file
+	unread   []interval        // in which CloudEvents could not be read from it
+	skews    []time.Duration   // what the clock was off by, in each run of the program
+	left     []outbox.Delivery // in the end
+	ledger   []kept            // with bounds
+	forgot   map[string]int    // records that it said were dropped for want of room
 	record   []recorded
 	mutes    []*muting
 	listings []listing
@@ -262,10 +264,10 @@ func (w *world) setRoutes(names []string) {
 	}
 }
 
-func (w *world) noteHand(what string, e entry) {
+func (w *world) noteHand(what, sink, id, event string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.hands = append(w.hands, hand{w.fact(), what, e.sink, e.id, e.event, e.dead, w.shown.event})
+	w.hands = append(w.hands, hand{w.fact(), what, sink, id, event, w.shown.event})
 }
 
 // die ends the machine: nothing that the program does from now on counts.
@@ -366,7 +368,7 @@ func (w *world) settle(p *process) {
 	w.sleep(2 * time.Minute)
 	unmute{all: true}.operate(p)
 	for range 20 {
-		if w.sleep(time.Minute); p.pending() == 0 && p.durable() {
+		if w.sleep(time.Minute); p.idle() {
 			break
 		}
 	}
@@ -387,7 +389,7 @@ func (w *world) trueTime() time.Duration {
 }
 
 // end notes how the run of the program ended, and when the next begins.
-func (w *world) end(how restart, image any) {
+func (w *world) end(how restart, image buckets) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.boots[len(w.boots)-1].how = how
@@ -439,11 +441,53 @@ func (w *world) accepted() {
 		return
 	}
 	if w.fuse--; w.fuse == 0 {
-		d := w.disk
-		time.AfterFunc(w.burns, func() {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			d.keep()
-		})
+		time.AfterFunc(w.burns, w.disk.crashNow)
 	}
+}
+
+// decided returns when the program decided about the first answer, of which it may wait for its VM's name: when that came,
+// or else after all reloads of that time.
+func (w *world) decided(a *answer) fact {
+	at := a.fact
+	if learned := w.boots[a.boot].learned; learned.seq > a.seq && learned.at <= a.turned {
+		return learned
+	}
+	for _, s := range w.setups {
+		if s.seq > a.seq && s.at < a.turned && !w.ill(a.at, a.turned) {
+			at = s.fact
+		}
+	}
+	return at
+}
+
+// takenUp returns when the program took up a file that came late: when it was told which VM it runs on, or knew that it
+// would not be told that soon, or had waited for ten seconds.
+func (w *world) takenUp(b *boot) fact {
+	limit := b.loaded.at + 10*time.Second
+	knows := b.learned
+	if b.refused.seq > 0 && (knows.seq == 0 || b.refused.seq < knows.seq) {
+		knows = b.refused
+	}
+	switch {
+	case b.loaded.seq == 0 || knows.seq > 0 && knows.seq < b.loaded.seq:
+		return b.loaded
+	case knows.seq > 0 && knows.at <= limit:
+		return knows
+	}
+	for _, a := range w.answers {
+		if a.boot == b.began.boot && a.at >= limit {
+			return a.fact
+		}
+	}
+	return fact{}
+}
+
+// hides reports whether CloudEvents could not be read from the disk in a period.
+func (w *world) hides(from, to time.Duration) bool {
+	return meetAny(w.unread, from, to)
+}
+
+// ill reports whether the disk had trouble in a period.
+func (w *world) ill(from, to time.Duration) bool {
+	return meetAny(w.ills, from, to)
 }
