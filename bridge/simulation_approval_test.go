@@ -27,8 +27,8 @@ func (o *oracle) approvals(id string, b belief) {
 		case hand < 0:
 			o.add("approval", "%s was approved at %v although %s", name(id), short(p.at), why)
 		case o.hands[hand].shown != p.listed && p.listed.id != "":
-			shown := list{event: o.hands[hand].shown}
-			o.add("approval", "%s was approved by hand at %v, and was shown as %v", name(id), short(p.at), shown)
+			shown := code(reflect.ValueOf(o.hands[hand].shown))
+			o.add("approval", "%s was approved by hand at %v, and was shown as %s", name(id), short(p.at), shown)
 		}
 	}
 }
@@ -69,7 +69,8 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 	}
 	for _, s := range o.setupsAt(p) {
 		for _, rule := range s.rules {
-			if why = o.refuses(rule, s, p, b.changes[last]); why == "" {
+			why = o.refuses(rule, s, p, b.changes[last])
+			if why == "" {
 				return ""
 			}
 		}

@@ -245,7 +245,8 @@ func (t *truth) added(b belief, r routePlan, from, to time.Duration) belief {
 	}
 	c.routes, c.later = maps.Clone(c.routes), append(slices.Clone(c.later), r.name)
 	t.address(r, c, b.accepted)
-	if r.when.text = ""; t.w.hides(from, to) && r.accepts(*c, t.named == yes) {
+	r.when.text = ""
+	if t.w.hides(from, to) && r.accepts(*c, t.named == yes) {
 		perhaps(b.accepted, r.name)
 		if r.hears(*c) {
 			perhaps(c.routes, r.name)

@@ -44,20 +44,16 @@ func start(w *world) *process {
 	box, err := outbox.Open("", outbox.Options{
 		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory},
 	})
-	if err != nil {
-		panic(err)
-	}
+	panicOn(err)
 	p.outbox = box
 	p.disk.opened.Store(true)
 	p.bridge, err = bridge.New(bridge.Options{
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transportOf(endpoint{w})),
-		Outbox: box, Routes: w.variant.routesOf(w, p.routes(w.routes)), Rules: w.variant.rulesOf(w, rules(w.rules)),
+		Outbox: box, Routes: p.routes(w.routes), Rules: w.variant.rulesOf(w, rules(w.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
 		Turned: p.turned, Random: w.random, Meter: meter{w: w},
 	})
-	if err != nil {
-		panic(err)
-	}
+	panicOn(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	go func() {
@@ -110,11 +106,8 @@ func (p *process) kill() buckets {
 
 // reload sets the routes and rules up anew.
 func (p *process) reload() {
-	v := p.w.variant
-	routes, rules := v.routesOf(p.w, p.routes(p.w.routes)), v.rulesOf(p.w, rules(p.w.rules))
-	if err := p.bridge.Reload(context.Background(), routes, rules, bridge.SettingsInfo{}); err != nil {
-		panic(err)
-	}
+	rules := p.w.variant.rulesOf(p.w, rules(p.w.rules))
+	panicOn(p.bridge.Reload(context.Background(), p.routes(p.w.routes), rules, bridge.SettingsInfo{}))
 }
 
 // entries returns what is pending, and the dead letters.
@@ -130,9 +123,7 @@ func (p *process) mute(x mutePlan, why string) string {
 	asked := bridge.Mute{Sink: x.sink, People: x.people, VM: x.vm, Types: slices.Clone(x.types), Reason: why, By: muter}
 	p.w.variant.muteOf(&asked, &x.lasts)
 	m, err := p.bridge.Mute(asked, x.lasts)
-	if err != nil {
-		panic(err)
-	}
+	panicOn(err)
 	return m.ID
 }
 
@@ -153,9 +144,7 @@ type recorded struct {
 
 func (p *process) record() (list []recorded) {
 	lives, err := bridge.History(p.outbox, bridge.Period{})
-	if err != nil {
-		panic(err)
-	}
+	panicOn(err)
 	for _, l := range lives {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
@@ -184,16 +173,14 @@ func (p *process) ledger() (list []kept) {
 		}
 		return nil
 	})
-	if err != nil {
-		panic(err)
-	}
+	panicOn(err)
 	return list
 }
 
 // routes returns the bridge's for a plan.
 func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 	for _, r := range plans {
-		routes = append(routes, bridge.Route{
+		route := bridge.Route{
 			Name: r.name, Kind: "simulated", Sink: sink{destination{p.w, r.name}},
 			Filter: r.filter(),
 			Terms: bridge.Terms{
@@ -205,7 +192,10 @@ func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 				Bridge: bridge.Level(cmp.Or(r.bridge, "none")), Acts: r.acts, Remind: r.remind, Lead: r.lead,
 				People: slices.Contains(sinksForPeople, r.name),
 			},
-		})
+		}
+		first, _ := routeOf(p.w.plan.routes, r.name)
+		p.w.variant.route(&route, first)
+		routes = append(routes, route)
 	}
 	return routes
 }
@@ -215,9 +205,7 @@ var whens = sync.OnceValue(func() map[string]*bridge.When {
 	m := map[string]*bridge.When{}
 	for _, c := range conditions {
 		w, err := bridge.ParseWhen(c.text)
-		if err != nil {
-			panic(err)
-		}
+		panicOn(err)
 		m[c.text] = w
 	}
 	return m
@@ -318,6 +306,12 @@ var (
 	errDown = errors.New("connection refused")
 	errDead = errors.New("the machine is dead")
 )
+
+func panicOn(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
 
 // quiet returns a logger that discards everything.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

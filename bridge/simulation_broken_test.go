@@ -30,7 +30,7 @@ type variant struct {
 	story   []step // in which it is found; nil for any
 
 	transportOf func(http.RoundTripper) http.RoundTripper
-	routesOf    func(*world, []bridge.Route) []bridge.Route
+	route       func(r *bridge.Route, first routePlan) // as it was at first
 	rulesOf     func(*world, []bridge.Rule) []bridge.Rule
 	deliver     delivering
 	write       func(d *disk, write func() error) error
@@ -51,8 +51,8 @@ func (v variant) orWhole() variant {
 	if v.transportOf == nil {
 		v.transportOf = func(t http.RoundTripper) http.RoundTripper { return t }
 	}
-	if v.routesOf == nil {
-		v.routesOf = func(_ *world, routes []bridge.Route) []bridge.Route { return routes }
+	if v.route == nil {
+		v.route = func(*bridge.Route, routePlan) {}
 	}
 	if v.rulesOf == nil {
 		v.rulesOf = func(_ *world, rules []bridge.Rule) []bridge.Rule { return rules }
@@ -77,27 +77,6 @@ func (v variant) orWhole() variant {
 
 // delivering is how a batch reaches a destination, and how its answer comes back.
 type delivering func(d destination, ctx context.Context, batch []handed) verdict
-
-// each changes every route.
-func each(change func(r *bridge.Route)) func(*world, []bridge.Route) []bridge.Route {
-	return func(_ *world, routes []bridge.Route) []bridge.Route {
-		for i := range routes {
-			change(&routes[i])
-		}
-		return routes
-	}
-}
-
-// asFirst has a reload leave something of each route as it was.
-func asFirst(leave func(r *bridge.Route, first routePlan)) func(*world, []bridge.Route) []bridge.Route {
-	return func(w *world, routes []bridge.Route) []bridge.Route {
-		for i := range routes {
-			first, _ := routeOf(w.plan.routes, routes[i].Name)
-			leave(&routes[i], first)
-		}
-		return routes
-	}
-}
 
 // rewrite changes what is handed to a destination.
 func rewrite(change func(h *handed)) delivering {
@@ -160,52 +139,50 @@ type tripper func(*http.Request) (*http.Response, error)
 
 func (f tripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// answers changes the answers of the endpoint to who asks for the document.
-func answers(change func(*http.Response)) func(http.RoundTripper) http.RoundTripper {
+// What the program asks the metadata service for.
+const documents, identity = "/scheduledevents", "/instance"
+
+// altered changes what the program hears when it asks for something. The body is "" if it was cut.
+func altered(of string, change func(resp *http.Response, body string)) func(http.RoundTripper) http.RoundTripper {
 	return func(t http.RoundTripper) http.RoundTripper {
 		return tripper(func(r *http.Request) (*http.Response, error) {
 			resp, err := t.RoundTrip(r)
-			if err == nil && r.Method == http.MethodGet && !strings.HasSuffix(r.URL.Path, "/instance") {
-				change(resp)
+			if err != nil || r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, of) {
+				return resp, err
 			}
-			return resp, err
+			body, err := io.ReadAll(resp.Body)
+			resp.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), resp.Body)) // which fails again if it did
+			if err != nil {
+				body = nil
+			}
+			change(resp, string(body))
+			return resp, nil
 		})
 	}
 }
 
-// instance changes what instance metadata answers.
-func instance(change func(resp *http.Response, body string)) func(http.RoundTripper) http.RoundTripper {
-	return func(t http.RoundTripper) http.RoundTripper {
-		return tripper(func(r *http.Request) (*http.Response, error) {
-			resp, err := t.RoundTrip(r)
-			if err == nil && strings.HasSuffix(r.URL.Path, "/instance") {
-				body, err := io.ReadAll(resp.Body)
-				if err != nil {
-					return nil, err
-				}
-				resp.Body = io.NopCloser(bytes.NewReader(body))
-				change(resp, string(body))
-			}
-			return resp, err
-		})
-	}
+// rewritten changes the body of documents.
+func rewritten(change func(body string) string) func(http.RoundTripper) http.RoundTripper {
+	return altered(documents, func(resp *http.Response, body string) {
+		if resp.StatusCode == http.StatusOK && body != "" {
+			setBody(resp, change(body))
+		}
+	})
 }
 
-// untilNamed changes the answers of the endpoint until instance metadata has said which VM this is.
-func untilNamed(change func(*http.Response)) func(http.RoundTripper) http.RoundTripper {
-	return func(t http.RoundTripper) http.RoundTripper {
-		var named atomic.Bool
-		known := instance(func(resp *http.Response, _ string) { named.Store(resp.StatusCode == http.StatusOK) })
-		return answers(func(resp *http.Response) {
-			if !named.Load() {
-				change(resp)
-			}
-		})(known(t))
-	}
+// untilNamed has documents be unavailable until instance metadata has said which VM this is.
+func untilNamed(t http.RoundTripper) http.RoundTripper {
+	var named atomic.Bool
+	known := altered(identity, func(resp *http.Response, _ string) { named.Store(resp.StatusCode == http.StatusOK) })
+	return altered(documents, func(resp *http.Response, _ string) {
+		if !named.Load() {
+			resp.StatusCode = http.StatusServiceUnavailable
+		}
+	})(known(t))
 }
 
 func setBody(resp *http.Response, body string) {
-	resp.StatusCode, resp.ContentLength, resp.Body = 200, int64(len(body)), io.NopCloser(bytes.NewReader([]byte(body)))
+	resp.StatusCode, resp.ContentLength, resp.Body = 200, int64(len(body)), io.NopCloser(strings.NewReader(body))
 }
 
 // withoutMutes has the file keep only those mutes, as they are then. What became of the others does not reach it.
@@ -254,18 +231,6 @@ func downForEver() delivering {
 
 // firstEntry is how a document begins whose first entry terminates something.
 var firstEntry = regexp.MustCompile(`"Events":\[\{[^}]*"Terminate"[^}]*\},`)
-
-// rewritten changes the body of an answer that has one.
-func rewritten(change func(body string) string) func(*http.Response) {
-	return func(resp *http.Response) {
-		body, err := io.ReadAll(resp.Body)
-		if err == nil && resp.StatusCode == http.StatusOK && len(body) > 0 {
-			setBody(resp, change(string(body)))
-			return
-		}
-		resp.Body = io.NopCloser(bytes.NewReader(body))
-	}
-}
 
 // Each way in which a promise can be broken is found. A variant that nothing finds is a hole in the oracle.
 //

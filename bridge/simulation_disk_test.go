@@ -58,8 +58,6 @@ func (w *world) endIlls(at time.Duration) {
 	}
 }
 
-func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.how, short(x.end)) }
-
 // errIO is what a disk says that lost its answer.
 var errIO = errors.New("input/output error")
 
@@ -153,10 +151,12 @@ func (d *disk) upTo(sizes []int) int {
 		if d.crash <= 0 || d.large && size < 5 {
 			continue
 		}
-		if d.crash--; d.crash > 0 {
+		d.crash--
+		if d.crash > 0 {
 			continue
 		}
-		if d.crash = -1; d.sooner {
+		d.crash = -1
+		if d.sooner {
 			return i
 		}
 		return i + 1
@@ -182,7 +182,8 @@ func (d *disk) keep() {
 		return
 	}
 	d.kept = true
-	if d.image = d.before; d.image == nil {
+	d.image = d.before
+	if d.image == nil {
 		d.image = d.file.content()
 	}
 	d.w.die()
@@ -215,8 +216,6 @@ const (
 	fileOlder = "overwritten with its copy"
 	fileSaved = "copied" // which is no damage yet
 )
-
-func (x damage) String() string { return "the outbox's file is " + x.how }
 
 func (x damage) do(w *world) {
 	w.disk.file.damage(x.how)

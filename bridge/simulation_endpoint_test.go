@@ -25,9 +25,6 @@ type endpointTrouble struct {
 }
 
 func (x endpointTrouble) do(w *world) { w.endpoint = x }
-func (x endpointTrouble) String() string {
-	return fmt.Sprintf("endpoint %s until %s", x.how, short(x.end))
-}
 
 var endpointTroubles = []string{
 	"503", "500", "404", "410", "429 with Retry-After", "401", "hangs", "is slow", "cuts the body", "gives no length",
@@ -103,14 +100,10 @@ func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	w.mu.Unlock()
 
-	switch how {
-	case "hangs":
-		<-req.Context().Done()
-		w.answered(a)
-		return nil, req.Context().Err()
-	case "is slow":
+	delay := map[string]time.Duration{"is slow": 4 * time.Second, "hangs": forever}[how]
+	if delay > 0 {
 		select {
-		case <-time.After(4 * time.Second):
+		case <-time.After(delay):
 		case <-req.Context().Done():
 			w.answered(a)
 			return nil, req.Context().Err()
@@ -216,9 +209,6 @@ type instanceTrouble struct {
 }
 
 func (x instanceTrouble) do(w *world) { w.instance = x }
-func (x instanceTrouble) String() string {
-	return fmt.Sprintf("instance metadata %s until %s", x.how, short(x.end))
-}
 
 // whoAmI says which VM this is.
 func (e endpoint) whoAmI(req *http.Request) (*http.Response, error) {
@@ -329,9 +319,6 @@ type doubt struct {
 }
 
 func (x doubt) do(w *world) { w.doubt = x }
-func (x doubt) String() string {
-	return fmt.Sprintf("documents in doubt until %s: %s", short(x.end), x.how)
-}
 
 // What documents may be like. Each says something else at each look.
 const (

@@ -91,7 +91,9 @@ var knownStories = []struct {
 		{at(10 * time.Minute), list{event: reboot}},
 	}},
 	{"a copy is told which VM it is in the moment in which its file comes", []step{
-		{at(time.Second), webhook("changes: first, vanished", func(r *routePlan) { r.changes = []string{"first", "vanished"} })},
+		{at(time.Second), webhook("changes: first, vanished", func(r *routePlan) {
+			r.changes = []string{"first", "vanished"}
+		})},
 		{at(time.Minute), list{event: soon}},
 		{at(2 * time.Minute), instanceTrouble{"503", 2*time.Minute + 44*time.Second}},
 		{at(2 * time.Minute), restart{crash: true, off: time.Second, clone: true, late: 40 * time.Second}},
@@ -239,7 +241,7 @@ var knownStories = []struct {
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
 	{"a sink took an event of a machine and is down for its copy, which approves by the next rule", []step{
-		{at(time.Second), reload{rules: &[]rulePlan{
+		{at(time.Second), reload{rules: []rulePlan{
 			{types: []string{"Reboot"}, after: []string{"webhook"}, wait: 2 * time.Minute},
 			{types: []string{"Reboot"}, wait: 5 * time.Minute},
 		}}},
@@ -302,8 +304,8 @@ var knownStories = []struct {
 		{at(40 * time.Minute), unlist{reboot.id}},
 	}},
 	{"the machine crashes before it is written that a sink came, whose filter refuses what the event is before the file comes", []step{
-		{at(time.Second), reload{routes: []string{"well", "webhook"}, changes: map[string]routeChange{
-			"second": {"when: notice > 600", func(r *routePlan) { r.types, r.when = nil, conditions[1] }},
+		{at(time.Second), reload{routes: []string{"well", "webhook"}, changes: []routeChange{
+			{"second", "when: notice > 600", func(r *routePlan) { r.types, r.when = nil, conditions[1] }},
 		}}},
 		{at(time.Minute), list{event: reboot}},
 		{at(32 * time.Minute), restart{crash: true, writes: 1, sooner: true, off: time.Second, late: 6 * time.Minute}},

@@ -12,22 +12,22 @@ func (o *oracle) clones() {
 		return
 	}
 	for _, a := range o.attempts {
-		b := o.boots[a.in]
-		first := slices.IndexFunc(o.boots, func(x *boot) bool { return x.vm == b.vm })
-		owned := slices.ContainsFunc(o.boots[:first], func(x *boot) bool {
+		vm := o.boots[a.in].vm
+		at := slices.IndexFunc(o.boots, func(x *boot) bool { return x.vm == vm })
+		first := o.boots[at]
+		owned := slices.ContainsFunc(o.boots[:at], func(x *boot) bool {
 			return x.learned.seq > 0 && x.ended.at-x.learned.at > 10*time.Second && !o.ill(x.learned.at, x.ended.at)
 		})
-		if b.vm == 0 || !owned || o.boots[first].learned.seq == 0 { // what is nobody's is taken over
+		if vm == 0 || !owned || first.learned.seq == 0 { // what is nobody's is taken over
 			continue
 		}
-		start := o.boots[first].began.at
-		if loaded := o.boots[first].loaded; loaded.seq > 0 && loaded.seq < o.boots[first].learned.seq {
-			start = loaded.at // what comes late waits for the name as what is there at the start does
+		start := first.began.at
+		if first.loaded.seq > 0 && first.loaded.seq < first.learned.seq {
+			start = first.loaded.at // what comes late waits for the name as what is there at the start does
 		}
-		began, learned := o.boots[first].began, o.boots[first].learned
 		for _, h := range a.batch {
-			theirs := h.time.Before(began.clock)
-			if theirs && h.event != "" && (a.start > learned.at || a.start < start+9*time.Second) {
+			theirs := h.time.Before(first.began.clock)
+			if theirs && h.event != "" && (a.start > first.learned.at || a.start < start+9*time.Second) {
 				o.add("clones", "%s was told %s at %v, which another machine had to tell", a.sink, h.id, short(a.start))
 			}
 		}
@@ -61,9 +61,10 @@ func (o *oracle) bounded() {
 			}
 			total++
 			all[k.sink]++
-			if o.whenBack(k.sink, k.from).Before(early) && (k.to.After(late) || k.state == "pending") && k.state != "withdrawn" &&
-				!o.underWay(k, v.to) {
-				if !leads[k.sink] && !o.alerted(k.event, k.sink) { // what waits for its lead, or for trouble, is pending only from then on
+			stays := k.to.After(late) || k.state == "pending"
+			if o.whenBack(k.sink, k.from).Before(early) && stays && k.state != "withdrawn" && !o.underWay(k, v.to) {
+				// What waits for its lead, or for trouble, is pending only from then on.
+				if !leads[k.sink] && !o.alerted(k.event, k.sink) {
 					sure[k.sink]++
 				}
 				if k.sink == v.sink && k.from.Before(v.from) && k.to.After(late) && !o.waits(k.sink) {
@@ -174,10 +175,9 @@ func (o *oracle) receipts() {
 // replacedAfter reports whether the destination of an attempt was told another change of the event later, which takes the
 // place of one that is partly delivered.
 func (o *oracle) replacedAfter(a *attempt, h handed) bool {
-	return slices.ContainsFunc(o.attempts, func(later *attempt) bool {
-		return later.sink == a.sink && later.began.seq > a.began.seq && slices.ContainsFunc(later.batch, func(other handed) bool {
-			return h.event != "" && other.event == h.event && other.id != h.id
-		})
+	isOther := func(other handed) bool { return other.event == h.event && other.id != h.id }
+	return h.event != "" && slices.ContainsFunc(o.attempts, func(later *attempt) bool {
+		return later.sink == a.sink && later.began.seq > a.began.seq && slices.ContainsFunc(later.batch, isOther)
 	})
 }
 
@@ -196,7 +196,7 @@ func (o *oracle) progress() {
 				break
 			}
 			for _, h := range next.batch {
-				if !slices.ContainsFunc(a.batch, h.same) {
+				if !h.isIn(a) {
 					o.add("progress", "%s was told %s together with others at %v than at %v", a.sink, h.id, short(next.start),
 						short(a.start))
 				} else if h.progress != a.newProgress && !o.replayed(taken{h, next}, taken{h, a}) {
@@ -204,7 +204,7 @@ func (o *oracle) progress() {
 				}
 			}
 			for _, h := range a.batch {
-				if !slices.ContainsFunc(next.batch, h.same) && !o.gaveUp(a.sink, h.id) && !o.hand("", "", h.id) &&
+				if !h.isIn(next) && !o.gaveUp(a.sink, h.id) && !o.hand("", "", h.id) &&
 					!o.replacedAfter(a, h) {
 					o.add("progress", "%s was not told %s at %v, which was part of the batch at %v", a.sink, h.id,
 						short(next.start), short(a.start))
@@ -226,7 +226,7 @@ func (h handed) sameEvent(a *attempt) bool {
 func (h handed) isIn(a *attempt) bool { return slices.ContainsFunc(a.batch, h.same) }
 
 func shareOne(a, b *attempt) bool {
-	return slices.ContainsFunc(a.batch, func(h handed) bool { return slices.ContainsFunc(b.batch, h.same) })
+	return slices.ContainsFunc(a.batch, func(h handed) bool { return h.isIn(b) })
 }
 
 // behind: a crash repeats no more of what a destination took than the program may be ahead of the disk.
@@ -247,7 +247,7 @@ func (o *oracle) behind() {
 				most = max(most, len(a.batch))
 				for _, h := range a.batch {
 					if slices.ContainsFunc(o.attempts, func(x *attempt) bool {
-						return x.sink == r.name && x.in > n && o.sharp(x) && slices.ContainsFunc(x.batch, h.same) &&
+						return x.sink == r.name && x.in > n && o.sharp(x) && h.isIn(x) &&
 							!o.hand("replay", r.name, h.id)
 					}) {
 						again++

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -41,22 +42,7 @@ func (x mutePlan) covers(sink, kind string, vms []string) bool {
 	})
 }
 
-func (x mutePlan) String() string {
-	what := "all sinks"
-	if x.people {
-		what += " for people"
-	}
-	if x.sink != "" {
-		what = x.sink
-	}
-	if x.vm != "" {
-		what += ", VMs " + x.vm
-	}
-	if x.types != nil {
-		what += ", types " + strings.Join(x.types, " ")
-	}
-	return fmt.Sprintf("%s for %s", what, short(x.lasts))
-}
+func (x mutePlan) String() string { return code(reflect.ValueOf(x)) }
 
 // A muting is a mute that somebody asked for, and what became of it.
 type muting struct {
@@ -94,14 +80,13 @@ func (x mute) operate(p *process) {
 	w.mu.Unlock()
 	id := p.mute(x.mutePlan, m.why)
 	w.mu.Lock()
-	if m.id = id; !w.dead {
+	m.id = id
+	if !w.dead {
 		m.answered = w.fact()
 	}
 	w.mu.Unlock()
 	w.list(p)
 }
-
-func (x mute) String() string { return "mute " + x.mutePlan.String() }
 
 // unmute ends one of the mutes that the program lists, or all of them.
 type unmute struct {
@@ -138,13 +123,6 @@ func (x unmute) operate(p *process) {
 	}
 	w.mu.Unlock()
 	w.list(p)
-}
-
-func (x unmute) String() string {
-	if x.all {
-		return "unmute all"
-	}
-	return fmt.Sprintf("unmute mute %d", x.which)
 }
 
 // list notes which mutes the program has.
@@ -227,9 +205,6 @@ func (w *world) workOutMutes() {
 		for n := m.asked.boot; n < len(w.boots); n++ {
 			b := w.boots[n]
 			from, sureFrom, to, clock := b.began.at, b.began.at, b.ended.at, b.began.clock.Round(0)
-			if b.ended.seq == 0 {
-				to = forever
-			}
 			if n == m.asked.boot {
 				from, sureFrom = m.asked.at, m.answered.at
 			} else {

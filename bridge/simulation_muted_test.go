@@ -192,7 +192,7 @@ func (o *oracle) summaries() {
 					}
 					waited := slices.ContainsFunc(a.batch, func(h handed) bool {
 						again := slices.ContainsFunc(calls, func(c *attempt) bool { // a crash came before it was on record
-							return c.in != a.in && slices.ContainsFunc(c.batch, h.same)
+							return c.in != a.in && h.isIn(c)
 						})
 						return h.mute == m.id && o.calm(h, end) && !again
 					})
@@ -201,8 +201,8 @@ func (o *oracle) summaries() {
 					}
 				}
 				if len(calls) > 1 {
-					o.add("one summary", "at the end of the mute of %v %s was told what waited in %d calls from %v on", m, r.name,
-						len(calls), short(calls[0].start))
+					o.add("one summary", "at the end of the mute of %v %s was told what waited in %d calls from %v on",
+						m, r.name, len(calls), short(calls[0].start))
 				}
 			}
 		}

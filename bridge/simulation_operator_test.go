@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"time"
 
 	"forewarn/bridge/outbox"
@@ -25,15 +22,15 @@ type rulePlan struct {
 
 // reload sets the routes and rules up anew.
 type reload struct {
-	routes  []string               // that there are now; nil for all
-	changes map[string]routeChange // by route, what is set up in another way from now on
-	rules   *[]rulePlan            // nil for those that there were
+	routes  []string      // that there are now; nil for all
+	changes []routeChange // what is set up in another way from now on
+	rules   []rulePlan    // nil for those that there were
 }
 
-// A routeChange is what an operator writes in another way.
+// A routeChange is what an operator writes in another way of a route.
 type routeChange struct {
-	what  string
-	apply func(r *routePlan)
+	route, what string
+	apply       func(r *routePlan)
 }
 
 func (x reload) operate(p *process) {
@@ -41,28 +38,19 @@ func (x reload) operate(p *process) {
 	w.mu.Lock()
 	for i := range w.settings {
 		r := &w.settings[i]
-		if c, ok := x.changes[r.name]; ok {
-			r.anew++
-			c.apply(r)
+		for _, c := range x.changes {
+			if c.route == r.name {
+				r.anew++
+				c.apply(r)
+			}
 		}
 	}
 	if x.rules != nil {
-		w.rules = *x.rules
+		w.rules = x.rules
 	}
 	w.mu.Unlock()
 	w.setRoutes(x.routes)
 	p.reload()
-}
-
-func (x reload) String() string {
-	s := "reload with " + cmp.Or(strings.Join(x.routes, ", "), "all routes")
-	for _, name := range slices.Sorted(maps.Keys(x.changes)) {
-		s += fmt.Sprintf("; %s: %s", name, x.changes[name].what)
-	}
-	if x.rules != nil {
-		s += fmt.Sprintf("; rules %+v", *x.rules)
-	}
-	return s
 }
 
 // replay makes the dead letters of all routes that there are owed again, or to another route those of all that ever were.
@@ -94,10 +82,6 @@ func (x replay) operate(p *process) {
 	}
 }
 
-func (x replay) String() string {
-	return "replay all dead letters to " + cmp.Or(x.to, "their own sinks")
-}
-
 // replaySteps make up replays to another sink. They have random numbers of their own, as muteSteps do.
 func replaySteps(seed uint64, routes []routePlan, length time.Duration) (steps []step) {
 	r := rand.New(rand.NewPCG(seed, 4))
@@ -122,8 +106,6 @@ func (x drop) operate(p *process) {
 	p.bridge.Drop([]string{e.Key}, "the operator")
 }
 
-func (x drop) String() string { return fmt.Sprintf("drop delivery %d", x.which) }
-
 // show shows an event to somebody.
 type show struct{ id string }
 
@@ -133,8 +115,6 @@ func (x show) operate(p *process) {
 	p.w.mu.Unlock()
 	p.w.shown = shown{event, p.shown(x.id)}
 }
-
-func (x show) String() string { return fmt.Sprintf("show %s to somebody", name(x.id)) }
 
 // approve approves by hand what was shown last.
 type approve struct{}
@@ -149,8 +129,6 @@ func (x approve) operate(p *process) {
 	}
 	p.bridge.ApproveNow(ctx, id, digest, "the operator")
 }
-
-func (x approve) String() string { return "approve by hand what was shown" }
 
 // A shown is an event as somebody saw it.
 type shown struct {
@@ -193,36 +171,6 @@ func (x restart) operate(p *process) {
 	}
 }
 
-func (x restart) String() string {
-	how := "stop"
-	if x.crash {
-		how = "crash at once"
-	}
-	large := ""
-	if x.large {
-		large = "large "
-	}
-	switch {
-	case x.taken > 0:
-		how = fmt.Sprintf("crash %v after %d more acceptances", x.burns, x.taken)
-	case x.sooner && x.writes > 0:
-		how = fmt.Sprintf("crash just before %d more %sbatches are written", x.writes, large)
-	case x.writes > 0:
-		how = fmt.Sprintf("crash after %d more %sbatches", x.writes, large)
-	}
-	if x.step != 0 {
-		how += fmt.Sprintf(", clock off by %v more", x.step)
-	}
-	how = fmt.Sprintf("%s, start again after %v", how, x.off)
-	if x.clone {
-		how += " on a machine with a copy of the disk"
-	}
-	if x.late > 0 {
-		how += fmt.Sprintf(", the file comes %v later", x.late)
-	}
-	return how
-}
-
 // A hand is what an operator did to one delivery.
 type hand struct {
 	fact
@@ -232,7 +180,7 @@ type hand struct {
 
 // operatorSteps make up what operators do, and what becomes of the machine.
 func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.Duration) (steps []step) {
-	add := func(a act) { steps = append(steps, step{during(r, length), a}) }
+	add := func(a any) { steps = append(steps, step{during(r, length), a}) }
 	for range r.IntN(4) {
 		x := restart{crash: r.IntN(4) > 0, off: pick(r, time.Second, 20*time.Second, 5*time.Minute, 30*time.Minute)}
 		switch {
@@ -291,15 +239,15 @@ func reloadSteps(seed uint64, routes []routePlan, length time.Duration) (steps [
 		return nil
 	}
 	for range 1 + r.IntN(3) {
-		x := reload{changes: map[string]routeChange{}}
+		var x reload
 		for _, p := range routes[1:] { // the first is told everything, always
 			if r.IntN(3) == 0 {
-				x.changes[p.name] = someChange(r, p.name)
+				x.changes = append(x.changes, someChange(r, p.name))
 			}
 		}
 		if r.IntN(2) == 0 {
-			rules := append(someRules(r, routes), moreRules(r, routes)...)
-			x.rules = &rules
+			x.rules = append([]rulePlan{}, someRules(r, routes)...)
+			x.rules = append(x.rules, moreRules(r, routes)...)
 		}
 		if r.IntN(4) == 0 {
 			x.routes = some(r, routes)
@@ -324,25 +272,25 @@ func someChange(r *rand.Rand, route string) routeChange {
 	level := pick(r, "none", "trouble", "all")
 	above, batch, parallel := pick(r, 0, 3), pick(r, 0, 2, 5), pick(r, 0, 4)
 	all := []routeChange{
-		{"late: " + late, func(p *routePlan) { p.late = late }},
-		{fmt.Sprintf("lead: %v", lead), func(p *routePlan) { p.lead, p.remind = lead, nil }},
-		{fmt.Sprintf("remind: %v", leads), func(p *routePlan) { p.lead, p.remind = 0, leads }},
-		{"vms: " + vms, func(p *routePlan) { p.vms = vms }},
-		{fmt.Sprintf("types: %v", types), func(p *routePlan) { p.types, p.sources = types, nil }},
-		{fmt.Sprintf("changes: %v", changes), func(p *routePlan) { p.changes = changes }},
-		{fmt.Sprintf("except: %+v", except), func(p *routePlan) { p.except = except }},
-		{"when: " + when.text, func(p *routePlan) { p.when = when }},
-		{fmt.Sprintf("max_age: %v", age), func(p *routePlan) { p.maxAge = age }},
-		{fmt.Sprintf("timeout: %v", timeout), func(p *routePlan) { p.timeout = timeout }},
-		{"bridge: " + level, func(p *routePlan) { p.bridge = level }},
-		{fmt.Sprintf("group above: %d", above), func(p *routePlan) { p.above = above }},
-		{fmt.Sprintf("batch: %d", batch), func(p *routePlan) { p.batch = batch }},
-		{fmt.Sprintf("parallel: %d", parallel), func(p *routePlan) { p.parallel = parallel }},
+		{route, "late: " + late, func(p *routePlan) { p.late = late }},
+		{route, fmt.Sprintf("lead: %v", lead), func(p *routePlan) { p.lead, p.remind = lead, nil }},
+		{route, fmt.Sprintf("remind: %v", leads), func(p *routePlan) { p.lead, p.remind = 0, leads }},
+		{route, "vms: " + vms, func(p *routePlan) { p.vms = vms }},
+		{route, fmt.Sprintf("types: %v", types), func(p *routePlan) { p.types, p.sources = types, nil }},
+		{route, fmt.Sprintf("changes: %v", changes), func(p *routePlan) { p.changes = changes }},
+		{route, fmt.Sprintf("except: %+v", except), func(p *routePlan) { p.except = except }},
+		{route, "when: " + when.text, func(p *routePlan) { p.when = when }},
+		{route, fmt.Sprintf("max_age: %v", age), func(p *routePlan) { p.maxAge = age }},
+		{route, fmt.Sprintf("timeout: %v", timeout), func(p *routePlan) { p.timeout = timeout }},
+		{route, "bridge: " + level, func(p *routePlan) { p.bridge = level }},
+		{route, fmt.Sprintf("group above: %d", above), func(p *routePlan) { p.above = above }},
+		{route, fmt.Sprintf("batch: %d", batch), func(p *routePlan) { p.batch = batch }},
+		{route, fmt.Sprintf("parallel: %d", parallel), func(p *routePlan) { p.parallel = parallel }},
 	}
 	if route != "page" {
 		all = append(all,
-			routeChange{"fallback: none", func(p *routePlan) { p.fallback, p.after = "", 0 }},
-			routeChange{"fallback: page", func(p *routePlan) { p.fallback, p.after = "page", 2*time.Minute }})
+			routeChange{route, "fallback: none", func(p *routePlan) { p.fallback, p.after = "", 0 }},
+			routeChange{route, "fallback: page", func(p *routePlan) { p.fallback, p.after = "page", 2*time.Minute }})
 	}
 	return pick(r, all...)
 }

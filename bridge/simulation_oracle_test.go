@@ -99,7 +99,8 @@ func examine(w *world) []finding {
 	o.firstRun = slices.IndexFunc(w.boots, func(b *boot) bool {
 		return b.late > 0 || b.vm > 0 || o.damaged(b.began.at, b.ended.at)
 	})
-	if o.blurred = o.firstRun >= 0; !o.blurred {
+	o.blurred = o.firstRun >= 0
+	if !o.blurred {
 		o.firstRun = len(w.boots)
 	}
 	for _, r := range w.plan.routes {
@@ -291,7 +292,7 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 		if !c.routes[route] || c.gone() {
 			continue
 		}
-		has := slices.ContainsFunc(told, func(t taken) bool { return t.id == c.id })
+		has := o.isLeft(route, c.id) || slices.ContainsFunc(told, func(t taken) bool { return t.id == c.id })
 		// Which of its terms the route had when something else took the place of this, nobody knows.
 		excused := slices.ContainsFunc(o.ways(route, c.at, forever), func(r routePlan) bool {
 			covered := r.late == "latest" && slices.ContainsFunc(o.taken[c.event.id][route], func(t taken) bool {
@@ -301,14 +302,14 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
-		if !has && !o.isLeft(route, c.id) && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
+		if !has && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
 }
 
-// endDropped reports whether somebody dropped the end that was pending for a route with late: latest. What was pending with it
-// is over then, like that of a route which isn't told of the end.
+// endDropped reports whether somebody dropped the end that was pending for a route with late: latest. What was pending with
+// it is over then, like that of a route which isn't told of the end.
 func (o *oracle) endDropped(b belief, i int, r routePlan) bool {
 	return r.late == "latest" && slices.ContainsFunc(b.changes[i+1:], func(x change) bool {
 		return x.kind == "vanished" && o.hand("drop", r.name, x.id)

@@ -129,7 +129,8 @@ func (o *oracle) probes() {
 		flush := func() {
 			defer func() { row = nil }()
 			from := slices.IndexFunc(row, func(a *attempt) bool { return a.at-row[0].at >= 30*time.Second })
-			if from = max(from, 2); from < 2 || len(row) <= from || row[from].at-row[0].at < 30*time.Second {
+			from = max(from, 2)
+			if len(row) <= from || row[from].at-row[0].at < 30*time.Second {
 				return
 			}
 			began, ended := row[from], row[len(row)-1]
@@ -189,7 +190,8 @@ func (o *oracle) probes() {
 				flush()
 			}
 			alone := o.failedBefore(mine, a.batch[0].event, a.in) // its trouble counts for nobody else
-			switch mine = append(mine, a); {
+			mine = append(mine, a)
+			switch {
 			case a.how == "is blocked" && !alone:
 				row = append(row, a)
 			case a.how != "is blocked":

@@ -9,7 +9,7 @@ import (
 // running reports whether the program ran all the time, in one run.
 func (o *oracle) running(boot int, from, to time.Duration) bool {
 	b := o.boots[boot]
-	return from >= b.began.at && (b.ended.seq == 0 || to <= b.ended.at)
+	return from >= b.began.at && to <= b.ended.at
 }
 
 // setUp reports whether a route was set up all the time, and the same way.

@@ -106,10 +106,6 @@ type sinkTrouble struct {
 
 func (x sinkTrouble) do(w *world) { w.sinks[x.sink] = x }
 
-func (x sinkTrouble) String() string {
-	return fmt.Sprintf("sink %s %s until %s (%d %%)", x.sink, x.how, short(x.end), x.share)
-}
-
 var sinkTroubles = []string{
 	"is down", "hangs", "is blocked", "rejects", "asks to wait", "is slow", "loses the answer", "takes half", "panics",
 	"makes progress",
@@ -160,21 +156,19 @@ func (d destination) take(ctx context.Context, batch []handed) verdict {
 		a.newReceipt, a.newProgress = v.receipt, v.progress
 		return v
 	}
-	switch a.how {
-	case "accepted":
-		return end(len(batch), verdict{})
-	case "is slow":
+	delay := map[string]time.Duration{"is slow": slowness, "hangs": forever}[a.how]
+	if delay > 0 {
 		select {
-		case <-time.After(slowness):
-			return end(len(batch), verdict{})
+		case <-time.After(delay):
 		case <-ctx.Done():
 			return end(0, verdict{class: "again", cause: ctx.Err()})
 		}
+	}
+	switch a.how {
+	case "accepted", "is slow":
+		return end(len(batch), verdict{})
 	case "is down":
 		return end(0, verdict{class: "again"})
-	case "hangs":
-		<-ctx.Done()
-		return end(0, verdict{class: "again", cause: ctx.Err()})
 	case "is blocked":
 		return end(0, verdict{class: "blocked"})
 	case "rejects":

@@ -72,7 +72,7 @@ func fails(sink, how string, until time.Duration) sinkTrouble {
 
 // webhook has an operator set that sink up in another way.
 func webhook(what string, apply func(r *routePlan)) reload {
-	return reload{changes: map[string]routeChange{"webhook": {what, apply}}}
+	return reload{changes: []routeChange{{"webhook", what, apply}}}
 }
 
 func webhookLeads(late string) reload {
@@ -84,7 +84,7 @@ func webhookReminds() reload {
 }
 
 // withRules has an operator set up these rules of approval.
-func withRules(rules ...rulePlan) reload { return reload{rules: &rules} }
+func withRules(rules ...rulePlan) reload { return reload{rules: rules} }
 
 func approves(types ...string) rulePlan { return rulePlan{types: types} }
 

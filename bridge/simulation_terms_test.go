@@ -156,13 +156,13 @@ func (o *oracle) reminders(id string, b belief, route string) {
 		wanted := func(r routePlan) bool { return slices.Contains(r.remind, lead) }
 		acts := func(r routePlan) bool { return r.acts && !slices.Contains(r.changes, "reminder") }
 		ways := o.ways(route, o.made(t)-time.Second, t.start) // after a restart nobody knows when it was made
-		switch at := t.time; {
+		switch {
 		case !slices.ContainsFunc(ways, func(r routePlan) bool { return !acts(r) }):
 			o.add("reminders", "%s, which acts, was told %s", route, t.id)
 		case !ok || !slices.ContainsFunc(ways, wanted):
 			o.add("reminders", "%s was told %s, and has the leads %v", route, t.id, ways[0].remind)
-		case at.Before(notBefore.Add(-lead)) || at.After(notBefore):
-			o.add("reminders", "%s was told %s, which was made at %v", route, t.id, at)
+		case t.time.Before(notBefore.Add(-lead)) || t.time.After(notBefore):
+			o.add("reminders", "%s was told %s, which was made at %v", route, t.id, t.time)
 		case t.observer != "vm-0" && o.boots[0].learned.seq > 0 && o.boots[0].learned.at < time.Second:
 			o.add("reminders", "%s names %q as this VM", t.id, t.observer)
 		}
@@ -312,7 +312,8 @@ func (o *oracle) digests() {
 					w.replays++
 				}
 			}
-			if calls[w]++; calls[w] > r.above+2 {
+			calls[w]++
+			if calls[w] > r.above+2 {
 				o.add("digest", "%s was told %v in %d calls to %v", r.name, w, calls[w], short(a.start))
 				return
 			}

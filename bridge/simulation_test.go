@@ -50,7 +50,8 @@ func TestSimulation(t *testing.T) {
 	players.Wait()
 }
 
-// keeps reports whether a seed's simulation keeps every promise. If not, it logs a story shrunk to what is needed.
+// keeps reports whether a seed's simulation keeps every promise. If not, it logs a story shrunk to what is needed, in the
+// words of knownStories.
 func keeps(t *testing.T, seed uint64) bool {
 	p := planOf(seed)
 	found := play(t, p, variant{}, quiet())

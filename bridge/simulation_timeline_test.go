@@ -146,9 +146,7 @@ func (a *azure) document() []byte {
 
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
+	panicOn(err)
 	return b
 }
 
@@ -162,20 +160,6 @@ type list struct {
 
 func (x list) do(w *world) { w.azure.put(x.event, w.now(), x.quiet) }
 
-func (x list) String() string {
-	e := x.event
-	notBefore := "no NotBefore"
-	if e.notBefore >= 0 {
-		notBefore = "NotBefore " + short(e.notBefore)
-	}
-	quiet := ""
-	if x.quiet {
-		quiet = ", same incarnation"
-	}
-	return fmt.Sprintf("Azure lists %s: %s %s of [%s], %s, from %s, %q%s",
-		name(e.id), e.status, e.kind, e.machines, notBefore, e.source, e.text, quiet)
-}
-
 // unlist ends an event.
 type unlist struct{ id string }
 
@@ -185,19 +169,21 @@ func (x unlist) do(w *world) {
 	}
 }
 
-func (x unlist) String() string { return "Azure no longer lists " + name(x.id) }
-
 // restyle makes Azure write the same content in another way.
 type restyle struct{}
 
-func (restyle) do(w *world)    { w.azure.other = !w.azure.other; w.azure.changed(true) }
-func (restyle) String() string { return "Azure writes the same in another way" }
+func (restyle) do(w *world) {
+	w.azure.other = !w.azure.other
+	w.azure.changed(true)
+}
 
 // reset makes Azure count incarnations anew.
 type reset struct{}
 
-func (reset) do(w *world)    { w.azure.incarnation = 0; w.azure.changed(false) }
-func (reset) String() string { return "Azure counts incarnations anew" }
+func (reset) do(w *world) {
+	w.azure.incarnation = 0
+	w.azure.changed(false)
+}
 
 // name returns the short form of an EventId.
 func name(id string) string { return strings.TrimLeft(id[len(id)-4:], "0") }
@@ -225,7 +211,7 @@ func timeline(r *rand.Rand, length time.Duration) (steps []step) {
 		steps = append(steps, life(r, fmt.Sprintf("A0000000-0000-4000-8000-%012X", i+1), at, length, kind, n > 10)...)
 	}
 	for range r.IntN(3) {
-		steps = append(steps, step{during(r, length), pick[act](r, reset{}, restyle{})})
+		steps = append(steps, step{during(r, length), pick[any](r, reset{}, restyle{})})
 	}
 	return steps
 }

@@ -40,7 +40,10 @@ const (
 )
 
 func truthOf(w *world) map[string][]belief {
-	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, came: map[string]fact{}, owners: []int{-1}}
+	t := truth{
+		w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]fact{}, came: map[string]fact{},
+		owners: []int{-1},
+	}
 	type moment struct {
 		seq  int
 		take func()
@@ -217,7 +220,8 @@ func (t *truth) answer(a *answer, first bool) {
 	}
 	waits, still := no, false
 	if counts {
-		if waits, still = t.waits(a); waits == yes {
+		waits, still = t.waits(a)
+		if waits == yes {
 			return
 		}
 		still = still && !learns

@@ -16,19 +16,20 @@ import (
 var brokenVariants = []variant{
 	// Promise 1.
 	{number: 1, claim: "an error of the endpoint counts as a document without events",
-		promise: "the same change has the same id", seed: 10, transportOf: answers(func(resp *http.Response) {
+		promise: "the same change has the same id", seed: 10,
+		transportOf: altered(documents, func(resp *http.Response, _ string) {
 			if resp.StatusCode >= 400 {
 				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
 			}
 		})},
 	{number: 1, claim: "an empty answer counts at once", promise: "the same change has the same id", seed: 87,
-		transportOf: answers(func(resp *http.Response) {
+		transportOf: altered(documents, func(resp *http.Response, _ string) {
 			if resp.StatusCode == 200 && resp.ContentLength == 0 {
 				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
 			}
 		})},
 	{number: 1, claim: "a document that did not change hides what did", promise: "isolation", seed: 1,
-		transportOf: answers(func(resp *http.Response) {
+		transportOf: altered(documents, func(resp *http.Response, _ string) {
 			if resp.Request.Header.Get("If-None-Match") != "" {
 				resp.StatusCode = http.StatusNotModified
 			}
@@ -37,7 +38,8 @@ var brokenVariants = []variant{
 	// Promises 2 and 3.
 	{number: 2, claim: "what is said to be on the disk is not", promise: "told once", seed: 1,
 		write: func(d *disk, write func() error) error {
-			if d.lies = !d.lies; d.lies {
+			d.lies = !d.lies
+			if d.lies {
 				return nil
 			}
 			return write()
@@ -95,7 +97,7 @@ var brokenVariants = []variant{
 		{at(6 * time.Minute), damage{fileCut}},
 		{at(20 * time.Minute), restyle{}},
 	},
-		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateDrop })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Late = delivery.LateDrop }},
 	{number: 3, claim: "a machine with a copy of the disk does not notice", promise: "clones", story: []step{
 		{at(time.Minute), fails("webhook", "is down", time.Hour)},
 		{at(2 * time.Minute), list{event: reboot}},
@@ -103,7 +105,7 @@ var brokenVariants = []variant{
 		{at(3 * time.Minute), restart{crash: true, off: time.Minute, clone: true}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},
-		transportOf: instance(func(resp *http.Response, body string) {
+		transportOf: altered(identity, func(resp *http.Response, body string) {
 			if i := strings.Index(body, `"vmId":"`); i >= 0 {
 				setBody(resp, body[:i]+`"vmId":"5d6c7b8a-0000-4000-8000-000000000001"}}`)
 			}
@@ -140,7 +142,7 @@ var brokenVariants = []variant{
 		}},
 	{number: 5, claim: "polls are rare", promise: "polling", seed: 1, slower: 10},
 	{number: 5, claim: "a hung destination is waited for without end", promise: "nothing is left behind", seed: 49,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Timeout = 0 })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Timeout = 0 }},
 	{number: 5, claim: "a destination that asks to wait is not heard", promise: "retry", seed: 94,
 		deliver: answered(func(v *verdict) { v.after = 0 })},
 	{number: 5, claim: "what failed is tried again after ten minutes", promise: "retry", story: []step{
@@ -180,7 +182,8 @@ var brokenVariants = []variant{
 	},
 		deliver: func(d destination, ctx context.Context, batch []handed) (v verdict) {
 			for range 20 {
-				if v = d.take(ctx, batch); v.class == "" {
+				v = d.take(ctx, batch)
+				if v.class == "" {
 					break
 				}
 			}
@@ -199,7 +202,7 @@ var brokenVariants = []variant{
 	{number: 6, claim: "any refusal is for good", promise: "dead letters", seed: 11,
 		deliver: misread("again", "rejected")},
 	{number: 6, claim: "deliveries expire after a minute", promise: "dead letters", seed: 49,
-		routesOf: each(func(r *bridge.Route) { r.Terms.MaxAge = time.Minute })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.MaxAge = time.Minute }},
 	{number: 6, claim: "half of what may be pending is given up", promise: "bounds", seed: 184,
 		boundsOf: func(b bounds) bounds { b.pending /= 2; return b }},
 	{number: 6, claim: "there are no bounds", promise: "bounds", seed: 92,
@@ -212,7 +215,7 @@ var brokenVariants = []variant{
 		deliver: unasked(verdict{}, func(_ destination, first handed) bool { return first.attempt > 2 })},
 
 	{number: 6, claim: "everybody is told all about the bridge", promise: "trouble", seed: 1,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelAll })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Bridge = bridge.LevelAll }},
 	{number: 6, claim: "what is replayed to another sink goes to its own", promise: "nothing is lost",
 		strays: true, story: []step{
 			{at(time.Minute), fails("webhook", "rejects", time.Hour)},
@@ -221,47 +224,47 @@ var brokenVariants = []variant{
 			{at(20 * time.Minute), unlist{reboot.id}},
 		}},
 	{number: 6, claim: "nobody is told of dead letters", promise: "trouble", seed: 34,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Bridge = bridge.LevelNone }},
 
 	// Filters and terms.
 	{claim: "self is all", promise: "filters", seed: 5,
-		routesOf: each(func(r *bridge.Route) { r.Filter.Only.VMs = "all" })},
+		route: func(r *bridge.Route, _ routePlan) { r.Filter.Only.VMs = "all" }},
 	{claim: "leader is self", promise: "filters", seed: 79,
-		routesOf: each(func(r *bridge.Route) {
+		route: func(r *bridge.Route, _ routePlan) {
 			if r.Filter.Only.VMs == "leader" {
 				r.Filter.Only.VMs = "self"
 			}
-		})},
+		}},
 	{claim: "types are not looked at", promise: "filters", seed: 9,
-		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Types = nil })},
+		route: func(r *bridge.Route, _ routePlan) { r.Filter.Only.Types = nil }},
 	{claim: "sources are not looked at", promise: "filters", seed: 11,
-		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Sources = nil })},
+		route: func(r *bridge.Route, _ routePlan) { r.Filter.Only.Sources = nil }},
 	{claim: "changes are not looked at", promise: "filters", seed: 11,
-		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Changes = nil })},
+		route: func(r *bridge.Route, _ routePlan) { r.Filter.Only.Changes = nil }},
 	{claim: "when is not looked at", promise: "filters", seed: 6,
-		routesOf: each(func(r *bridge.Route) { r.Filter.When = nil })},
+		route: func(r *bridge.Route, _ routePlan) { r.Filter.When = nil }},
 	{claim: "except is not looked at", promise: "filters", seed: 10,
-		routesOf: each(func(r *bridge.Route) { r.Filter.Except = bridge.Except{} })},
+		route: func(r *bridge.Route, _ routePlan) { r.Filter.Except = bridge.Except{} }},
 	{claim: "nobody waits for the name of the VM", promise: "filters", seed: 1,
-		transportOf: instance(func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
+		transportOf: altered(identity, func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
 	{claim: "nobody waits for a name that may come", promise: "filters", story: namelessStory,
-		transportOf: instance(func(resp *http.Response, _ string) {
+		transportOf: altered(identity, func(resp *http.Response, _ string) {
 			if resp.StatusCode == http.StatusServiceUnavailable {
 				resp.StatusCode = http.StatusForbidden
 			}
 		})},
 	{claim: "what is urgent waits for the name too", promise: "urgency", story: namelessStory,
-		transportOf: untilNamed(func(resp *http.Response) { resp.StatusCode = http.StatusServiceUnavailable })},
+		transportOf: untilNamed},
 	{claim: "without a name, the events of other VMs are refused", promise: "nothing is lost", story: namelessStory,
-		transportOf: instance(func(resp *http.Response, _ string) {
+		transportOf: altered(identity, func(resp *http.Response, _ string) {
 			if resp.StatusCode == http.StatusServiceUnavailable {
 				setBody(resp, `{"compute":{"name":"vm-9"}}`)
 			}
 		})},
 	{claim: "a reload leaves filters as they were", promise: "filters", seed: 42,
-		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Filter = first.filter() })},
+		route: func(r *bridge.Route, first routePlan) { r.Filter = first.filter() }},
 	{claim: "a reload leaves reminders as they were", promise: "reminders", seed: 186,
-		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Terms.Remind = first.remind })},
+		route: func(r *bridge.Route, first routePlan) { r.Terms.Remind = first.remind }},
 	{claim: "a reload leaves late as it was", promise: "late", story: []step{
 		{at(time.Minute), webhook("late: latest", func(r *routePlan) { r.late = "latest" })},
 		{at(2 * time.Minute), fails("webhook", "is down", 20*time.Minute)},
@@ -269,11 +272,11 @@ var brokenVariants = []variant{
 		{at(5 * time.Minute), list{event: moved}},
 		{at(30 * time.Minute), unlist{reboot.id}},
 	},
-		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Terms.Late = delivery.Late(first.late) })},
+		route: func(r *bridge.Route, first routePlan) { r.Terms.Late = delivery.Late(first.late) }},
 	{claim: "a wave is told one by one", promise: "digest", seed: 248,
-		routesOf: each(func(r *bridge.Route) { r.Terms.DigestAbove = 0 })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.DigestAbove = 0 }},
 	{claim: "latest and drop are send", promise: "late", seed: 24,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Late = delivery.LateSend }},
 	{claim: "what waits is told when its event is over", promise: "nothing is begun when it is over", story: []step{
 		{at(time.Minute), webhook("late: drop, without the end", func(r *routePlan) {
 			r.late, r.changes = "drop", []string{"scheduled", "updated"}
@@ -283,7 +286,7 @@ var brokenVariants = []variant{
 		{at(5 * time.Minute), unlist{reboot.id}},
 		{at(30 * time.Minute), list{event: later(1)}},
 	},
-		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Late = delivery.LateSend }},
 	{claim: "what waited for a mute is told when its event is over", promise: "nothing is begun when it is over",
 		story: []step{
 			{at(time.Minute), webhook("late: latest, without the end", func(r *routePlan) {
@@ -294,11 +297,11 @@ var brokenVariants = []variant{
 			{at(5 * time.Minute), unlist{reboot.id}},
 			{at(30 * time.Minute), list{event: later(1)}},
 		},
-		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Late = delivery.LateSend }},
 	{claim: "there is no lead", promise: "lead", seed: 7,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Lead = 0 }},
 	{claim: "a lead is half as long", promise: "lead", seed: 38,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Lead /= 2 })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Lead /= 2 }},
 	{claim: "a restart forgets which routes wait for their lead", promise: "nothing is lost", story: []step{
 		{at(time.Minute), webhookLeads("send")},
 		{at(2 * time.Minute), list{event: reboot}},
@@ -314,25 +317,20 @@ var brokenVariants = []variant{
 			}
 			return kept
 		}},
-	{claim: "only the first route falls back", promise: "fallback", story: []step{
+	{claim: "nobody falls back", promise: "fallback", story: []step{
 		{at(time.Minute), fails("webhook", "is down", 30*time.Minute)},
 		{at(2 * time.Minute), list{event: reboot}},
 		{at(35 * time.Minute), unlist{reboot.id}},
 	},
-		routesOf: func(_ *world, routes []bridge.Route) []bridge.Route {
-			for i := range routes[1:] {
-				routes[i+1].Terms.Fallback = delivery.Fallback{}
-			}
-			return routes
-		}},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Fallback = delivery.Fallback{} }},
 	{claim: "two reminders come five minutes apart", promise: "reminders", seed: 32,
-		routesOf: each(func(r *bridge.Route) {
+		route: func(r *bridge.Route, _ routePlan) {
 			for _, d := range r.Terms.Remind {
 				r.Terms.Remind = append(r.Terms.Remind, d-5*time.Minute)
 			}
-		})},
+		}},
 	{claim: "nobody is reminded", promise: "reminders", story: remindedStory,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Remind = nil })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Remind = nil }},
 	{claim: "reminders do not name the VM", promise: "reminders", seed: 32,
 		deliver: rewrite(func(h *handed) {
 			if h.change == "reminder" {
@@ -340,7 +338,7 @@ var brokenVariants = []variant{
 			}
 		})},
 	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 78,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Acts = false })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.Acts = false }},
 
 	// Promise 7.
 	{number: 7, claim: "a sink that comes hears nothing of what is open", promise: "nothing is lost",
@@ -391,7 +389,7 @@ var brokenVariants = []variant{
 		{at(2 * time.Minute), list{event: reboot}},
 	}, muteOf: func(m *bridge.Mute, _ *time.Duration) { m.People = false }},
 	{claim: "a mute of the sinks for people mutes none", promise: "mutes hold", seed: 38,
-		routesOf: each(func(r *bridge.Route) { r.Terms.People = false })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.People = false }},
 	{claim: "the VMs of a mute are not looked at", promise: "what is not muted is told", seed: 42,
 		muteOf: func(m *bridge.Mute, _ *time.Duration) { m.VM = "" }},
 	{claim: "the types of a mute are not looked at", promise: "what is not muted is told", seed: 17,
@@ -417,7 +415,7 @@ var brokenVariants = []variant{
 	{claim: "what waited for a mute is dropped at its end", promise: "nothing is lost", seed: 3,
 		deliver: unasked(verdict{}, func(_ destination, first handed) bool { return first.mute != "" })},
 	{claim: "what waited for a mute is told in pieces", promise: "one summary", seed: 92,
-		routesOf: each(func(r *bridge.Route) { r.Terms.DigestAbove = 0 })},
+		route: func(r *bridge.Route, _ routePlan) { r.Terms.DigestAbove = 0 }},
 	{claim: "nobody is told who muted what", promise: "mutes are on record", seed: 3,
 		deliver: unasked(verdict{}, func(_ destination, first handed) bool {
 			return strings.HasSuffix(first.change, "sink.muted")
@@ -450,24 +448,24 @@ var brokenVariants = []variant{
 	{number: 9, claim: "a rule's sources are not looked at", promise: "approval", seed: 88,
 		rulesOf: rule(func(r *bridge.Rule) { r.Only.Sources = nil })},
 	{number: 9, claim: "who asked is taken from an older document", promise: "approval", story: inDoubt(asksNobody),
-		transportOf: answers(rewritten(func(body string) string {
+		transportOf: rewritten(func(body string) string {
 			if strings.Contains(body, `"EventSource"`) {
 				return body
 			}
 			return strings.ReplaceAll(body, `"EventStatus"`, `"EventSource":"User","EventStatus"`)
-		}))},
+		})},
 	{number: 9, claim: "characters count as the letters that they look like", promise: "approval", story: inDoubt(oddRunes),
-		transportOf: answers(rewritten(func(body string) string {
+		transportOf: rewritten(func(body string) string {
 			return strings.ReplaceAll(body, oddly("User"), "User")
-		}))},
+		})},
 	{number: 9, claim: "a field counts as none that looks like another", promise: "approval", story: inDoubt(oddFields),
-		transportOf: answers(rewritten(func(body string) string {
+		transportOf: rewritten(func(body string) string {
 			return strings.ReplaceAll(body, `"`+alikeField+`":"Platform",`, "")
-		}))},
+		})},
 	{number: 9, claim: "of what is listed twice only the last is looked at", promise: "approval", story: inDoubt(twice),
-		transportOf: answers(rewritten(func(body string) string {
+		transportOf: rewritten(func(body string) string {
 			return firstEntry.ReplaceAllString(body, `"Events":[`)
-		}))},
+		})},
 	{number: 9, claim: "a rule waits for nobody", promise: "approval", seed: 6,
 		rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
 	{number: 9, claim: "a rule does not wait", promise: "approval", seed: 6,

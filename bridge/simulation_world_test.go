@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,17 +33,16 @@ type plan struct {
 // as it does by itself.
 type bounds struct{ pending, memory int }
 
-// A step is something that happens at a time.
+// A step is something that happens at a time: a happening or an operation.
 type step struct {
-	at time.Duration
-	act
+	at  time.Duration
+	act any
 }
 
-// An act is what happens: to the world around the program, or done with the program.
-type act interface{ String() string }
-
+// A happening happens to the world around the program.
 type happening interface{ do(w *world) } // with the lock of w
 
+// An operation is done with the program.
 type operation interface{ operate(p *process) }
 
 // One of so many stories lasts days, of which most are quiet.
@@ -95,13 +96,35 @@ func (p plan) String() string {
 	for _, r := range p.routes {
 		fmt.Fprintf(&b, " %s", r.name)
 	}
-	for i, r := range p.rules {
-		fmt.Fprintf(&b, "; rule %d: %+v", i+1, r)
-	}
+	fmt.Fprintf(&b, "; rules %s", code(reflect.ValueOf(p.rules)))
 	for _, s := range p.steps {
-		fmt.Fprintf(&b, "\n%10s  %v", s.at.Round(time.Millisecond), s.act)
+		fmt.Fprintf(&b, "\n%10s  %s", s.at.Round(time.Millisecond), code(reflect.ValueOf(s.act)))
 	}
 	return b.String()
+}
+
+// code returns a value as it is written in a story: without what is zero, and without functions.
+func code(v reflect.Value) string {
+	var parts []string
+	switch {
+	case v.Type() == reflect.TypeFor[time.Duration]():
+		return time.Duration(v.Int()).String()
+	case v.Kind() == reflect.String:
+		return strconv.Quote(v.String())
+	case v.Kind() == reflect.Slice:
+		for i := range v.Len() {
+			parts = append(parts, code(v.Index(i)))
+		}
+	case v.Kind() == reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Field(i); !f.IsZero() && f.Kind() != reflect.Func {
+				parts = append(parts, v.Type().Field(i).Name+": "+code(f))
+			}
+		}
+	default:
+		return fmt.Sprint(v)
+	}
+	return v.Type().Name() + "{" + strings.Join(parts, ", ") + "}"
 }
 
 // A fact is when something happened.
@@ -302,11 +325,12 @@ func (w *world) run(*testing.T) {
 		w.steps = w.steps[1:]
 	}
 	w.skews, w.round = append(w.skews, w.skew), nil
-	w.boots = append(w.boots, &boot{began: fact{boot: len(w.boots)}, vm: w.vm})
-	w.boots[len(w.boots)-1].began = w.fact()
+	b := &boot{vm: w.vm}
+	w.boots = append(w.boots, b)
+	b.began = w.fact()
 	w.fuse, w.armed = 0, nil
 	if w.late > w.now() {
-		w.boots[len(w.boots)-1].late = w.late
+		b.late = w.late
 		w.ills = append(w.ills, interval{w.now(), w.late + 10*time.Second}) // it is looked for every five
 	}
 	w.setups = append(w.setups, setup{w.fact(), w.routes, w.rules})
@@ -400,7 +424,8 @@ func (w *world) end(how restart, image buckets) {
 		}
 	}
 	w.true = w.now() + how.off
-	if w.late = 0; how.late > 0 {
+	w.late = 0
+	if how.late > 0 {
 		w.late = w.true + how.late
 	}
 	if how.clone {
@@ -440,7 +465,8 @@ func (w *world) accepted() {
 	if w.fuse == 0 {
 		return
 	}
-	if w.fuse--; w.fuse == 0 {
+	w.fuse--
+	if w.fuse == 0 {
 		time.AfterFunc(w.burns, w.disk.crashNow)
 	}
 }
