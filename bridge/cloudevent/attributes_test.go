@@ -1,19 +1,14 @@
 package cloudevent
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/cloudevents/sdk-go/v2/types"
 
 	"forewarn/bridge/imds"
 )
@@ -103,10 +98,6 @@ func TestIDAboutTheBridgeHoldsWhoWhatAndWhen(t *testing.T) {
 	}
 }
 
-func severityOf(ce event.Event) string {
-	return fmt.Sprint(ce.Extensions()["severitytext"], " ", ce.Extensions()["severitynumber"])
-}
-
 // The severity of a change is that of the first rule that fits.
 func TestSeverityIsThatOfTheFirstRule(t *testing.T) {
 	for _, tt := range []struct {
@@ -137,29 +128,9 @@ func TestSeverityIsThatOfTheFirstRule(t *testing.T) {
 	} {
 		e := reboot(t, "EventType", `"`+tt.typ+`"`, "EventSource", `"`+tt.source+`"`,
 			"DurationInSeconds", strconv.Itoa(tt.duration))
-		got := severityOf(said(t, imds.Change{Kind: tt.kind, Event: e, Previous: &e}, Circumstances{}))
-		if got != tt.want {
+		x := said(t, imds.Change{Kind: tt.kind, Event: e, Previous: &e}, Circumstances{}).Extensions()
+		if got := fmt.Sprint(x["severitytext"], " ", x["severitynumber"]); got != tt.want {
 			t.Errorf("%s %s by %q for %d s is %s, want %s", tt.kind, tt.typ, tt.source, tt.duration, got, tt.want)
-		}
-	}
-}
-
-// About the bridge, trouble is an error, and a VM that is silent a warning.
-func TestSeverityAboutTheBridge(t *testing.T) {
-	special := map[string]string{
-		SinkBlocked: "ERROR 17", DeliveryDeadLettered: "ERROR 17", IMDSUnavailable: "ERROR 17",
-		OutboxUnwritable: "ERROR 17", ObserverSilent: "WARN 13",
-	}
-	for _, typ := range append(slices.Clone(Types), BridgeTest) {
-		if strings.HasPrefix(typ, EventPrefix) {
-			continue
-		}
-		ce, err := WrapBridge(typ, nil, vm0, commitTime)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, want := severityOf(ce), cmp.Or(special[typ], "INFO 9"); got != want {
-			t.Errorf("%s is %s, want %s", typ, got, want)
 		}
 	}
 }
@@ -196,36 +167,6 @@ func TestSourceIsTheSetElseTheVMElseAName(t *testing.T) {
 func attributesOf(t *testing.T, e imds.Event, o imds.Observer) map[string]any {
 	t.Helper()
 	return said(t, scheduled(e), Circumstances{Observer: o}).Extensions()
-}
-
-// The attributes that people route by are there when they are known, and only then.
-func TestAttributesSayWhatIsKnown(t *testing.T) {
-	full := reboot(t, "Resources", `["vm-1","VM-0"]`, "DurationInSeconds", `9`)
-	unsaid := azureEvent(t, `{"EventId":"A","Resources":"vm-0"}`)
-	for _, tt := range []struct {
-		claim string
-		got   map[string]any
-		want  map[string]any
-	}{
-		{"that says all", attributesOf(t, full, vm0), map[string]any{
-			"azeventtype": "Reboot", "azeventstatus": "Scheduled", "azeventsource": "Platform", "azduration": int32(9),
-			"aznotbefore": types.Timestamp{Time: time.Date(2026, 11, 21, 4, 10, 0, 0, time.UTC)}, "azself": true,
-			"azresources": "vm-1,VM-0", "observer": "vm-0", "severitytext": "ERROR", "severitynumber": int32(17),
-		}},
-		{"that says nothing", attributesOf(t, unsaid, vm0), map[string]any{
-			"azduration": int32(-1), "observer": "vm-0", "severitytext": "WARN", "severitynumber": int32(13),
-		}},
-	} {
-		if !maps.Equal(tt.got, tt.want) {
-			t.Errorf("attributes of an event %s:\n got %v\nwant %v", tt.claim, tt.got, tt.want)
-		}
-	}
-	if got := attributesOf(t, full, web0)["azself"]; got != false {
-		t.Errorf("azself of an event that names others = %v, want false", got)
-	}
-	if got := attributesOf(t, full, imds.Observer{})["azself"]; got != nil {
-		t.Errorf("azself without a name = %v, want none", got)
-	}
 }
 
 // An attribute has no control characters, and at most 1 KiB.

@@ -312,8 +312,9 @@ func sample(t testing.TB, name, vm string) Sample {
 	return s
 }
 
-// Every kind of CloudEvent is what its golden file in testdata/cloudevents says, and keeps to CloudEvents 1.0, to our
-// contract and to the schema of its data. What is sent comes back the same from the SDK's own decoder.
+// Every kind of CloudEvent is what its golden file in testdata/cloudevents says: its attributes and its data hold what is
+// known, and leave out the rest. It keeps to CloudEvents 1.0, to our contract and to the schema of its data, and comes
+// back the same from the SDK's own decoder.
 func TestCloudEventsAreAsWrittenDown(t *testing.T) {
 	whole, data := schemas(t)
 	all := spoken(t)

@@ -3,7 +3,6 @@ package cloudevent
 import (
 	"bytes"
 	"encoding/json"
-	"maps"
 	"os"
 	"reflect"
 	"slices"
@@ -161,41 +160,6 @@ func TestSchemaOfDataRefusesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// So does that of a whole CloudEvent, which is for tests alone.
-func TestSchemaOfCloudEventsRefusesWhatIsWrong(t *testing.T) {
-	whole, _ := schemas(t)
-	all := spoken(t)
-	for name, wrongs := range map[string]map[string]wrong{
-		"scheduled-reboot": {
-			"no id":                                without("id"),
-			"an id with a dot":                     with("id", "a.b-scheduled"),
-			"the id of another change":             with("id", idC+"-started"),
-			"the type of another change":           with("type", EventPrefix+"vanished"),
-			"a foreign type":                       with("type", "com.example.scheduled"),
-			"a relative source":                    with("source", "/subscriptions/a"),
-			"a subject in lower case":              with("subject", strings.ToLower(idC)),
-			"no subject":                           without("subject"),
-			"a time without a zone":                with("time", "2026-11-21T03:55:29"),
-			"another content type":                 with("datacontenttype", "text/json"),
-			"no data":                              without("data"),
-			"wrong data":                           with("data", map[string]any{"change": "scheduled"}),
-			"an attribute nobody promised":         with("aznew", "x"),
-			"azself as text":                       with("azself", "true"),
-			"azduration as text":                   with("azduration", "5"),
-			"an empty attribute":                   with("azeventsource", ""),
-			"a control character":                  with("azeventtype", "Re\nboot"),
-			"an attribute that is too long":        with("azresources", strings.Repeat("a", 1025)),
-			"a severity whose number is another's": with("severitynumber", 9),
-		},
-		"updated-notbefore": {"an update without a hash": with("id", idC+"-updated")},
-		"bridge-test":       {"a test that does not say so": in("data", without("test"))},
-		"bridge-started":    {"an id without its time": with("id", "vm-0-started")},
-		"bridge-stopping":   {"an Azure event": in("data", with("event", map[string]any{"EventId": "A"}))},
-	} {
-		wantRefusals(t, whole, structured(t, all[name]), wrongs)
-	}
-}
-
 // The schema describes every member that data can have, so that nobody has to read the program.
 func TestSchemaDescribesEveryMember(t *testing.T) {
 	var s struct {
@@ -320,46 +284,6 @@ func TestNumbersTooLargeAreStrings(t *testing.T) {
 	back, err := Decode(structured(t, ce))
 	if got := Fields(back)["resources"]; err != nil || !reflect.DeepEqual(got, []string{"vm-0", "vm-1"}) {
 		t.Errorf("the resources are %v, %v", got, err)
-	}
-}
-
-// Data says what is known and leaves out the rest; it never says null.
-func TestDataLeavesOutWhatIsUnknown(t *testing.T) {
-	bare, full := azureEvent(t, `{"EventId":"A"}`), reboot(t)
-	before := commitTime.Add(-time.Hour)
-	begins := started(bare)
-	begins.Previous, begins.Fields = &full, []string{"NotBefore"}
-	ended := Circumstances{WhileAway: true, NotEarlierThan: before, End: End{OutcomeCompleted, before, time.Second}}
-	for _, tt := range []struct {
-		claim string
-		c     imds.Change
-		in    Circumstances
-		want  string
-	}{
-		{"of a bare event hardly anything", scheduled(bare), Circumstances{}, "change event observer whileAway"},
-		{"of a full one its time and whom it hits", scheduled(full), Circumstances{Observer: vm0, Incarnation: "7"},
-			"affectsSelf change documentIncarnation event notBefore observer whileAway"},
-		{"of an update what was before", updated(bare, full, "NotBefore"), Circumstances{},
-			"change changed event notBefore observer previous whileAway"},
-		{"of a beginning what was before, not what changed", begins, Circumstances{},
-			"change event observer previous whileAway"},
-		{"of an end its outcome", vanished(bare), ended,
-			"back change event longestPause notEarlierThan observer outcome whileAway"},
-	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			var members map[string]any
-			if err := json.Unmarshal(said(t, tt.c, tt.in).Data(), &members); err != nil {
-				t.Fatal(err)
-			}
-			for name, v := range members {
-				if v == nil {
-					t.Errorf("%s is null", name)
-				}
-			}
-			if got := strings.Join(slices.Sorted(maps.Keys(members)), " "); got != tt.want {
-				t.Errorf("data has %s, want %s", got, tt.want)
-			}
-		})
 	}
 }
 

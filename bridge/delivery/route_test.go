@@ -63,13 +63,14 @@ func first(n int, before, then answer) answer {
 type destination struct {
 	mu     sync.Mutex
 	calls  [][]delivery.Delivery
+	times  []time.Time
 	answer answer // nil accepts
 	hang   bool   // until the attempt ends
 }
 
 func (d *destination) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	d.mu.Lock()
-	d.calls = append(d.calls, slices.Clone(batch))
+	d.calls, d.times = append(d.calls, slices.Clone(batch)), append(d.times, time.Now())
 	answer, hang := d.answer, d.hang
 	d.mu.Unlock()
 	if hang {
@@ -100,6 +101,13 @@ func (d *destination) made() (calls []string) {
 		calls = append(calls, strings.Join(list, " "))
 	}
 	return calls
+}
+
+// forget forgets the calls so far.
+func (d *destination) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls, d.times = nil, nil
 }
 
 // last returns the batch of the last call.
