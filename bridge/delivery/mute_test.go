@@ -98,26 +98,6 @@ func TestMutedDeliveriesDoNotFallBack(t *testing.T) {
 	p.fallsBack("A-scheduled")
 }
 
-// What becomes late while it is muted is not dropped: the latest change is delivered when the mute ends. After that it
-// may become late.
-func TestMutedDeliveriesAreNotLate(t *testing.T) {
-	p := newPlan(t, Terms{Late: LateDrop})
-	begins := p.owe("A", scheduled, 10*time.Minute)
-	overtaken, latest := p.owe("B", scheduled, 10*time.Minute), p.owe("B", started, 0)
-	soon := p.owe("C", scheduled, 2*time.Hour)
-	end := p.mute(begins, overtaken, latest, soon)
-	p.later(time.Hour)
-	p.drops("")
-	end()
-	p.drops("B-scheduled")
-	if !p.waited(overtaken) {
-		t.Error("the overtaken change counts as late, want that the worker supersedes it")
-	}
-	p.accepts("B-started", "A-scheduled")
-	p.later(time.Hour)
-	p.drops("C-scheduled")
-}
-
 // What waited for a mute becomes one batch, the most important first, and that batch is repeated as a whole. What was
 // not muted is delivered on its own.
 func TestMutedDeliveriesBecomeOneBatch(t *testing.T) {

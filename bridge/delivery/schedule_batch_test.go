@@ -179,19 +179,6 @@ func TestManyEventsOfOneTypeBecomeOneBatch(t *testing.T) {
 	p.accepts(p.wave("A", 2, "Reboot", far))
 }
 
-// A digest delivers only the latest change of each event. The older ones are settled with it.
-func TestDigestDeliversOnlyTheLatestChanges(t *testing.T) {
-	p := newPlan(t, grouped)
-	older := p.wave("A", 6, "", far)
-	for _, event := range numbered("A", 6) {
-		p.owe(event, started, 0)
-	}
-	a := p.begins(strings.ReplaceAll(older, scheduled, started))
-	if got := idsIn(a.superseded); got != older {
-		t.Errorf("it takes the place of %q, want %q", got, older)
-	}
-}
-
 // A rejected digest is delivered one by one, because one member may be the cause, and the last one too, whatever has
 // come meanwhile. A digest that failed otherwise is tried again as a whole.
 func TestRejectedDigestIsDeliveredOneByOne(t *testing.T) {

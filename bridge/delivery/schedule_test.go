@@ -153,40 +153,6 @@ func TestWhatIsUrgentIsLookedAtWhenFiveSecondsAreOver(t *testing.T) {
 	p.restsFor(urgentEvery - time.Second)
 }
 
-// Where only the latest change is delivered, it takes the place of the older ones of its event. Every message about the
-// bridge is delivered.
-func TestTheLatestChangeTakesThePlaceOfOlderOnes(t *testing.T) {
-	p := newPlan(t, Terms{Late: LateLatest, Batch: 5})
-	p.announce("A")
-	p.owe("A", updated, far)
-	p.owe("A", started, 0)
-	p.announce("B")
-	p.owe("", "first", 0)
-	p.owe("", "second", 0)
-	a := p.begins("A-started")
-	if got := idsIn(a.superseded); got != "A-scheduled A-updated" {
-		t.Errorf("it takes the place of %q, want of both older changes", got)
-	}
-	p.accept(a, p.now)
-	p.accepts("B-scheduled", "-first -second")
-}
-
-// With drop, an older change is dropped, and a scheduled one whose time has passed. An end is never too late, nor is
-// what is about the bridge.
-func TestLateChangesAreDropped(t *testing.T) {
-	p := newPlan(t, Terms{Late: LateDrop})
-	p.announce("A")
-	p.drops("")
-	p.owe("A", updated, far)
-	p.owe("B", scheduled, time.Minute)
-	p.owe("C", vanished, time.Minute)
-	p.owe("", "one", 0)
-	p.owe("", "another", 0)
-	p.later(2 * time.Minute)
-	p.drops("A-scheduled B-scheduled")
-	p.accepts("A-updated", "C-vanished", "-one", "-another")
-}
-
 // What is under way is not dropped.
 func TestAnAttemptUnderWayIsNotDropped(t *testing.T) {
 	p := newPlan(t, Terms{Late: LateDrop})

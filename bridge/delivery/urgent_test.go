@@ -24,8 +24,8 @@ var troubles = []struct {
 	{"blocked by many events", errBlocked, 20},
 }
 
-// eachTrouble makes a route wait for minutes, for the longest times that there are, and then tells a story of it. next is
-// the number of the next delivery.
+// eachTrouble makes a route wait for minutes, for the longest times that there are, and then tells a story of it. next
+// is the number of the next delivery.
 func eachTrouble(
 	t *testing.T, terms delivery.Terms, story func(t *testing.T, r *route, failure error, next uint64),
 ) {
@@ -151,8 +151,8 @@ func TestAnEventThatMovesCloserIsTriedInTime(t *testing.T) {
 	}
 }
 
-// What is given up takes no wait with it: a destination that works no better is tried no more often because the queue is
-// full of an event that changes all the time.
+// What is given up takes no wait with it: a destination that works no better is tried no more often because the queue
+// is full of an event that changes all the time.
 func TestAChangeWaitsThoughTheOneBeforeWasGivenUp(t *testing.T) {
 	play(t, delivery.Config{Random: longest}, func(t *testing.T, r *route) {
 		r.say(fails(errDown))
@@ -176,8 +176,8 @@ func TestAChangeWaitsThoughTheOneBeforeWasGivenUp(t *testing.T) {
 	})
 }
 
-// Events that are equally urgent take turns: one with many changes pending at a slow sink doesn't keep the news of another
-// that has begun waiting for them.
+// Events that are equally urgent take turns: one with many changes pending at a slow sink doesn't keep the news of
+// another that has begun waiting for them.
 func TestEventsThatAreEquallyUrgentTakeTurns(t *testing.T) {
 	bubble(t, delivery.Terms{Late: delivery.LateSend}, func(t *testing.T, r *route) {
 		begun := func(seq uint64, group, what string) delivery.Item {

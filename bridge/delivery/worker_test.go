@@ -3,8 +3,11 @@ package delivery_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -186,27 +189,33 @@ func TestRandomIsTheSourceOfJitter(t *testing.T) {
 	})
 }
 
-// A changed secret file is noticed within two seconds, and waiting deliveries are attempted at once.
+// A change of a secret file, also that it comes or goes, is noticed within two seconds, and what waits is attempted at
+// once. While the file stays as it is, nothing is.
 func TestChangedSecretIsTriedAtOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	write := func(secret string) {
-		if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	write := func(secret string) func() error {
+		return func() error { return os.WriteFile(file, []byte(secret), 0o600) }
 	}
-	write("old")
-	play(t, delivery.Config{Secrets: []string{file}}, func(t *testing.T, r *route) {
-		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
+	var log strings.Builder
+	c := delivery.Config{Secrets: []string{file}, Log: slog.New(slog.NewTextHandler(&log, nil))}
+	play(t, c, func(t *testing.T, r *route) {
+		r.say(fails(&delivery.RetryAfter{After: time.Hour, Err: errDown}))
 		r.add(announced(1)...)
-		pause(time.Hour)
-		if tries := len(r.made()); tries < 50 || tries > 75 {
-			t.Errorf("it was tried %d times in an hour, want once a minute", tries)
+		pause(time.Minute)
+		for _, change := range []func() error{write("old"), write("new secret"), func() error { return os.Remove(file) }} {
+			r.forget()
+			if err := change(); err != nil {
+				t.Fatal(err)
+			}
+			pause(2 * time.Second)
+			want(t, "attempts within two seconds", r.made(), "E1-scheduled")
+			pause(time.Minute)
+			want(t, "attempts within a minute", r.made(), "E1-scheduled")
 		}
-		write("new secret")
-		r.say(nil)
-		pause(2*time.Second + time.Millisecond)
-		want(t, "accepted", r.ids(&r.accepted), "E1-scheduled")
 	})
+	if n := strings.Count(log.String(), "secret file changed"); n != 3 {
+		t.Errorf("the log says %d times that a file changed, want 3:\n%s", n, &log)
+	}
 }
 
 // One event that is still refused after another was accepted waits alone: it doesn't block the route, whether nothing
@@ -237,23 +246,23 @@ func TestOneRefusedEventDoesNotBlockTheRoute(t *testing.T) {
 	})
 }
 
-// With LateLatest a delivery lists the older changes that it replaces, each event only its own.
+// With LateLatest the newest change of an event takes the place of the older ones, also in a digest, and lists those
+// of its event. Every message about the bridge is delivered.
 func TestLatestListsTheMissedChanges(t *testing.T) {
 	bubble(t, digest, func(t *testing.T, r *route) {
 		r.add(announced(3)...)
-		r.add(change(4, "E2", "updated", 24*time.Hour), change(5, "E2", "started", 0))
+		r.add(change(4, "E2", "updated", 24*time.Hour), change(5, "E1", "started", 0), change(6, "E2", "started", 0))
+		r.add(change(7, "E3", "started", 0), change(8, "", "first", 0), change(9, "", "second", 0))
 		pause(time.Minute)
-		var got []string
-		for _, batch := range r.calls {
-			for _, d := range batch {
-				line := d.Event.ID()
-				for _, missed := range d.Missed {
-					line += ", missed " + missed.Change
-				}
-				got = append(got, line)
+		want(t, "attempts", r.made(), "E1-started E2-started E3-started", "-first", "-second")
+		var missed []string
+		for _, d := range slices.Concat(r.calls...) {
+			for _, m := range d.Missed {
+				missed = append(missed, d.Event.ID()+": "+m.Change)
 			}
 		}
-		want(t, "delivered", got, "E2-started, missed scheduled, missed updated", "E1-scheduled", "E3-scheduled")
+		want(t, "missed", missed, "E1-started: scheduled", "E2-started: scheduled", "E2-started: updated",
+			"E3-started: scheduled")
 	})
 }
 
@@ -292,13 +301,16 @@ func TestRemovedItemIsNotAttemptedAgain(t *testing.T) {
 	}
 }
 
-// With LateDrop, older changes are dropped, and a scheduled one whose time has passed, even while the route is blocked.
+// With LateDrop, older changes are dropped, and a scheduled one whose time has passed, even while the route is
+// blocked. An end is never too late, nor is what is about the bridge.
 func TestLateItemsAreDropped(t *testing.T) {
 	bubble(t, delivery.Terms{Late: delivery.LateDrop}, func(t *testing.T, r *route) {
 		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
 		r.add(change(1, "E1", "scheduled", 3*time.Hour), change(2, "E2", "scheduled", 2*time.Hour))
+		r.add(change(3, "E3", "vanished", time.Minute), change(4, "", "one", 0), change(5, "", "another", 0))
 		pause(time.Hour)
-		r.add(change(3, "E1", "updated", 3*time.Hour))
+		want(t, "dead while nothing is late", r.ids(&r.dead))
+		r.add(change(6, "E1", "updated", 3*time.Hour))
 		pause(time.Millisecond)
 		want(t, "overtaken", r.ids(&r.dead), "E1-scheduled")
 		pause(time.Hour)
@@ -308,7 +320,7 @@ func TestLateItemsAreDropped(t *testing.T) {
 		}
 		r.say(nil)
 		pause(time.Hour)
-		want(t, "accepted", r.ids(&r.accepted), "E1-updated")
+		want(t, "accepted", sorted(r.ids(&r.accepted)), "-another", "-one", "E1-updated", "E3-vanished")
 	})
 }
 
@@ -357,25 +369,30 @@ func TestEndOfAReplacedEventComesFirst(t *testing.T) {
 }
 
 // What was muted for longer than max_age is still attempted, and its age counts from the end of the mute. The sink gets
-// the mute. Older changes are superseded and don't become dead letters, even with LateDrop.
+// the mute. With LateDrop, what became late meanwhile is delivered too, but for older changes, which are superseded and
+// don't become dead letters. What becomes late after the end does.
 func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 	bubble(t, delivery.Terms{MaxAge: time.Hour, Late: delivery.LateDrop}, func(t *testing.T, r *route) {
 		r.say(fails(errDown))
 		mute := delivery.Mute{Reason: "repairs", Since: time.Now()}
 		r.mute(&mute)
 		r.add(change(1, "A", "scheduled", time.Hour), change(2, "A", "started", 0))
+		r.add(change(3, "B", "scheduled", time.Hour), change(4, "C", "scheduled", 2*time.Hour+10*time.Minute))
 		pause(2 * time.Hour)
-		want(t, "attempts while it is muted", r.made())
+		want(t, "attempts while they are muted", r.made())
+		want(t, "dead while they are muted", r.ids(&r.dead))
 		over := mute
-		over.Ended, over.LastSeq = time.Now(), 2
+		over.Ended, over.LastSeq = time.Now(), 4
 		r.mute(&over)
-		pause(30 * time.Minute)
+		pause(0)
+		want(t, "attempts at the end", r.made(), "A-started", "B-scheduled", "C-scheduled")
 		want(t, "superseded", r.ids(&r.superseded), "A-scheduled")
-		want(t, "dead half an hour after the end", r.ids(&r.dead))
-		if d := r.last()[0]; d.Event.ID() != "A-started" || d.Mute != &over {
-			t.Errorf("the sink got %s, which waited for %+v", d.Event.ID(), d.Mute)
+		if got := r.last()[0].Mute; got != &over {
+			t.Errorf("the sink is told that they waited for %+v", got)
 		}
+		pause(30 * time.Minute)
+		want(t, "dead half an hour after the end", r.ids(&r.dead), "C-scheduled")
 		pause(time.Hour)
-		want(t, "dead after max_age", r.ids(&r.dead), "A-started")
+		want(t, "dead after max_age", sorted(r.ids(&r.dead)), "A-started", "B-scheduled", "C-scheduled")
 	})
 }
