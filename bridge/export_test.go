@@ -31,14 +31,6 @@ func (b *Bridge) Take(doc *imds.Document) bool {
 	return b.take(doc, lastAnswer{At: time.Now()}, observation{now: time.Now()})
 }
 
-// DecideByRule stores a decision of that rule about an open event.
-func (b *Bridge) DecideByRule(event string, rule int) {
-	b.keep(event, func(op *openEvent) bool {
-		op.Approval = &decision{Seq: op.latest.Seq, Rule: rule, Decided: time.Now()}
-		return true
-	})
-}
-
 // Options returns what New was given.
 func (b *Bridge) Options() Options { return b.options }
 
