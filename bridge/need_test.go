@@ -1,7 +1,6 @@
 package bridge_test
 
 import (
-	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -11,7 +10,6 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/imdstest"
 	"forewarn/bridge/systemtest"
 )
 
@@ -24,6 +22,16 @@ func (s *stage) countLogged(texts ...string) (n int) {
 		}
 	}
 	return n
+}
+
+// announceToDown starts a bridge with two sinks, of which one, named down, answers with an error, and has it announce a
+// reboot.
+func (s *stage) announceToDown(answer error, notice time.Duration) (*running, *recorder) {
+	s.t.Helper()
+	down := answering(answer)
+	b := s.up((&recorder{}).all("well"), down.all("down"))
+	s.userRebootIn(notice, idA)
+	return b, down
 }
 
 // However a sink comes to need somebody, one line of the log says so as an error, when the status does, and one says
@@ -43,152 +51,115 @@ func TestTheLogSaysOnceThatASinkNeedsSomebody(t *testing.T) {
 		{"it is down while an event is due", 10 * time.Minute, errSinkDown, 62 * time.Second},
 		{"it hangs while an event is due", 10 * time.Minute, errHang, 62 * time.Second},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				down := &recorder{answer: always(tt.answer)}
-				b := s.start((&recorder{}).all("well"), down.all("down"))
-				pause(1500 * time.Millisecond)
-				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(tt.notice)})
-				pause(tt.after/4 + 500*time.Millisecond)
-				if n := s.countLogged("needs somebody"); n > 0 {
-					t.Errorf("after %v the log says %d times that a sink needs somebody", tt.after/4, n)
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			b, down := s.announceToDown(tt.answer, tt.notice)
+			pause(tt.after/4 + 500*time.Millisecond)
+			wantEqual(t, "times that the log says it too early", s.countLogged("needs somebody"), 0)
+			pause(tt.after*3/4 + 3*time.Second)
+			for range 4 { // from now on it does, whenever one looks
+				k := b.sink("down")
+				logged := s.countLogged("level=ERROR", `msg="sink needs somebody`, "sink=down")
+				if logged != 1 || !k.NeedsSomebody(time.Now()) {
+					t.Errorf("the log says it %d times as an error, the status is %+v", logged, k)
 				}
-				pause(tt.after*3/4 + 3*time.Second)
-				for range 4 { // from now on it does, whenever one looks
-					k := b.Status().Sinks[0]
-					if n := s.countLogged("level=ERROR", `msg="sink needs somebody`, "sink=down"); n != 1 || !k.NeedsSomebody(time.Now()) {
-						t.Errorf("the log says it %d times as an error, the status is %+v", n, k)
-					}
-					pause(time.Minute)
-				}
-				down.say(nil)
-				pause(6 * time.Minute)
-				if n := s.countLogged("level=INFO", `msg="sink no longer needs somebody"`, "sink=down"); n != 1 {
-					t.Errorf("the log says %d times that it is over", n)
-				}
-				if n := s.countLogged("level=ERROR"); n != 1 {
-					t.Errorf("there are %d errors in the log, want one", n)
-				}
-				b.end()
-			})
+				pause(time.Minute)
+			}
+			down.say(nil)
+			pause(6 * time.Minute)
+			over := s.countLogged("level=INFO", `msg="sink no longer needs somebody"`, "sink=down")
+			wantEqual(t, "times that the log says it is over", over, 1)
+			wantEqual(t, "errors in the log", s.countLogged("level=ERROR"), 1)
 		})
 	}
 }
 
 // A mute mends nothing: the sink still needs somebody, for the same reason and since the same time, until it accepts.
 func TestAMuteDoesNotSayThatASinkNoLongerNeedsSomebody(t *testing.T) {
+	const waits = "something urgent has waited for the sink down since 00:00:02 UTC: connection refused"
 	for _, tt := range []struct {
-		claim  string
-		notice time.Duration
-		answer error
-		after  time.Duration
+		claim   string
+		notice  time.Duration
+		answer  error
+		after   time.Duration
+		reasons []string // that the bridge isn't ready, after the mute
 	}{
-		{"it refuses", 2 * time.Hour, errRefused, 2 * time.Minute},
-		{"it refuses while an event is due", time.Hour / 6, errRefused, 10 * time.Second},
-		{"it is down while an event is due", time.Hour / 6, errSinkDown, 70 * time.Second},
-		{"it is down for long", 2 * time.Hour, errSinkDown, 7 * time.Minute},
+		{"it refuses", 2 * time.Hour, errRefused, 2 * time.Minute, nil},
+		{"it refuses while an event is due", 10 * time.Minute, errRefused, 10 * time.Second, nil},
+		{"it is down while an event is due", 10 * time.Minute, errSinkDown, 70 * time.Second, []string{waits}},
+		{"it is down for long", 2 * time.Hour, errSinkDown, 7 * time.Minute, nil},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				down := &recorder{answer: always(tt.answer)}
-				b := s.start((&recorder{}).all("well"), down.all("down"))
-				pause(1500 * time.Millisecond)
-				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(tt.notice)})
-				pause(tt.after)
-				still := func(when string) {
-					t.Helper()
-					k, over := b.Status().Sinks[0], s.countLogged("no longer needs somebody")
-					n := s.countLogged(`msg="sink needs somebody`)
-					if n != 1 || over > 0 || !k.NeedsSomebody(time.Now()) || k.LastError != tt.answer.Error() {
-						t.Errorf("%s: it needs somebody, by the log %d times, and %d times no longer; %+v", when, n, over, k)
-					}
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			b, down := s.announceToDown(tt.answer, tt.notice)
+			still := func(when string) {
+				t.Helper()
+				wantEqual(t, "lines that the sink needs somebody, "+when, s.countLogged(`msg="sink needs somebody`), 1)
+				wantEqual(t, "lines that it no longer does, "+when, s.countLogged("no longer needs somebody"), 0)
+				if k := b.sink("down"); !k.NeedsSomebody(time.Now()) || k.LastError != tt.answer.Error() {
+					t.Errorf("%s the status says %+v, want that it needs somebody because of %v", when, k, tt.answer)
 				}
-				still("before the mute")
-				if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "test", By: "root"}, time.Hour); err != nil {
-					t.Fatal(err)
-				}
-				for range 3 {
-					pause(20 * time.Second)
-					still("while it is muted")
-				}
-				if _, err := b.Unmute(nil, true, "root"); err != nil {
-					t.Fatal(err)
-				}
-				for range 4 {
-					pause(3 * time.Second)
-					still("after the mute")
-				}
-				waits := "something urgent has waited for the sink down since 00:00:02 UTC: connection refused"
-				urgent := tt.answer == errSinkDown && tt.notice < time.Hour
-				if reasons := b.Status().Reasons; urgent && !slices.Contains(reasons, waits) {
-					t.Errorf("after the mute it is not ready for %q, want %q", reasons, waits)
-				}
-				down.say(nil)
-				pause(6 * time.Minute)
-				if n := s.countLogged("level=INFO", "no longer needs somebody", "sink=down"); n != 1 {
-					t.Errorf("once it accepts the log says %d times that it no longer needs somebody", n)
-				}
-				b.end()
-			})
+			}
+			pause(tt.after)
+			still("before the mute")
+			b.mute("down", time.Hour)
+			for range 3 {
+				pause(20 * time.Second)
+				still("while it is muted")
+			}
+			b.unmute()
+			for range 4 {
+				pause(3 * time.Second)
+				still("after the mute")
+			}
+			if tt.reasons != nil {
+				wantIDs(t, b.Status().Reasons, tt.reasons...)
+			}
+			down.say(nil)
+			pause(6 * time.Minute)
+			over := s.countLogged("level=INFO", "no longer needs somebody", "sink=down")
+			wantEqual(t, "lines that it no longer does, in the end", over, 1)
 		})
 	}
 }
 
 // What is urgent, was attempted and has waited for more than a minute makes the bridge not ready, with the sink's name.
 func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
+	nothing := func(*stage, *running) {}
+	begins := func(s *stage, _ *running) { s.azure.Start(idA) }
+	ends := func(s *stage, _ *running) { s.azure.End(idA) }
+	mutes := func(_ *stage, b *running) { b.mute("down", time.Hour) }
 	for _, tt := range []struct {
 		claim   string
-		event   imdstest.Event
-		then    func(s *stage, b *running)
+		notice  time.Duration
+		first   func(*stage, *running)
+		then    func(*stage, *running) // after 50 seconds
 		answer  error
 		overdue bool
 	}{
-		{"an event is due soon", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, nil, errSinkDown, true},
-		{"an event has begun", imdstest.Event{Status: imdstest.Started}, nil, errSinkDown, true},
-		{"an event has begun, and the sink refuses it", imdstest.Event{Status: imdstest.Started}, nil,
-			fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked), true},
-		{"an event is far away", imdstest.Event{NotBefore: time.Unix(3600, 0)}, nil, errSinkDown, false},
-		{"the event is over", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(s *stage, _ *running) { s.azure.End(idA) }, errSinkDown, false},
-		{"somebody muted the sink", imdstest.Event{NotBefore: time.Unix(10*60, 0)}, func(_ *stage, b *running) {
-			if _, err := b.Mute(delivery.Mute{Sink: "down", Reason: "test", By: "root"}, time.Hour); err != nil {
-				panic(err)
-			}
-		}, errSinkDown, false},
+		{"an event is due soon", 10 * time.Minute, nothing, nothing, errSinkDown, true},
+		{"an event has begun", time.Hour, begins, nothing, errSinkDown, true},
+		{"an event has begun, and the sink refuses it", time.Hour, begins, nothing, errRefused, true},
+		{"an event is far away", time.Hour, nothing, nothing, errSinkDown, false},
+		{"the event is over", 10 * time.Minute, nothing, ends, errSinkDown, false},
+		{"somebody muted the sink", 10 * time.Minute, nothing, mutes, errSinkDown, false},
 	} {
-		t.Run(tt.claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				down := &recorder{answer: always(tt.answer)}
-				b := s.start((&recorder{}).all("well"), down.all("down"))
-				pause(1500 * time.Millisecond)
-				e := tt.event
-				e.ID, e.Type = idA, "Reboot"
-				if !e.NotBefore.IsZero() {
-					e.NotBefore = time.Now().Add(time.Duration(e.NotBefore.Unix()) * time.Second)
-				}
-				s.azure.Schedule(e)
-				pause(50 * time.Second)
-				if st := b.Status(); !st.Ready {
-					t.Errorf("after 50 s it is not ready: %q", st.Reasons)
-				}
-				if tt.then != nil {
-					tt.then(s, b)
-				}
-				pause(20 * time.Second)
-				want := []string{}
-				if tt.overdue {
-					want = append(want, "something urgent has waited for the sink down since 00:00:02 UTC: "+
-						delivery.WithoutClass(tt.answer.Error()))
-				}
-				if st := b.Status(); !slices.Equal(st.Reasons, want) || st.Sinks[0].NeedsSomebody(time.Now()) != tt.overdue {
-					t.Errorf("reasons %q, want %q; the sink is %+v", st.Reasons, want, st.Sinks[0])
-				}
-				down.say(nil)
-				pause(70 * time.Second) // one that refuses is asked once a minute
-				if st := b.Status(); !st.Ready {
-					t.Errorf("once all is told it is not ready: %q", st.Reasons)
-				}
-				b.end()
-			})
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
+			b, down := s.announceToDown(tt.answer, tt.notice)
+			tt.first(s, b)
+			pause(50 * time.Second)
+			wantIDs(t, b.Status().Reasons)
+			tt.then(s, b)
+			pause(20 * time.Second)
+			var want []string
+			if tt.overdue {
+				why := delivery.WithoutClass(tt.answer.Error())
+				want = []string{"something urgent has waited for the sink down since 00:00:02 UTC: " + why}
+			}
+			st := b.Status()
+			wantIDs(t, st.Reasons, want...)
+			wantEqual(t, "the sink needs somebody", b.sink("down").NeedsSomebody(time.Now()), tt.overdue)
+			down.say(nil)
+			pause(70 * time.Second) // one that refuses is asked once a minute
+			wantIDs(t, b.Status().Reasons)
 		})
 	}
 }
@@ -196,7 +167,6 @@ func TestSomethingUrgentThatIsOverdueIsNamed(t *testing.T) {
 // What the log does with the line that a sink needs somebody keeps nobody from the status.
 func TestALogThatHangsKeepsNobodyFromTheStatus(t *testing.T) {
 	var needs bridge.NeedLog
-	blocked := bridge.SinkStatus{Name: "a", State: bridge.SinkIsBlocked}
 	asked := make(chan bool)
 	log := slog.New(listener{slog.NewTextHandler(io.Discard, nil), func(string) {
 		go func() {
@@ -209,6 +179,6 @@ func TestALogThatHangsKeepsNobodyFromTheStatus(t *testing.T) {
 			t.Error("who asks for the status waits for the log")
 		}
 	}})
-	needs.Note(log, []bridge.SinkStatus{blocked}, time.Now())
+	needs.Note(log, []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}}, time.Now())
 	<-asked
 }

@@ -16,98 +16,98 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// waysToWait are all ways in which the announcement of an event waits while the event ends. Each starts a bridge with the
-// route, has an event announced and ended, and returns the bridge when the destination of the route is well again.
-var waysToWait = map[string]func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running{
-	"for a retry": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		return announcedAndEnded(s, e, s.start(r), errSinkDown)
+// runbook returns a route that begins nothing late.
+func (e *recorder) runbook(name string) bridge.Route {
+	return e.all(name).With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
+}
+
+// latest returns a route of people who read only the latest of what is late.
+func (e *recorder) latest(name string) bridge.Route {
+	return e.all(name).With(func(x *bridge.Terms) { x.Late = delivery.LateLatest })
+}
+
+// historyOf returns the deliveries of the first change of the event.
+func (r *running) historyOf(id string) []bridge.HistoryDelivery {
+	r.s.t.Helper()
+	lives, err := bridge.History(r.Outbox, bridge.Period{Event: id})
+	if err != nil || len(lives) != 1 {
+		r.s.t.Fatalf("History = %v, %v", lives, err)
+	}
+	return lives[0].Changes[0].Deliveries
+}
+
+// waysToWait are all ways in which the announcement of an event waits while the event ends. Each starts a bridge with
+// the route, has an event announced and ended, and returns the bridge when the destination of the route is well again.
+var waysToWait = map[string]func(s *stage, e *recorder, r bridge.Route) *running{
+	"for a retry": func(s *stage, e *recorder, r bridge.Route) *running {
+		return announcedAndEnded(s, e, s.up(r), errSinkDown)
 	},
-	"because it is blocked": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		return announcedAndEnded(s, e, s.start(r), fmt.Errorf("%w: exit 78", delivery.ErrBlocked))
+	"because it is blocked": func(s *stage, e *recorder, r bridge.Route) *running {
+		return announcedAndEnded(s, e, s.up(r), fmt.Errorf("%w: exit 78", delivery.ErrBlocked))
 	},
-	"for the end of a mute": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
-		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
-			t.Fatal(err)
-		}
+	"for the end of a mute": func(s *stage, e *recorder, r bridge.Route) *running {
+		b := s.up(r)
+		b.mute(r.Name, 5*time.Minute)
 		return announcedAndEnded(s, e, b, nil)
 	},
-	"for the end of a mute, across a restart": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
-		if _, err := b.Mute(delivery.Mute{Sink: r.Name, Reason: "repairs", By: "alice"}, 5*time.Minute); err != nil {
-			t.Fatal(err)
-		}
-		announcedAndEnded(s, e, b, nil)
-		b.crash()
+	"for the end of a mute, across a restart": func(s *stage, e *recorder, r bridge.Route) *running {
+		b := s.up(r)
+		b.mute(r.Name, 5*time.Minute)
+		announcedAndEnded(s, e, b, nil).crash()
 		return s.start(r)
 	},
-	forItsLead: func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
+	forItsLead: func(s *stage, e *recorder, r bridge.Route) *running {
 		r.Terms.Lead = 5 * time.Minute
-		return announcedAndEnded(s, e, s.start(r), nil)
+		return announcedAndEnded(s, e, s.up(r), nil)
 	},
-	"for its turn": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
+	"for its turn": func(s *stage, e *recorder, r bridge.Route) *running {
 		r.Sink = slowSink{e, 10 * time.Minute}
 		r.Terms.Timeout = 0
-		b := s.start(r)
+		b := s.up(r)
+		s.later(idB)
 		pause(1500 * time.Millisecond)
-		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 		return announcedAndEnded(s, e, b, nil)
 	},
-	beforeTheFile: func(_ *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		b := s.start(r)
-		e.say(always(errSinkDown))
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(time.Minute)
+	beforeTheFile: func(s *stage, e *recorder, r bridge.Route) *running {
+		b := announcedInVain(s, e, r)
 		b, bring := s.lateFile(b, func() { s.azure.End(idA) }, r)
 		pause(time.Minute)
 		e.say(nil)
 		bring()
 		return b
 	},
-	"for forewarn to be started again": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		b := s.start(r)
-		e.say(always(errSinkDown))
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(time.Minute)
-		b.end()
+	"for forewarn to be started again": func(s *stage, e *recorder, r bridge.Route) *running {
+		announcedInVain(s, e, r).end()
 		s.azure.End(idA)
 		e.say(nil)
 		return s.start(r)
 	},
-	withoutTheSink: func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
-		b := s.start(r)
-		e.say(always(errSinkDown))
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(10 * time.Second)
-		b.Reload(nil, nil, bridge.SettingsInfo{})
+	withoutTheSink: func(s *stage, e *recorder, r bridge.Route) *running {
+		b := announcedInVain(s, e, r)
+		b.reload()
 		s.azure.End(idA)
 		pause(10 * time.Second)
 		b.end()
 		e.say(nil)
 		b = s.start()
 		pause(10 * time.Second)
-		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+		b.reload(r)
 		return b
 	},
-	"for a reload that makes it late": func(t *testing.T, s *stage, e *recorder, r bridge.Route) *running {
+	"for a reload that makes it late": func(s *stage, e *recorder, r bridge.Route) *running {
 		before := r
 		before.Terms.Late = delivery.LateSend
-		b := announcedAndEnded(s, e, s.start(before), errSinkDown)
+		b := announcedAndEnded(s, e, s.up(before), errSinkDown)
 		e.say(always(errSinkDown))
 		pause(time.Minute)
-		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+		b.reload(r)
 		e.say(nil)
 		return b
 	},
 }
 
-// Of the first two ways the end is known before the outbox knows that there was an announcement, or that there is a sink; of
-// the third nothing is pending when it comes.
+// Of the first two ways the end is known before the outbox knows that there was an announcement, or that there is a
+// sink; of the third nothing is pending when it comes.
 const (
 	beforeTheFile  = "for a file that comes late"
 	withoutTheSink = "for its sink to be in the settings again"
@@ -116,10 +116,7 @@ const (
 
 // announcedAndEnded has the reboot of vm-0 announced to a destination that answers with why, and ended.
 func announcedAndEnded(s *stage, e *recorder, b *running, why error) *running {
-	if why != nil {
-		e.say(always(why))
-	}
-	pause(1500 * time.Millisecond)
+	e.say(always(why))
 	s.reboot(idA)
 	pause(2 * time.Minute)
 	s.azure.End(idA)
@@ -128,174 +125,48 @@ func announcedAndEnded(s *stage, e *recorder, b *running, why error) *running {
 	return b
 }
 
-// A sink that acts begins nothing about an event that is known to be over, and one for people that isn't told of the end
-// isn't told either that the event is to come, however the announcement has waited. The history says why.
+// announcedInVain has the reboot of vm-0 announced to a destination that is down.
+func announcedInVain(s *stage, e *recorder, routes ...bridge.Route) *running {
+	e.say(always(errSinkDown))
+	b := s.up(routes...)
+	s.reboot(idA)
+	pause(time.Minute)
+	return b
+}
+
+// A sink that acts begins nothing about an event that is known to be over, and one for people that isn't told of the
+// end isn't told either that the event is to come, however the announcement has waited. The history says why.
 func TestNothingIsBegunAboutAnEventThatIsOver(t *testing.T) {
 	routes := map[string]func(*recorder) bridge.Route{
-		"drop": func(e *recorder) bridge.Route {
-			r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-			r.Filter.Only.Changes = []string{"scheduled", "updated"}
-			return r
-		},
-		"drop, with the end": func(e *recorder) bridge.Route {
-			return e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-		},
-		"latest, without the end": func(e *recorder) bridge.Route {
-			r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateLatest })
-			r.Filter.Only.Changes = []string{"scheduled"}
-			return r
-		},
+		"drop":                    func(e *recorder) bridge.Route { return e.runbook("drain").OnlyChanges("scheduled") },
+		"drop, with the end":      func(e *recorder) bridge.Route { return e.runbook("drain") },
+		"latest, without the end": func(e *recorder) bridge.Route { return e.latest("drain").OnlyChanges("scheduled") },
 	}
 	for name, route := range routes {
 		for way, wait := range waysToWait {
-			t.Run(name+" waits "+way, func(t *testing.T) {
+			subtest(t, name+" waits "+way, func(t *testing.T, s *stage) {
 				if name != "drop" {
 					systemtest.Alone(t)
 				}
-				bubble(t, func(t *testing.T, s *stage) {
-					e := &recorder{}
-					b := wait(t, s, e, route(e))
-					pause(20 * time.Minute)
-					for _, h := range e.accepted() {
-						if h.Event.ID() == idA+"-scheduled" {
-							t.Errorf("told %s at %v, after the end", h.Event.ID(), h.at)
-						}
-					}
-					wantIDs(t, deadIDs(b.Outbox))
-					lives, err := bridge.History(b.Outbox, bridge.Period{Event: idA})
-					if err != nil || len(lives) != 1 {
-						t.Fatalf("History = %v, %v", lives, err)
-					}
-					d := lives[0].Changes[0].Deliveries
-					said := way == beforeTheFile || len(d) == 1 && d[0].Answer == delivery.EventOver
-					switch {
-					case way == forItsLead: // nothing was pending
-						if len(d) != 0 {
-							t.Errorf("the history says %+v, want nothing", d)
-						}
-					case len(d) != 1 || d[0].State != outbox.StateSuperseded || !said:
-						t.Errorf("the history says %+v, want that the event is over", d)
-					}
-					b.end()
-				})
+				e := &recorder{}
+				b := wait(s, e, route(e))
+				pause(20 * time.Minute)
+				if slices.Contains(e.ids(), idA+"-scheduled") {
+					t.Error("it is told that the event is to come, after the end")
+				}
+				wantIDs(t, deadIDs(b.Outbox))
+				d := b.historyOf(idA)
+				if way == forItsLead { // nothing was pending
+					wantEqual(t, "deliveries in the history", len(d), 0)
+					return
+				}
+				says := way == beforeTheFile || len(d) == 1 && d[0].Answer == delivery.EventOver
+				if len(d) != 1 || d[0].State != outbox.StateSuperseded || !says {
+					t.Errorf("the history says %+v, want that the event is over", d)
+				}
 			})
 		}
 	}
-}
-
-// What was under way when its event ended is on record as attempted, with its answer if one comes, and isn't tried again.
-func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
-	for claim, tt := range map[string]struct {
-		why     error
-		crashes bool
-	}{
-		"it fails for good": {why: fmt.Errorf("%w: exit status 1", delivery.ErrRejected)},
-		"it wants more":     {why: errors.New("exit status 75")},
-		"nobody knows":      {crashes: true},
-	} {
-		t.Run(claim, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				e := &recorder{answer: func(delivery.Delivery) error {
-					time.Sleep(9 * time.Second) // before its timeout
-					return tt.why
-				}}
-				r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-				r.Filter.Only.Changes = []string{"scheduled"}
-				b := s.start(r)
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(3 * time.Second)
-				s.azure.End(idA)
-				pause(3 * time.Second)
-				if tt.crashes {
-					b.crash()
-					b = s.start(r)
-				}
-				pause(20 * time.Minute)
-				if n := len(e.tried()); n != 1 {
-					t.Errorf("it was tried %d times", n)
-				}
-				lives, err := bridge.History(b.Outbox, bridge.Period{Event: idA})
-				if err != nil || len(lives) != 1 {
-					t.Fatalf("History = %v, %v", lives, err)
-				}
-				want := bridge.HistoryDelivery{Route: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver}
-				if tt.why != nil {
-					want.Error = tt.why.Error()
-				}
-				got := lives[0].Changes[0].Deliveries
-				if len(got) == 1 {
-					got[0].At = time.Time{}
-				}
-				if !slices.Equal(got, []bridge.HistoryDelivery{want}) {
-					t.Errorf("the history says %+v, want %+v", got, want)
-				}
-				b.end()
-			})
-		})
-	}
-}
-
-// After a start nobody knows which events are over until Azure answers. What acts waits for that, and what is still to come
-// then begins.
-func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
-	for name, isOver := range map[string]bool{"the event is over": true, "it is still to come": false} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				drain, chat := &recorder{answer: always(errSinkDown)}, &recorder{answer: always(errSinkDown)}
-				routes := []bridge.Route{drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop }), chat.all("chat")}
-				b := s.start(routes...)
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(time.Minute)
-				b.end()
-				if isOver {
-					s.azure.End(idA)
-				}
-				drain.say(nil)
-				chat.say(nil)
-				s.azure.SetFault(imdstest.Fault{Status: 503})
-				b = s.start(routes...)
-				pause(time.Minute)
-				wantIDs(t, drain.ids())
-				wantIDs(t, chat.ids(), idA+"-scheduled") // people are told: better once too often
-				if k := b.Status().Sinks[1]; k.Name != "drain" || k.WaitsFor != delivery.WaitsForAnswer {
-					t.Errorf("the status says that %s waits for %q", k.Name, k.WaitsFor)
-				}
-				s.azure.ClearFaults()
-				pause(time.Minute)
-				want := idA + "-scheduled"
-				if isOver {
-					want = idA + "-vanished"
-				}
-				wantIDs(t, drain.ids(), want)
-				b.end()
-			})
-		})
-	}
-}
-
-// The same holds for what waited for its lead, which comes while Azure doesn't answer.
-func TestALeadBeginsNothingBeforeAzuresFirstAnswer(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		drain := &recorder{}
-		r := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Lead = delivery.LateDrop, 5*time.Minute })
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(time.Minute)
-		b.end()
-		s.azure.End(idA)
-		pause(9 * time.Minute)
-		s.azure.SetFault(imdstest.Fault{Status: 503})
-		b = s.start(r)
-		pause(time.Minute)
-		wantIDs(t, drain.ids())
-		s.azure.ClearFaults()
-		pause(time.Minute)
-		wantIDs(t, drain.ids(), idA+"-vanished")
-		b.end()
-	})
 }
 
 // Whoever is told of the end is told of it, with what was missed, however the announcement has waited.
@@ -305,76 +176,179 @@ func TestTheEndIsToldToPeopleWhoMissedTheRest(t *testing.T) {
 		if way == beforeTheFile || way == withoutTheSink {
 			continue
 		}
-		t.Run(way, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				e := &recorder{}
-				b := wait(t, s, e, e.all("chat").With(func(x *bridge.Terms) { x.Late = delivery.LateLatest }))
-				pause(20 * time.Minute)
-				got := slices.DeleteFunc(e.ids(), func(id string) bool { return strings.HasPrefix(id, idB) })
-				wantIDs(t, got, idA+"-vanished")
-				b.end()
-			})
+		subtest(t, way, func(t *testing.T, s *stage) {
+			e := &recorder{}
+			wait(s, e, e.latest("chat"))
+			pause(20 * time.Minute)
+			got := slices.DeleteFunc(e.ids(), func(id string) bool { return strings.HasPrefix(id, idB) })
+			wantIDs(t, got, idA+"-vanished")
 		})
 	}
 }
 
-// An attempt under way when the event ends is left to end, its result is on record, and nothing follows a failure.
-func TestAnAttemptUnderWayAtTheEndIsLeftToEnd(t *testing.T) {
-	for _, why := range []error{nil, errSinkDown} {
-		bubble(t, func(t *testing.T, s *stage) {
-			e := &recorder{answer: always(why)}
-			r := e.all("drain").With(func(x *bridge.Terms) { x.Late, x.Timeout = delivery.LateDrop, 0 })
-			r.Filter.Only.Changes = []string{"scheduled"}
-			r.Sink = slowSink{e, time.Minute}
-			b := s.start(r)
-			pause(1500 * time.Millisecond)
+// What was under way when its event ended is left to end, and is on record as attempted, with its answer if one comes.
+// A failure isn't tried again.
+func TestWhatWasUnderWayAtTheEndIsOnRecord(t *testing.T) {
+	failed := bridge.HistoryDelivery{
+		Route: "drain", State: outbox.StateSuperseded, Attempts: 1, Answer: delivery.EventOver,
+	}
+	because := func(why string) bridge.HistoryDelivery {
+		d := failed
+		d.Error = why
+		return d
+	}
+	for claim, tt := range map[string]struct {
+		answer  error
+		crashes bool
+		want    bridge.HistoryDelivery
+		logs    string
+	}{
+		"it succeeds":       {want: bridge.HistoryDelivery{Route: "drain", State: outbox.StateAccepted, Attempts: 1}},
+		"it fails for good": {answer: errDrainFailed, want: because("rejected: exit 1")},
+		"it wants more": {answer: errors.New("exit status 75"), want: because("exit status 75"),
+			logs: "delivery failed, and is not tried again"},
+		"nobody knows": {crashes: true, want: failed},
+	} {
+		subtest(t, claim, func(t *testing.T, s *stage) {
+			e := &recorder{answer: func(delivery.Delivery) error {
+				time.Sleep(9 * time.Second) // before its timeout
+				return tt.answer
+			}}
+			r := e.runbook("drain").OnlyChanges("scheduled")
+			b := s.up(r)
 			s.reboot(idA)
-			pause(10 * time.Second)
+			pause(3 * time.Second)
 			s.azure.End(idA)
-			pause(30 * time.Minute)
-			if n := len(e.tried()); n != 1 {
-				t.Errorf("%d attempts were made, want the one under way", n)
+			pause(3 * time.Second)
+			if tt.crashes {
+				b.crash()
+				b = s.start(r)
 			}
-			want := outbox.StateAccepted
-			if why != nil {
-				want = outbox.StateSuperseded
-				s.wantLogged("delivery failed, and is not tried again")
+			pause(20 * time.Minute)
+			wantEqual(t, "times that it was tried", len(e.tried()), 1)
+			got := b.historyOf(idA)
+			if len(got) == 1 {
+				got[0].At = time.Time{}
 			}
-			lives, err := bridge.History(b.Outbox, bridge.Period{})
-			if err != nil || lives[0].Changes[0].Deliveries[0].State != want {
-				t.Errorf("the history says %+v, %v, want %s", lives, err, want)
+			if !slices.Equal(got, []bridge.HistoryDelivery{tt.want}) {
+				t.Errorf("the history says %+v, want %+v", got, tt.want)
 			}
-			b.end()
+			s.wantLogged(tt.logs)
 		})
 	}
 }
 
-// A fallback that acts begins nothing about an event that ended before the other sink gave up, and people don't read that
-// it is to come.
+// After a start nobody knows which events are over until Azure answers. What acts waits for that, whatever it has
+// waited for before, and what is still to come then begins. People are told: better once too often.
+func TestWhatActsWaitsForAzuresFirstAnswer(t *testing.T) {
+	for way, tt := range map[string]struct {
+		route   func(drain *recorder) bridge.Route
+		stopped time.Duration
+	}{
+		"for a retry": {func(drain *recorder) bridge.Route { return drain.runbook("drain") }, 0},
+		"for its lead": {func(drain *recorder) bridge.Route {
+			return drain.runbook("drain").With(func(x *bridge.Terms) { x.Lead = 5 * time.Minute })
+		}, 9 * time.Minute},
+		"for another sink to fail": {func(drain *recorder) bridge.Route {
+			return drain.runbook("drain").OnlyTypes("Freeze")
+		}, 2 * time.Minute},
+	} {
+		for kind, isOver := range map[string]bool{"vanished": true, "scheduled": false} {
+			subtest(t, "it has waited "+way+", then "+kind, func(t *testing.T, s *stage) {
+				drain, hook, chat := answering(errSinkDown), &recorder{}, answering(errSinkDown)
+				routes := []bridge.Route{tt.route(drain), hook.fallsBack("hook", "drain", 2*time.Minute), chat.all("chat")}
+				announcedInVain(s, hook, routes...).end()
+				if isOver {
+					s.azure.End(idA)
+				}
+				pause(tt.stopped)
+				drain.say(nil)
+				chat.say(nil)
+				s.azure.SetFault(imdstest.Fault{Status: 503})
+				b := s.up(routes...)
+				pause(time.Minute)
+				wantIDs(t, drain.ids())
+				wantIDs(t, chat.ids(), idA+"-scheduled")
+				wantEqual(t, "what the sink waits for", b.sink("drain").WaitsFor, delivery.WaitsForAnswer)
+				s.azure.ClearFaults()
+				pause(4 * time.Minute)
+				wantIDs(t, drain.ids(), idA+"-"+kind)
+			})
+		}
+	}
+}
+
+// What it is told of trouble doesn't wait: it may be the only sink that somebody hears of it from.
+func TestWhatActsHearsOfTroubleBeforeAzuresFirstAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain := &recorder{}
+		r := drain.runbook("drain").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble })
+		announcedInVain(s, drain, r).end()
+		drain.say(nil)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		b := s.start(r)
+		pause(20 * time.Minute)
+		wantIDs(t, drain.types(), "imds.unavailable")
+		k := b.sink("drain")
+		wantEqual(t, "deliveries that are pending", k.Pending, 1)
+		wantEqual(t, "what the sink waits for", k.WaitsFor, delivery.WaitsForAnswer)
+	})
+}
+
+// Nor does what forewarn itself says of an approval start anything before Azure's first answer.
+func TestAWithheldApprovalStartsNothingBeforeAzuresFirstAnswer(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		acts := s.drain.runbook("runbook").With(func(x *bridge.Terms) { x.Acts = true })
+		s.routes = []bridge.Route{acts.OnlyChanges("approved")}
+		s.announce(waiting(rebootRule, 5*time.Minute))
+		pause(time.Minute)
+		s.end()
+		s.azure.End(idA)
+		s.opts.Rules = nil
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		s.up()
+		pause(time.Minute)
+		wantIDs(t, s.drain.ids())
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		wantIDs(t, s.drain.ids())
+	})
+}
+
+// An approval that is answered when its event is over starts no runbook: people hear of it.
+func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.routes[0] = s.drain.runbook("runbook").With(func(x *bridge.Terms) { x.Acts = true }).OnlyChanges("approved")
+		s.afterApprovals(func(*http.Response) error {
+			s.azure.End(idA)
+			time.Sleep(3 * time.Second)
+			return nil
+		})
+		s.announce()
+		s.approveNow("alice")
+		pause(time.Minute)
+		wantIDs(t, s.audit.ids(), idA+"-scheduled", idA+"-vanished", idA+"-approved")
+		wantIDs(t, s.drain.ids())
+	})
+}
+
+// A fallback that acts begins nothing about an event that ended before the other sink gave up, and people don't read
+// that it is to come.
 func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 	for late, tt := range map[delivery.Late]struct{ changes, dead, told []string }{
 		delivery.LateDrop:   {nil, []string{idA + "-scheduled", idA + "-vanished"}, []string{idA + "-vanished"}},
 		delivery.LateLatest: {[]string{"scheduled"}, []string{idA + "-scheduled"}, nil},
 	} {
-		t.Run(string(late), func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				hook, other := &recorder{answer: always(errSinkDown)}, &recorder{}
-				first := hook.all("hook").With(func(x *bridge.Terms) { x.Fallback = delivery.Fallback{Sink: "other", After: time.Hour} })
-				first.Filter.Only.Changes = tt.changes
-				second := other.all("other").With(func(x *bridge.Terms) { x.Late = late })
-				second.Filter.Only.Types = []string{"Freeze"}
-				b := s.start(first, second)
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(time.Minute)
-				s.azure.End(idA)
-				pause(time.Minute)
-				hook.say(always(fmt.Errorf("%w: 410 Gone", delivery.ErrRejected)))
-				pause(30 * time.Minute)
-				wantIDs(t, deadIDs(b.Outbox), tt.dead...)
-				wantIDs(t, other.ids(), tt.told...)
-				b.end()
-			})
+		subtest(t, string(late), func(t *testing.T, s *stage) {
+			hook, other := &recorder{}, &recorder{}
+			second := other.all("other").With(func(x *bridge.Terms) { x.Late = late }).OnlyTypes("Freeze")
+			b := announcedInVain(s, hook, hook.fallsBack("hook", "other", time.Hour).OnlyChanges(tt.changes...), second)
+			s.azure.End(idA)
+			pause(time.Minute)
+			hook.say(always(fmt.Errorf("%w: 410 Gone", delivery.ErrRejected)))
+			pause(30 * time.Minute)
+			wantIDs(t, deadIDs(b.Outbox), tt.dead...)
+			wantIDs(t, other.ids(), tt.told...)
 		})
 	}
 }
@@ -382,51 +356,16 @@ func TestAFallbackBeginsNothingAboutAnEventThatIsOver(t *testing.T) {
 // What somebody asks for is sent, also when its event is over: whoever replays a dead letter knows what they do.
 func TestWhatIsReplayedAfterTheEndIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(fmt.Errorf("%w: exit 65", delivery.ErrRejected))}
-		r := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-		r.Filter.Only.Changes = []string{"scheduled"}
-		b := announcedAndEnded(s, e, s.start(r), errors.Join(delivery.ErrRejected))
-		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
-		if len(letters) != 1 {
-			t.Fatalf("the dead letters are %+v", letters)
-		}
+		e := &recorder{}
+		r := e.runbook("drain").OnlyChanges("scheduled")
+		b := announcedAndEnded(s, e, s.up(r), errDrainFailed)
 		e.say(always(errSinkDown))
-		if _, err := b.Replay([]string{letters[0].Key}, "", "root"); err != nil {
-			t.Fatal(err)
-		}
+		b.replay(b.deadLetters()[0], "")
 		pause(time.Minute)
-		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{})
+		b.reload(r)
 		e.say(nil)
 		pause(10 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		b.end()
-	})
-}
-
-// An approval that is answered when its event is over starts no runbook: people hear of it.
-func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		chat, runbook := &recorder{}, &recorder{}
-		acts := runbook.all("runbook").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
-		acts.Filter.Only.Changes = []string{"approved"}
-		s.proxy = func(next http.RoundTripper) http.RoundTripper {
-			return roundTrip(func(r *http.Request) (*http.Response, error) {
-				if r.Method == http.MethodPost {
-					defer time.Sleep(3 * time.Second)
-					defer s.azure.End(idA)
-				}
-				return next.RoundTrip(r)
-			})
-		}
-		b := s.start(chat.all("chat"), acts)
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(2 * time.Second)
-		b.ApproveNow(t.Context(), idA, s.shown(idA), "alice")
-		pause(time.Minute)
-		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-vanished", idA+"-approved")
-		wantIDs(t, runbook.ids())
-		b.end()
 	})
 }
 
@@ -434,135 +373,34 @@ func TestAnApprovalStartsNothingAboutAnEventThatIsOver(t *testing.T) {
 // begins nothing. One of an open event, of the end itself, or for another sink is not.
 func TestADeadLetterKnowsThatItsEventIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{answer: always(fmt.Errorf("%w: exit 1", delivery.ErrRejected))}
-		drain := e.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-		b := s.start(drain, (&recorder{}).all("chat"))
-		pause(1500 * time.Millisecond)
+		b := s.up(answering(errDrainFailed).runbook("drain"), (&recorder{}).all("chat"))
 		s.reboot(idA)
 		s.reboot(idB)
 		pause(5 * time.Second)
 		s.azure.End(idA)
 		pause(5 * time.Second)
-		for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StateDead}) {
-			if want := d.ID == idA+"-scheduled"; b.Outbox.Over(d, "drain") != want || b.Outbox.Over(d, "chat") {
-				t.Errorf("%s is over: %v, for chat %v", d.ID, b.Outbox.Over(d, "drain"), b.Outbox.Over(d, "chat"))
-			}
+		for _, d := range b.deadLetters() {
+			wantEqual(t, d.ID+" is over for drain", b.Outbox.Over(d, "drain"), d.ID == idA+"-scheduled")
+			wantEqual(t, d.ID+" is over for chat", b.Outbox.Over(d, "chat"), false)
 		}
 		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled", idB+"-scheduled", idA+"-vanished")
-		b.end()
 	})
 }
 
-// A sink that gets an old change after the end of its event is told that the event is over: a relay behind it begins nothing
-// then.
+// A sink that gets an old change after the end of its event is told that the event is over: a relay behind it begins
+// nothing then.
 func TestASinkKnowsThatTheEventIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.beginsLate()
-		stream := &recorder{answer: always(errSinkDown)}
-		b := s.start(stream.all("stream"))
-		pause(1500 * time.Millisecond)
-		s.userReboot(idA)
-		pause(10 * time.Second)
+		stream := &recorder{}
+		announcedInVain(s, stream, stream.all("stream"))
 		s.azure.End(idA)
-		s.userReboot(idB)
+		s.reboot(idB)
 		pause(10 * time.Second)
 		stream.say(nil)
-		pause(10 * time.Minute)
+		pause(8 * time.Minute)
+		wantEqual(t, "number of deliveries", len(stream.ids()), 3)
 		for _, h := range stream.accepted() {
-			if want := h.Event.ID() == idA+"-scheduled"; h.EventOver != want {
-				t.Errorf("%s is delivered as one whose event is over: %v, want %v", h.Event.ID(), h.EventOver, want)
-			}
+			wantEqual(t, h.Event.ID()+" is delivered as one whose event is over", h.EventOver, h.Event.ID() == idA+"-scheduled")
 		}
-		if n := len(stream.ids()); n != 3 {
-			t.Errorf("%d are delivered, want 3", n)
-		}
-		b.end()
-	})
-}
-
-// The same holds for a fallback that acts: what another sink could not deliver before the start.
-func TestAFallbackBeginsNothingBeforeAzuresFirstAnswer(t *testing.T) {
-	for name, isOver := range map[string]bool{"the event is over": true, "it is still to come": false} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *stage) {
-				hook, drain := &recorder{answer: always(errSinkDown)}, &recorder{}
-				first := hook.all("hook").With(func(x *bridge.Terms) {
-					x.Fallback = delivery.Fallback{Sink: "drain", After: 2 * time.Minute}
-				})
-				second := drain.all("drain").With(func(x *bridge.Terms) { x.Late = delivery.LateDrop })
-				second.Filter.Only.Types = []string{"Freeze"}
-				b := s.start(first, second)
-				pause(1500 * time.Millisecond)
-				s.reboot(idA)
-				pause(time.Minute)
-				b.end()
-				if isOver {
-					s.azure.End(idA)
-				}
-				pause(2 * time.Minute)
-				s.azure.SetFault(imdstest.Fault{Status: 503})
-				b = s.start(first, second)
-				pause(time.Minute)
-				wantIDs(t, drain.ids())
-				s.azure.ClearFaults()
-				pause(4 * time.Minute)
-				want := idA + "-scheduled"
-				if isOver {
-					want = idA + "-vanished"
-				}
-				wantIDs(t, drain.ids(), want)
-				b.end()
-			})
-		})
-	}
-}
-
-// The same holds for what forewarn itself says of an approval.
-func TestAWithheldApprovalStartsNothingBeforeAzuresFirstAnswer(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.beginsLate()
-		runbook := &recorder{}
-		acts := runbook.all("runbook").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
-		acts.Filter.Only.Changes = []string{"approved"}
-		rule := rebootRule
-		rule.Wait = 5 * time.Minute
-		s.opts.Rules = []bridge.Rule{rule}
-		b := s.start(acts)
-		pause(1500 * time.Millisecond)
-		s.userReboot(idA)
-		pause(time.Minute)
-		b.end()
-		s.azure.End(idA)
-		s.opts.Rules = nil
-		s.azure.SetFault(imdstest.Fault{Status: 503})
-		b = s.start(acts)
-		pause(time.Minute)
-		wantIDs(t, runbook.ids())
-		s.azure.ClearFaults()
-		pause(time.Minute)
-		wantIDs(t, runbook.ids())
-		b.end()
-	})
-}
-
-// What it is told of trouble doesn't wait: it may be the only sink that somebody hears of it from.
-func TestWhatActsHearsOfTroubleBeforeAzuresFirstAnswer(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		drain := &recorder{answer: always(errSinkDown)}
-		r := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Bridge = delivery.LateDrop, bridge.LevelTrouble })
-		b := s.start(r)
-		pause(1500 * time.Millisecond)
-		s.redeploy(idA, time.Hour)
-		pause(time.Minute)
-		b.end()
-		drain.say(nil)
-		s.azure.SetFault(imdstest.Fault{Status: 503})
-		b = s.start(r)
-		pause(20 * time.Minute)
-		wantIDs(t, drain.types(), "imds.unavailable")
-		if k := b.Status().Sinks[0]; k.Pending != 1 || k.WaitsFor != delivery.WaitsForAnswer {
-			t.Errorf("the status says that %d are pending, for %q", k.Pending, k.WaitsFor)
-		}
-		b.end()
 	})
 }
