@@ -137,7 +137,6 @@ func TestWhatIsOlderOfAnEventGoesWithTheChangeThatMemoryHasNoRoomFor(t *testing.
 			o.addInMemory("A", "scheduled-r2", "chat")
 			o.addInMemory("C", "scheduled", "chat")
 			want(t, "pending of a route with late: "+string(late), o.pending("chat"), append(stays, "C-scheduled")...)
-			o.disk.works()
 		})
 	}
 }

@@ -283,23 +283,16 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	}
 	o.reopen()
 	before := o.Totals().FileBytes
-	stop, read := make(chan struct{}), make(chan error)
-	go func() {
-		var err error
-		for err == nil {
-			select {
-			case <-stop:
-				close(read)
-				return
-			default:
-				_, err = o.body("a", kept.Seq)
-			}
+	maintained := o.Maintain(time.Now())
+	for reading := true; reading; {
+		select {
+		case err := <-maintained:
+			must(t, err)
+			reading = false
+		default:
+			must(t, show(o, kept.Seq))
 		}
-		read <- err
-	}()
-	o.maintain()
-	close(stop)
-	wantError(t, "reads meanwhile", <-read, nil)
+	}
 	if after := o.Totals().FileBytes; before < 16<<20 || after > before/4 {
 		t.Errorf("the file had %d bytes and has %d now", before, after)
 	}

@@ -140,13 +140,14 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 			t.Errorf("the reader hears %+v", i)
 		}
 		got, err = o.replay("b", dead[1])
-		if err != nil || len(got) != 1 || got[0].Route != "b" || got[0].Progress != nil || got[0].Batch != 0 {
-			t.Errorf("Replay to b = %+v, %v; want one that starts from the beginning", got, err)
+		must(t, err)
+		if len(got) != 1 || got[0].Route != "b" || got[0].Progress != nil || got[0].Batch != 0 {
+			t.Errorf("Replay to b = %+v, want one that starts from the beginning", got)
 		}
 		want(t, "dead", o.dead(""))
-		if got, err := o.drop(alive, alive); err != nil || len(got) != 1 {
-			t.Errorf("Drop = %v, %v", got, err)
-		}
+		got, err = o.drop(alive, alive)
+		must(t, err)
+		want(t, "dropped", ids(got), "C-scheduled")
 		r := o.history()[2].Deliveries[0]
 		if r.State != outbox.StateDropped || r.Answer != "by somebody" {
 			t.Errorf("the result is %+v, want that somebody dropped it", r)

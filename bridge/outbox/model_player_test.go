@@ -16,7 +16,7 @@ import (
 
 // A player does random things to an outbox and to its model.
 type player struct {
-	*box
+	o       *box
 	script  []byte
 	m       *model
 	readers map[string]reader
@@ -44,7 +44,7 @@ func (p *player) route() string { return modelRoutes[p.next(len(modelRoutes))].N
 func (p *player) listen() {
 	p.readers, p.items = map[string]reader{}, map[ref]*delivery.Item{}
 	for _, r := range modelRoutes {
-		p.readers[r.Name] = p.reader(r.Name)
+		p.readers[r.Name] = p.o.reader(r.Name)
 	}
 }
 
@@ -61,15 +61,15 @@ func (p *player) hear() {
 	}
 	for r := range p.items {
 		if _, pending := p.m.pending[r]; !pending {
-			p.t.Errorf("the reader still has %s", r.key())
+			p.o.t.Errorf("the reader still has %s", r.key())
 		}
 	}
 	for r, want := range p.m.pending {
 		i := p.items[r]
 		if i == nil {
-			p.t.Errorf("the reader hears nothing of %s", r.key())
+			p.o.t.Errorf("the reader hears nothing of %s", r.key())
 		} else if i.Attempts != want.attempts || string(i.Progress) != want.progress || i.FellBack != want.fellBack {
-			p.t.Errorf("the reader has %+v, want %+v", i, want)
+			p.o.t.Errorf("the reader has %+v, want %+v", i, want)
 		}
 	}
 }
@@ -121,24 +121,24 @@ var errNoAnswer = errors.New("no answer")
 
 func (p *player) check(err error) {
 	if err != nil && !errors.Is(err, errFull) && !errors.Is(err, errNoAnswer) {
-		p.t.Error(err)
+		p.o.t.Error(err)
 	}
 }
 
 // disturb makes the disk fail or work. A write that fails may have been made.
 func (p *player) disturb() {
-	p.disk.works()
+	p.o.disk.works()
 	switch p.next(4) {
 	case 0:
-		p.disk.fails("write", errFull)
+		p.o.disk.fails("write", errFull)
 	case 1:
-		p.disk.fails("written", errNoAnswer)
+		p.o.disk.fails("written", errNoAnswer)
 	}
 }
 
 // change adds a change of a group.
 func (p *player) change() {
-	a := p.addition(p.group(), fmt.Sprint(len(p.states)))
+	a := p.o.addition(p.group(), fmt.Sprint(len(p.states)))
 	for _, r := range modelRoutes {
 		if p.next(6) > 0 {
 			a.To = append(a.To, r.Name)
@@ -148,7 +148,7 @@ func (p *player) change() {
 	p.added[a.Seq] = a
 	p.m.groups[a.Group] = a.Seq
 	p.m.marks[a.ID] = 1
-	p.check(p.submit(changeOf(a))())
+	p.check(p.o.submit(changeOf(a))())
 }
 
 // endGroup ends a group and sets a value, in one batch. What c is still to begin about the group is settled.
@@ -161,13 +161,13 @@ func (p *player) endGroup() {
 			p.settle(r, outbox.StateSuperseded)
 		}
 	}
-	p.check(p.submit(outbox.Batch{
+	p.check(p.o.submit(outbox.Batch{
 		Values: map[string][]byte{"x": value}, Groups: map[string]*outbox.Group{group: nil},
 	})())
 }
 
 func (p *player) setRoutes(routes []outbox.Route) {
-	p.check(p.submit(outbox.Batch{Routes: append([]outbox.Route{}, routes...)})())
+	p.check(p.o.submit(outbox.Batch{Routes: append([]outbox.Route{}, routes...)})())
 	for name := range p.m.routes {
 		p.m.routes[name] = true
 	}
@@ -184,7 +184,7 @@ func (p *player) mute() {
 		m.Ended = now
 	}
 	p.m.mutes[m.ID] = m.Ended.IsZero()
-	p.check(p.submit(outbox.Batch{Mutes: []delivery.Mute{m}})())
+	p.check(p.o.submit(outbox.Batch{Mutes: []delivery.Mute{m}})())
 }
 
 // accept reports that deliveries were accepted, and that of several the first was superseded.
@@ -304,19 +304,19 @@ func (p *player) byHand() {
 		}
 	}
 	if drops {
-		_, err := p.drop(keys...)
+		_, err := p.o.drop(keys...)
 		p.check(err)
 		return
 	}
-	replayed, err := p.replay("", keys...)
+	replayed, err := p.o.replay("", keys...)
 	p.check(err)
 	if len(replayed) != len(keys) {
-		p.t.Errorf("%d of %d were replayed", len(replayed), len(keys))
+		p.o.t.Errorf("%d of %d were replayed", len(replayed), len(keys))
 	}
 	for _, d := range replayed {
 		r := ref{d.Route, d.Seq}
 		if _, pending := p.m.pending[r]; !pending && d.Attempts != 0 {
-			p.t.Errorf("the replayed %s isn't as new: %+v", d.Key, d)
+			p.o.t.Errorf("the replayed %s isn't as new: %+v", d.Key, d)
 		}
 		p.m.pending[r] = pendingOf(d)
 	}
@@ -324,7 +324,7 @@ func (p *player) byHand() {
 
 // rearrange supersedes pending deliveries, and reports dead letters.
 func (p *player) rearrange() {
-	p.check(p.Update(time.Now(), func(tx *outbox.Tx) {
+	p.check(p.o.Update(time.Now(), func(tx *outbox.Tx) {
 		for _, d := range tx.Pending(p.group()) {
 			if p.next(4) == 0 {
 				tx.Supersede(d)

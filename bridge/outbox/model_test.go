@@ -177,7 +177,7 @@ var (
 // play follows the script to its end, and then looks at every crash that could have happened.
 func play(t *testing.T, script []byte) {
 	p := &player{
-		box: open(t, t.TempDir(), outbox.Options{Storage: newDisk()}), script: script, m: newModel(),
+		o: open(t, t.TempDir(), outbox.Options{Storage: newDisk()}), script: script, m: newModel(),
 		added: map[uint64]outbox.Addition{},
 	}
 	p.listen()
@@ -187,24 +187,24 @@ func play(t *testing.T, script []byte) {
 		p.step()
 		p.hear()
 	}
-	p.diskRecovers()
-	p.wantDurable()
-	got := know(p.box, p.added)
+	p.o.diskRecovers()
+	p.o.wantDurable()
+	got := know(p.o, p.added)
 	maps.DeleteFunc(got.routes, func(name string, _ bool) bool {
 		_, known := p.m.routes[name]
 		return !known
 	})
 	equal(t, "at the end it knows", got.String(), p.m.String())
-	agree(p.box)
-	before := shown(p.box)
-	p.restart()
-	equal(t, "after a restart it shows", shown(p.box), before)
-	agree(p.box)
-	must(t, p.Close())
+	agree(p.o)
+	before := shown(p.o)
+	p.o.restart()
+	equal(t, "after a restart it shows", shown(p.o), before)
+	agree(p.o)
+	must(t, p.o.Close())
 
-	batches, at := p.disk.recorded(), 0
+	batches, at := p.o.disk.recorded(), 0
 	for n := 1; n <= len(batches) && !t.Failed(); n++ {
-		o := open(t, p.dir, outbox.Options{Storage: diskOf(batches[:n])})
+		o := open(t, p.o.dir, outbox.Options{Storage: diskOf(batches[:n])})
 		got := know(o, p.added).String()
 		must(t, o.Close())
 		for at < len(p.states) && p.states[at] != got {

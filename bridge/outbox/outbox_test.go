@@ -280,7 +280,7 @@ func TestACloneForgetsWhatIsBeingWritten(t *testing.T) {
 		o.own("vmid-1")
 		equal(t, "CloudEvents", len(o.history()), 0)
 		o.disk.failsOnce("walk", errDamage)
-		wantError(t, "Walk", o.Walk(0, nil), outbox.ErrDamaged)
+		wantError(t, "Walk", o.Walk(0, ignore), outbox.ErrDamaged)
 		release()
 		time.Sleep(10 * time.Second)
 		equal(t, "CloudEvents once it was written", len(o.history()), 0)
