@@ -19,7 +19,7 @@ func TestNearestNotBeforeGoesFirst(t *testing.T) {
 
 // The changes of one event are attempted in order, one after the other. An event that waits doesn't hold up others, and
 // their acceptance gives it another chance.
-func TestEventsDoNotWaitForEachOther(t *testing.T) {
+func TestLanesDoNotWaitForEachOther(t *testing.T) {
 	p := newPlan(t, Terms{})
 	p.announce("A")
 	p.fails("A-scheduled")
@@ -37,18 +37,8 @@ func TestAnEarlierChangeGoesFirst(t *testing.T) {
 	p.accepts("A-earlier A-approved")
 }
 
-// Urgent changes are attempted at once while the route waits or is blocked, but at most every five seconds. Others
-// wait.
+// Urgent changes are attempted at once even while the route is blocked, but at most every five seconds. Others wait.
 func TestUrgentChangesGoAtOnce(t *testing.T) {
-	waiting := func(t *testing.T) *plan {
-		p := newPlan(t, Terms{})
-		p.announce("A")
-		p.lanes["A"].failures = 9
-		p.fails("A-scheduled")
-		p.later(urgentEvery)
-		return p
-	}
-	blocked := func(t *testing.T) *plan { return blockedPlan(t, "A") }
 	for _, tt := range []struct {
 		claim  string
 		change string
@@ -62,23 +52,19 @@ func TestUrgentChangesGoAtOnce(t *testing.T) {
 		{"a time that has passed", updated, -time.Minute, true},
 		{"two hours", scheduled, far, false},
 	} {
-		for route, planOf := range map[string]func(*testing.T) *plan{"waits": waiting, "is blocked": blocked} {
-			t.Run(tt.claim+" while the route "+route, func(t *testing.T) {
-				p := planOf(t)
-				p.owe("A", tt.change, tt.notice)
-				if !tt.urgent {
-					p.rests()
-					return
-				}
-				p.refuses("A-scheduled")
+		t.Run(tt.claim, func(t *testing.T) {
+			p := blockedPlan(t, "A")
+			p.owe("A", tt.change, tt.notice)
+			if !tt.urgent {
 				p.rests()
-				p.owe("A", updated, time.Minute)
-				p.later(urgentEvery - 1)
-				p.rests()
-				p.later(1)
-				p.refuses("A-scheduled")
-			})
-		}
+				return
+			}
+			p.refuses("A-scheduled")
+			p.owe("A", updated, time.Minute)
+			p.restsFor(urgentEvery)
+			p.later(urgentEvery)
+			p.refuses("A-scheduled")
+		})
 	}
 }
 
