@@ -1,7 +1,7 @@
 package bridge_test
 
 import (
-	"slices"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -30,6 +30,17 @@ func (l *chainLog) grows(head string) {
 	l.head = head
 }
 
+// heads returns the heads of the log audit that a sink was told.
+func heads(e *recorder) (said []string) {
+	for _, h := range e.accepted() {
+		data := cloudevent.Fields(h.Event)["data"].(map[string]any)
+		if h.Event.Type() == cloudevent.ChainHead && data["sink"] == "audit" {
+			said = append(said, data["head"].(string))
+		}
+	}
+	return said
+}
+
 // The head of a chained log goes to the other routes that get all about the bridge: once the log has grown, then at
 // most once a day, and at a stop; never if it is the same.
 func TestHeadsOfChainedLogsAreReported(t *testing.T) {
@@ -40,49 +51,31 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 		all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
 		route := audit.all("audit").With(all).To(audit)
 		b := s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
-		heads := func(e *recorder) (said []string) {
-			for _, h := range e.accepted() {
-				if h.Event.Type() == cloudevent.ChainHead {
-					data := cloudevent.Fields(h.Event)["data"].(map[string]any)
-					said = append(said, data["sink"].(string)+" "+data["head"].(string))
-				}
-			}
-			return said
-		}
-		want := func(what string, want ...string) {
-			t.Helper()
-			if got := heads(watch); !slices.Equal(got, want) {
-				t.Errorf("%s: heard the heads %q, want %q", what, got, want)
-			}
-		}
 		pause(5 * time.Second)
-		want("before the first line")
+		wantIDs(t, heads(watch)) // before the first line
 		audit.grows("1")
 		pause(5 * time.Second)
-		want("after it", "audit 1")
+		wantIDs(t, heads(watch), "1") // after it
 		audit.grows("2")
 		pause(24*time.Hour - 10*time.Second)
-		want("within a day", "audit 1")
+		wantIDs(t, heads(watch), "1") // within a day
 		pause(10 * time.Second)
-		want("after a day", "audit 1", "audit 2")
+		wantIDs(t, heads(watch), "1", "2") // after a day
 		b.end()
-		want("at a stop without a new line", "audit 1", "audit 2")
+		wantIDs(t, heads(watch), "1", "2") // at a stop without a new line
 		b = s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
 		pause(5 * time.Second)
-		want("after a start", "audit 1", "audit 2", "audit 2")
+		wantIDs(t, heads(watch), "1", "2", "2") // after a start
 		audit.grows("3")
 		b.end()
-		want("at a stop", "audit 1", "audit 2", "audit 2", "audit 3")
+		wantIDs(t, heads(watch), "1", "2", "2", "3") // at a stop
 		b = s.start(route, watch.all("watch").With(all), deaf.all("deaf"))
 		pause(5 * time.Second)
 		audit.grows("") // as that of a new file does
 		b.end()
-		want("at a stop before the first line of a new file", "audit 1", "audit 2", "audit 2", "audit 3", "audit 3")
-		for name, other := range map[string]*recorder{"the log itself": audit.recorder, "a route that gets nothing about it": deaf} {
-			if got := heads(other); len(got) > 0 {
-				t.Errorf("%s heard %q", name, got)
-			}
-		}
+		wantIDs(t, heads(watch), "1", "2", "2", "3", "3") // at a stop before the first line of a new file
+		wantIDs(t, heads(audit.recorder))                 // of its own
+		wantIDs(t, heads(deaf))
 	})
 }
 
@@ -101,7 +94,7 @@ func (w chainedRecorder) Head() string {
 // log that hangs delays the stop by a second.
 func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, fmt.Sprintf("it hangs %t", hangs), func(t *testing.T, s *stage) {
 			audit, watch := &recorder{}, &recorder{}
 			all := func(t *bridge.Terms) { t.Bridge = bridge.LevelAll }
 			route := audit.all("audit").With(all).To(chainedRecorder{audit})
@@ -111,22 +104,15 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 			if hangs {
 				audit.say(always(errHang))
 			}
-			began := time.Now()
-			b.end()
-			var heard []string
-			for _, h := range watch.accepted() {
-				if h.Event.Type() == cloudevent.ChainHead {
-					heard = append(heard, cloudevent.Fields(h.Event)["data"].(map[string]any)["head"].(string))
-				}
+			took, most := b.endsIn(), time.Second
+			heard, lines := heads(watch), audit.accepted()
+			last := lines[len(lines)-1].Event
+			wantEqual(t, "the last head", heard[len(heard)-1], last.ID())
+			wantEqual(t, "the last line is of the stop", last.Type() == cloudevent.BridgeStopping, !hangs)
+			if hangs {
+				most = 6 * time.Second
 			}
-			lines := audit.accepted()
-			if last := lines[len(lines)-1].Event; last.ID() != heard[len(heard)-1] ||
-				(last.Type() == cloudevent.BridgeStopping) == hangs {
-				t.Errorf("hangs %t: the last line is %s, and the heads are %q", hangs, last.ID(), heard)
-			}
-			if took := time.Since(began); !hangs && took > time.Second || took > 6*time.Second {
-				t.Errorf("hangs %t: the stop took %v", hangs, took)
-			}
+			wantWithin(t, "the stop", took, 0, most)
 		})
 	}
 }
@@ -140,13 +126,8 @@ func TestAStopDoesNotWaitForTheLeadOfALog(t *testing.T) {
 		pause(5 * time.Second)
 		s.redeploy(idA, time.Hour)
 		pause(5 * time.Second)
-		began := time.Now()
-		b.end()
-		if took := time.Since(began); took > 500*time.Millisecond {
-			t.Errorf("the stop took %v", took)
-		}
-		if lines := audit.accepted(); lines[len(lines)-1].Event.Type() != cloudevent.BridgeStopping {
-			t.Errorf("the log has %s, want the stop in the end", idsOf(lines))
-		}
+		wantWithin(t, "the stop", b.endsIn(), 0, 500*time.Millisecond)
+		lines := audit.types()
+		wantEqual(t, "the last line", lines[len(lines)-1], "stopping")
 	})
 }

@@ -47,18 +47,16 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 		s.azure.Start(idA)
 		pause(2 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
-		st := b.Status()
-		if st.Ready || st.Outbox.Durable || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "outbox") {
-			t.Errorf("status is ready %v, durable %v, reasons %v", st.Ready, st.Outbox.Durable, st.Reasons)
-		}
+		wantEqual(t, "ready", b.Status().Ready, false)
+		wantEqual(t, "durable", b.Status().Outbox.Durable, false)
+		wantIn(t, "the reasons", strings.Join(b.Status().Reasons, " "), "outbox")
 		s.wantLogged("running from memory")
 		s.wantLoggedTimes(1, "level=ERROR")
 
 		must(t, os.Remove(filepath.Dir(s.dir)))
 		pause(diskRetry + time.Second)
-		if st := b.Status(); !st.Ready || b.Outbox.Durable() != nil {
-			t.Errorf("status is ready %v, durable %v", st.Ready, b.Outbox.Durable())
-		}
+		wantEqual(t, "ready", b.Status().Ready, true)
+		b.wantDurable()
 		s.wantLogged("outbox written again")
 		b.crash()
 		s.start(e.all("a"), down.all("down"))
@@ -76,31 +74,21 @@ func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
 		s.start((&recorder{}).all("a"))
 		s.reboot(idA)
 		pause(10 * time.Second)
-		s.disk.mu.Lock()
-		writes, walks, compactions := s.disk.writes, s.disk.walks, s.disk.compactions
-		s.disk.mu.Unlock()
+		before := s.disk.counted()
 		pause(5 * time.Minute)
-		s.disk.mu.Lock()
-		wantWithin(t, "the disk was written times in five minutes", s.disk.writes-writes, 4, 6)
-		if s.disk.walks != walks || s.disk.compactions != compactions {
-			t.Errorf("in five minutes it was searched %d times and made smaller %d times, want neither",
-				s.disk.walks-walks, s.disk.compactions-compactions)
-		}
-		s.disk.mu.Unlock()
+		after := s.disk.counted()
+		wantWithin(t, "writes in five minutes", after.writes-before.writes, 4, 6)
+		wantEqual(t, "searches in five minutes", after.walks-before.walks, 0)
+		wantEqual(t, "compactions in five minutes", after.compactions-before.compactions, 0)
 		pause(6 * time.Minute)
-		s.disk.mu.Lock()
-		if s.disk.walks == walks {
-			t.Error("in eleven minutes it was not searched for what is too old, want once in ten")
-		}
-		s.disk.mu.Unlock()
+		wantWithin(t, "searches in eleven minutes", s.disk.counted().walks-before.walks, 1, 10)
 	})
 }
 
 // A stop that loses deliveries says how many, and that what is still open is told again at the next start, which it is.
 func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := answering(errSinkDown)
-		b := s.up(down.all("down"))
+		b := s.up(answering(errSinkDown).all("down"))
 		s.disk.fail(errFull)
 		s.reboot("EVENT")
 		pause(2 * time.Second)
@@ -111,8 +99,7 @@ func TestAStopSaysWhatBecomesOfWhatItLoses(t *testing.T) {
 			t.Errorf("Run = %v", err)
 		}
 		e := &recorder{}
-		b = s.up(e.all("down"))
-		b.end()
+		s.up(e.all("down"))
 		wantIDs(t, e.ids(), "EVENT-scheduled")
 	})
 }
@@ -135,12 +122,9 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 			pause(1100 * time.Millisecond)
 		}
 		wantIDs(t, e.ids(), want...)
-		if err := b.Outbox.Durable(); !errors.Is(err, errFull) {
-			t.Errorf("Durable = %v, want that the disk is full", err)
-		}
-		if st := b.Status(); st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), errFull.Error()) {
-			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
-		}
+		wantEqual(t, "Durable is that the disk is full", errors.Is(b.Outbox.Durable(), errFull), true)
+		wantEqual(t, "ready", b.Status().Ready, false)
+		wantIn(t, "the reasons", strings.Join(b.Status().Reasons, " "), errFull.Error())
 		wantIDs(t, pendingIDs(b.Outbox, "down"), append([]string{"ON-DISK-scheduled"}, want[5:]...)...) // the other sink's is the fifth
 		dead := b.deadLetters()
 		if len(dead) != 4 || dead[0].Reason != delivery.ReasonOverflow || dead[0].ID != "EVENT-0-scheduled" {
@@ -155,9 +139,9 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 		}
 		b.crash()
 		o := stored(t, s.dir)
-		if n, m, k := len(pendingIDs(o, "down")), len(deadIDs(o)), len(pendingIDs(o, "a")); n != 13 || m != 4 || k != 0 {
-			t.Errorf("on disk are %d pending and %d dead to the sink that is down, %d pending to the other; want 13, 4, 0", n, m, k)
-		}
+		wantEqual(t, "pending on disk to the sink that is down", len(pendingIDs(o, "down")), 13)
+		wantEqual(t, "dead letters on disk", len(deadIDs(o)), 4)
+		wantIDs(t, pendingIDs(o, "a"))
 	})
 }
 
@@ -184,9 +168,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		pause(time.Second)
 		b.wantDurable()
 		b.crash()
-		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
-			t.Errorf("pending are %v", list)
-		}
+		wantIDs(t, pendingIDs(stored(t, s.dir), "a"))
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and a stop does not wait for it
 		b := s.up(answering(errSinkDown).all("a"))
@@ -200,9 +182,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		}
 		release()
 		synctest.Wait()
-		if err := s.disk.Close(); err != nil { // the program would end here
-			t.Error(err)
-		}
+		must(t, s.disk.Close()) // the program would end here
 	})
 }
 
@@ -293,82 +273,6 @@ func zero(f *os.File, from, to int64) error {
 	return err
 }
 
-// Nothing of a clone's outbox is sent, not even what is open in it, and the new VM's events are told from the start.
-func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		down := answering(errSinkDown)
-		b := s.up(down.all("a"))
-		s.reboot(idA)
-		pause(5 * time.Second)
-		b.end()
-		s.vm = "vm-1"
-		s.azure.End(idA)
-		s.reboot(idB)
-		e := &recorder{}
-		b = s.start(e.all("a").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
-		pause(5 * time.Minute)
-		if got := strings.Join(e.types(), " "); got != "scheduled started" && got != "started scheduled" {
-			t.Errorf("heard %s, want that it started, and what is scheduled", got)
-		}
-		for _, h := range e.accepted() {
-			if strings.Contains(h.Event.ID(), idA) {
-				t.Errorf("heard %s of the other VM", h.Event.ID())
-			}
-			said := tellingOf(t, h.Event)
-			if said["gap"] != nil || said["notEarlierThan"] != nil { // since the other VM's last answer
-				t.Errorf("%s says %v, want no gap before the first start", h.Event.ID(), said)
-			}
-		}
-		if st := b.Status(); st.Observer.Name != "vm-1" {
-			t.Errorf("this VM is %s", st.Observer.Name)
-		}
-	})
-}
-
-// That holds for a sink that comes with a reload in the first seconds too, while it isn't known yet whose the outbox is.
-func TestNothingOfAClonedOutboxIsOfferedToASinkThatAReloadBrings(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		b := s.up((&recorder{}).all("a"))
-		s.reboot(idA)
-		pause(5 * time.Second)
-		b.end()
-		s.vm = "vm-1"
-		s.azure.End(idA)
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 5 * time.Second})
-		b = s.up((&recorder{}).all("a"))
-		comes := &recorder{}
-		b.reload(comes.all("comes"))
-		pause(time.Minute)
-		b.end()
-		if got := comes.types(); len(got) > 0 {
-			t.Errorf("heard %v of the other VM's event", got)
-		}
-	})
-}
-
-// Whose the outbox is may be known only when the first events are open already. They are the new VM's and go on, though
-// the rest of the outbox is forgotten.
-func TestTheEventsOfACloneOutliveItsOutbox(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		b := s.start((&recorder{}).all("a"))
-		pause(5 * time.Second)
-		b.end()
-		s.vm = "vm-1"
-		s.reboot(idA)
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
-		e := &recorder{}
-		b = s.start(e.all("a"))
-		pause(5 * time.Minute)
-		wantEqual(t, "events are open", len(b.Status().Events), 1)
-		s.azure.End(idA)
-		pause(5 * time.Second)
-		b.end()
-		if got := e.types(); len(got) == 0 || got[len(got)-1] != "vanished" {
-			t.Errorf("heard %v, want the end too", got)
-		}
-	})
-}
-
 // The outbox is compacted, and searched for what is too old, after the first answer, which that must not delay. Then it
 // is compacted once a day.
 func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
@@ -379,22 +283,15 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 		began := time.Now()
 		s.start()
 		pause(500 * time.Millisecond)
-		s.disk.mu.Lock()
-		walks := s.disk.walks
-		s.disk.mu.Unlock()
+		walks := s.disk.counted().walks
 		for _, tt := range []struct {
 			after time.Duration
 			want  int
 		}{{4 * time.Minute, 0}, {10 * time.Minute, 1}, {23 * time.Hour, 1}, {25 * time.Hour, 2}} {
 			pause(time.Until(began.Add(tt.after)))
-			s.disk.mu.Lock()
-			if got := s.disk.compactions; got != tt.want {
-				t.Errorf("after %v it was compacted %d times, want %d", tt.after, got, tt.want)
-			}
-			if searched := s.disk.walks > walks; searched != (tt.want > 0) {
-				t.Errorf("after %v it was searched: %v, want %v", tt.after, searched, tt.want > 0)
-			}
-			s.disk.mu.Unlock()
+			now := s.disk.counted()
+			wantEqual(t, fmt.Sprint("compactions after ", tt.after), now.compactions, tt.want)
+			wantEqual(t, fmt.Sprint("searched after ", tt.after), now.walks > walks, tt.want > 0)
 		}
 	})
 }
@@ -406,12 +303,6 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 		s.bounds = outbox.Bounds{History: 32}
 		b := s.start((&recorder{}).all("a"))
 		pause(2 * time.Minute)
-		count := func() (n int) {
-			if err := b.Outbox.Walk(0, func(outbox.Record) error { n++; return nil }); err != nil {
-				t.Error(err)
-			}
-			return n
-		}
 		each := func(do func(id string)) {
 			for i := range 60 {
 				do(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
@@ -420,19 +311,23 @@ func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
 		}
 		each(s.reboot)
 		each(func(id string) { s.azure.End(id) }) // what is open is kept
-		if n := count(); n > 40 {
-			t.Errorf("two seconds after 60 events it has %d changes, want about 32", n)
+		changes := 0
+		count := func(outbox.Record) error {
+			changes++
+			return nil
 		}
+		must(t, b.Outbox.Walk(0, count))
+		wantWithin(t, "changes in the history two seconds after 60 events", changes, 32, 40)
 	})
 }
 
 // While the disk hangs in reads too, a change that is in memory is told by a sink that waits for an old delivery's.
 func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 	for _, timeout := range []time.Duration{0, 10 * time.Second} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, fmt.Sprint("attempts within ", timeout), func(t *testing.T, s *stage) {
 			e := answering(errSinkDown)
 			s.up(e.all("a").With(func(x *bridge.Terms) { x.Timeout = timeout }))
-			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
+			s.redeploy(idB, 72*time.Hour)
 			pause(10 * time.Second)
 			s.azure.End(idB) // what is pending about it is on the disk only
 			pause(time.Minute)
@@ -440,7 +335,7 @@ func TestAChangeDoesNotWaitForAReadOfTheDisk(t *testing.T) {
 			e.say(nil)
 			pause(10 * time.Minute) // longer than any backoff
 			wantIDs(t, e.ids())
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(10 * time.Minute)})
+			s.redeploy(idA, 10*time.Minute)
 			pause(12 * time.Second)
 			wantIDs(t, e.ids(), idA+"-scheduled")
 			release()
@@ -487,11 +382,10 @@ func TestACrashAfterAStartHidesNoGap(t *testing.T) {
 					Gap            struct{ From time.Time }
 				}
 				must(t, json.Unmarshal(h.Event.Data(), &data))
-				if from := data.Gap.From; !from.IsZero() && !from.After(stopped) {
-					known++
-				}
-				if from := data.NotEarlierThan; !from.IsZero() && !from.After(stopped) {
-					known++
+				for _, from := range []time.Time{data.Gap.From, data.NotEarlierThan} {
+					if !from.IsZero() && !from.After(stopped) {
+						known++
+					}
 				}
 			}
 			if known < 2 {

@@ -9,29 +9,33 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
 
+// outboxOf makes the outbox of a run that kept this.
+func (s *stage) outboxOf(kept outbox.Batch) {
+	s.t.Helper()
+	box, err := outbox.Open(s.dir, outbox.Options{})
+	must(s.t, err)
+	wait := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(kept) })
+	must(s.t, errors.Join(wait(), box.Close()))
+}
+
 // An open event that can't be read is logged, and is new to the bridge if Azure still lists it.
 func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		box, err := outbox.Open(s.dir, outbox.Options{})
-		must(t, err)
-		broken := map[string]*outbox.Group{idA: {State: []byte(`"nonsense"`), Latest: 1}, idB: {State: []byte("{}"), Latest: 2}}
-		wait := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(outbox.Batch{Groups: broken}) })
-		must(t, errors.Join(wait(), box.Close()))
+		s.outboxOf(outbox.Batch{Groups: map[string]*outbox.Group{
+			idA: {State: []byte(`"nonsense"`), Latest: 1}, idB: {State: []byte("{}"), Latest: 2},
+		}})
 		s.reboot(idA)
 		e := &recorder{}
-		b := s.up(e.all("a"))
-		b.end()
+		s.up(e.all("a"))
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		s.wantLoggedTimes(2, "cannot read a part of the outbox")
 	})
@@ -39,41 +43,32 @@ func TestAnOpenEventThatCannotBeReadIsNew(t *testing.T) {
 
 // What can't be read of what the last run kept is logged, and nothing else is.
 func TestAValueThatCannotBeReadIsLogged(t *testing.T) {
-	for value, want := range map[string]int{`{"at":"2000-01-01T00:00:00Z"}`: 0, "nonsense": 1} {
-		bubble(t, func(t *testing.T, s *stage) {
-			box, err := outbox.Open(s.dir, outbox.Options{})
-			must(t, err)
-			kept := outbox.Batch{Values: map[string][]byte{bridge.ValueAnswer: []byte(value)}}
-			wait := box.Update(time.Now(), func(tx *outbox.Tx) { tx.Apply(kept) })
-			must(t, errors.Join(wait(), box.Close()))
-			b := s.up((&recorder{}).all("a"))
-			b.end()
-			s.wantLoggedTimes(want, "level=ERROR")
+	for value, errors := range map[string]int{`{"at":"2000-01-01T00:00:00Z"}`: 0, "nonsense": 1} {
+		subtest(t, value, func(t *testing.T, s *stage) {
+			s.outboxOf(outbox.Batch{Values: map[string][]byte{bridge.ValueAnswer: []byte(value)}})
+			s.up((&recorder{}).all("a"))
+			s.wantLoggedTimes(errors, "level=ERROR")
 		})
 	}
 }
 
 // An event that goes before its time was cancelled, if the bridge watched all along.
 func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T) {
-	for _, tt := range []struct {
-		gap  time.Duration
-		want cloudevent.Outcome
-	}{{0, cloudevent.OutcomeCanceled}, {2 * time.Second, cloudevent.OutcomeCanceled}, {30 * time.Second, cloudevent.OutcomeUnknown}} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for gap, outcome := range map[time.Duration]cloudevent.Outcome{
+		0: cloudevent.OutcomeCanceled, 2 * time.Second: cloudevent.OutcomeCanceled, 30 * time.Second: cloudevent.OutcomeUnknown,
+	} {
+		subtest(t, fmt.Sprint(gap, " without an answer"), func(t *testing.T, s *stage) {
 			e := &recorder{}
-			b := s.up(e.all("a"))
+			s.up(e.all("a"))
 			s.reboot(idA)
 			pause(2 * time.Second)
-			if tt.gap > 0 {
-				s.azure.SetFault(imdstest.Fault{Status: 503, For: tt.gap})
-				pause(tt.gap + 20*time.Second)
+			if gap > 0 {
+				s.azure.SetFault(imdstest.Fault{Status: 503, For: gap})
+				pause(gap + 20*time.Second)
 			}
 			s.azure.End(idA)
 			pause(2 * time.Second)
-			b.end()
-			if d := e.last(t); d.Outcome != tt.want {
-				t.Errorf("after %v without an answer: outcome %s, want %s", tt.gap, d.Outcome, tt.want)
-			}
+			e.wantEnd(t, outcome)
 		})
 	}
 }
@@ -82,33 +77,26 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 // begun.
 func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *testing.T) {
 	for _, then := range []string{"it goes on", "it restarts", "it crashes after it"} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, then, func(t *testing.T, s *stage) {
 			e := &recorder{}
 			b := s.up(e.all("a"))
 			s.reboot(idA)
 			pause(2 * time.Second)
-			s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[{"EventStatus":"Started","EventType":"Reboot"}]}`))
+			s.document(9, `{"EventStatus":"Started","EventType":"Reboot"}`)
 			pause(3 * time.Second)
 			switch then {
 			case "it restarts":
 				b.end()
-				b = s.up(e.all("a"))
+				s.up(e.all("a"))
 			case "it crashes after it":
 				b.crash()
 				s.azure.SetDocument(nil) // the event is listed again
-				b = s.up(e.all("a"))
+				s.up(e.all("a"))
 			}
-			s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
+			s.document(10)
 			pause(2 * time.Second)
-			b.end()
-			d := e.last(t)
-			if d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
-				t.Errorf("%s: told %s, outcome %s; want %s, %s", then, d.Change, d.Outcome, imds.Vanished,
-					cloudevent.OutcomeUnknown)
-			}
-			if want := then == "it restarts"; d.WhileAway != want { // only then may it have gone while nobody watched
-				t.Errorf("%s: told as while away %t, want %t", then, d.WhileAway, want)
-			}
+			d := e.wantEnd(t, cloudevent.OutcomeUnknown)
+			wantEqual(t, "whileAway", d.WhileAway, then == "it restarts") // only then may it have gone while nobody watched
 		})
 	}
 }
@@ -120,8 +108,7 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 	down := answering(errSinkDown).all("down").With(func(x *bridge.Terms) {
 		x.Fallback = delivery.Fallback{Sink: "b", After: time.Minute}
 	})
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	bubble(t, func(t *testing.T, s *stage) {
 		s.dir = dir
 		pause(time.Hour)
 		s.up(down, (&recorder{}).self("b"))
@@ -129,16 +116,13 @@ func TestAClockThatWasSetBackDelaysNoFallback(t *testing.T) {
 		s.moveTo(idA, "vm-1")
 		pause(2 * time.Second)
 	})
-	synctest.Test(t, func(t *testing.T) { // in which it is an hour earlier
-		s := newStage(t)
+	bubble(t, func(t *testing.T, s *stage) { // in which it is an hour earlier
 		s.dir = dir
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		other := &recorder{}
 		b := s.start(down, other.self("b"))
 		pause(30 * time.Second)
-		if st := b.Status().Sinks; st[1].Name != "down" || st[1].OldestPendingSeconds < 20 {
-			t.Errorf("after half a minute the status is %+v", st)
-		}
+		wantWithin(t, "seconds that the oldest waits", b.sink("down").OldestPendingSeconds, 20, 30)
 		pause(time.Minute)
 		wantIDs(t, other.ids(), idA+"-scheduled")
 	})
@@ -177,9 +161,8 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 			pause(2 * time.Second)
 			s.azure.End(idA)
 			pause(2 * time.Second)
-			b.end()
-			wantEqual(t, "the sink that wants this VM's events heard", strings.Join(self.types(), " "), "scheduled updated started vanished")
-			wantEqual(t, "the sink that wants their ends heard", strings.Join(ends.types(), " "), "vanished")
+			wantIDs(t, self.types(), "scheduled", "updated", "started", "vanished")
+			wantIDs(t, ends.types(), "vanished")
 			wantIDs(t, never.ids())
 		})
 	}
@@ -198,7 +181,7 @@ func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
 		pause(2 * time.Second)
 		s.azure.End(idA)
 		pause(2 * time.Second)
-		wantEqual(t, "heard", strings.Join(e.types(), " "), "updated vanished")
+		wantIDs(t, e.types(), "updated", "vanished")
 	})
 }
 
@@ -207,18 +190,13 @@ func TestAChangeNamesItsDocument(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &recorder{}
 		s.start(e.all("a"))
-		for n := range 3 {
-			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[%s]}`, 5+n, []string{"",
-				`{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Scheduled"}`,
-				`{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Started"}`}[n]))
+		s.document(5)
+		pause(5 * time.Second)
+		for n, status := range []string{"Scheduled", "Started"} {
+			s.document(6+n, rebootEntry(idA, status))
 			pause(5 * time.Second)
-		}
-		var got []any
-		for _, h := range e.accepted() {
-			got = append(got, tellingOf(t, h.Event)["documentIncarnation"])
-		}
-		if want := []any{6.0, 7.0}; !slices.Equal(got, want) {
-			t.Errorf("the changes are of the documents %v, want %v", got, want)
+			all := e.accepted()
+			wantSays(t, all[len(all)-1], map[string]any{"documentIncarnation": float64(6 + n)})
 		}
 	})
 }

@@ -19,16 +19,23 @@ type faultyDisk struct {
 	gate    chan struct{} // that every write waits for; nil for nothing
 	reads   chan struct{} // that every read of a CloudEvent waits for; nil for nothing
 	unread  error         // of every read of one value
-	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
 	wrote   func()        // is called after each write; nil for nothing
+	counts  diskCounts
+}
 
-	walks, compactions int
+// diskCounts says what a disk was asked to do.
+type diskCounts struct{ writes, walks, compactions int }
+
+func (d *faultyDisk) counted() diskCounts {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.counts
 }
 
 func (d *faultyDisk) Compact() error {
 	d.mu.Lock()
-	d.compactions++
+	d.counts.compactions++
 	d.mu.Unlock()
 	return d.Storage.Compact()
 }
@@ -79,7 +86,7 @@ func (d *faultyDisk) Read(bucket, key string) ([]byte, error) {
 
 func (d *faultyDisk) Walk(bucket, from string, f func(key string, value []byte) error) error {
 	d.mu.Lock()
-	d.walks++
+	d.counts.walks++
 	d.mu.Unlock()
 	return d.Storage.Walk(bucket, from, func(key string, value []byte) error { return f(key, d.older(bucket, value)) })
 }
@@ -94,7 +101,7 @@ func (s *stage) step(d time.Duration) {
 func (d *faultyDisk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
 	gate, err := d.gate, d.err
-	d.writes++
+	d.counts.writes++
 	d.mu.Unlock()
 	if gate != nil {
 		<-gate
@@ -127,14 +134,22 @@ func (d *faultyDisk) block() (release func()) {
 	return func() { close(gate) }
 }
 
-// hang makes every write, and every read of a CloudEvent, hang until release is called.
-func (d *faultyDisk) hang() (release func()) {
-	writes := d.block()
+// blockReads makes every read of a CloudEvent hang until release is called.
+func (d *faultyDisk) blockReads() (release func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gate := make(chan struct{})
 	d.reads = gate
-	return func() { close(gate); writes() }
+	return func() { close(gate) }
+}
+
+// hang makes every write, and every read of a CloudEvent, hang until release is called.
+func (d *faultyDisk) hang() (release func()) {
+	writes, reads := d.block(), d.blockReads()
+	return func() {
+		reads()
+		writes()
+	}
 }
 
 // misread makes every read of one value fail, until it is called with nil.

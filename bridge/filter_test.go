@@ -299,7 +299,7 @@ func TestOnlyGroupsAsksForTheGroupOfTheObserver(t *testing.T) {
 			r.Filter.Only.Groups = patterns
 			return r
 		}
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403}) // so that nobody knows the group
+		s.metadata(imdstest.Fault{Status: 403}) // so that nobody knows the group
 		b := s.start(groups(early, "early", "rg-prod"))
 		s.reboot(idA)
 		pause(5 * time.Second)

@@ -1,14 +1,11 @@
 package bridge_test
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
@@ -25,37 +22,23 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 		beats := func(t *bridge.Terms) { t.Heartbeat = 5 * time.Minute }
 		b := s.start(watch.all("watch").With(beats), down.all("down").With(beats))
 		pause(21*time.Minute + 2*time.Second)
-		if got := watch.types(); len(got) != 5 || slices.ContainsFunc(got, func(k string) bool { return k != "heartbeat" }) {
-			t.Errorf("heard %v in 21 minutes, want five heartbeats", got)
-		}
+		wantIDs(t, watch.types(), slices.Repeat([]string{"heartbeat"}, 5)...)
 		wantEqual(t, "heartbeats are pending for the sink that is down", len(b.Outbox.List(outbox.Selection{Route: "down"})), 1)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(20 * time.Minute)
-		if got := watch.types(); len(got) != 5 {
-			t.Errorf("heard %v, want no heartbeat while the endpoint fails", got)
-		}
+		wantEqual(t, "heartbeats, while the endpoint fails", len(watch.types()), 5)
 		s.azure.ClearFaults()
 		pause(7 * time.Minute)
 		again := len(watch.types())
-		if again < 6 {
-			t.Errorf("heard %v, want them again", watch.types())
-		}
+		wantWithin(t, "heartbeats, once it answers", again, 6, 8)
 		s.disk.fail(errFull)
 		pause(20 * time.Minute)
-		if got := len(watch.types()) - again; got > 1 { // the first, with which the outbox tries the disk
-			t.Errorf("heard %d heartbeats while nothing can be stored", got)
-		}
+		// With the first the outbox tries the disk.
+		wantWithin(t, "heartbeats while nothing can be stored", len(watch.types())-again, 0, 1)
 		s.disk.fail(nil)
 		pause(time.Minute)
 		b.end()
-		var last struct {
-			Interval float64
-			Stopping bool
-		}
-		if err := json.Unmarshal(watch.heard[len(watch.heard)-1].Event.Data(), &last); err != nil ||
-			last.Interval != 300 || !last.Stopping {
-			t.Errorf("the last one says %+v (%v), want that heartbeats come every 300 s, and no more of them", last, err)
-		}
+		wantSays(t, watch.heard[len(watch.heard)-1], map[string]any{"interval": 300.0, "stopping": true})
 		recorded := func(r outbox.Record) error {
 			if len(r.Deliveries) > 0 && r.Deliveries[0].State != outbox.StatePending {
 				return fmt.Errorf("it keeps %s", r.Body)
@@ -79,9 +62,7 @@ func TestAHeartbeatReplacesOnlyItsOwn(t *testing.T) {
 		seldom.say(nil)
 		pause(5 * time.Minute)
 		wantIDs(t, seldom.types(), "heartbeat")
-		if got := often.types(); !slices.Contains(got, "started") {
-			t.Errorf("heard %v, want that it has started too", got)
-		}
+		wantIn(t, "heard", strings.Join(often.types(), " "), "started")
 	})
 }
 
@@ -98,43 +79,35 @@ func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 				t.Errorf("two sinks got the heartbeat %s", id)
 			}
 		}
-		if len(all) != 4 {
-			t.Fatalf("%d heartbeats came, want 4", len(all))
-		}
+		wantEqual(t, "heartbeats", len(all), 4)
 		for n := range all[1:] {
-			if apart := all[n+1].at.Sub(all[n].at); apart != time.Minute {
-				t.Errorf("heartbeat %d came after %v, want a minute", n+1, apart)
-			}
+			wantEqual(t, "the time between two", all[n+1].at.Sub(all[n].at), time.Minute)
 		}
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(4 * time.Minute)
-		wantEqual(t, "with the last of them half a minute after the endpoint stopped answering, heartbeats came", len(watch.accepted()), 5)
+		// The last of them came half a minute after the endpoint had stopped answering.
+		wantEqual(t, "heartbeats", len(watch.accepted()), 5)
 	})
 }
 
 // Before the first answer of the endpoint no heartbeat says that all is well, and so none says at a stop that no other
 // will come. After an answer one comes at once, and one at the stop.
 func TestNoHeartbeatComesBeforeTheFirstAnswer(t *testing.T) {
-	for _, answers := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for answers, stopping := range map[bool][]any{false: nil, true: {nil, true}} {
+		subtest(t, fmt.Sprintf("it answers %t", answers), func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Status: 503})
 			watch := &recorder{}
 			b := s.start(watch.all("watch").With(func(t *bridge.Terms) { t.Heartbeat = time.Hour }))
 			pause(3 * time.Minute)
 			wantIDs(t, watch.types())
-			var want []any // of stopping
 			if answers {
-				want = []any{nil, true}
 				s.azure.ClearFaults()
 				pause(time.Minute)
 			}
 			b.end()
-			var got []any
-			for _, h := range watch.accepted() {
-				got = append(got, tellingOf(t, h.Event)["stopping"])
-			}
-			if !slices.Equal(got, want) {
-				t.Errorf("with an answer %v: stopping in the heartbeats is %v, want %v", answers, got, want)
+			wantEqual(t, "heartbeats", len(watch.accepted()), len(stopping))
+			for i, h := range watch.accepted() {
+				wantSays(t, h, map[string]any{"stopping": stopping[i]})
 			}
 		})
 	}
@@ -156,17 +129,10 @@ func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
 		pause(10 * time.Minute)
 		b.reload(every(0)...)
 		pause(2 * time.Hour)
-		b.end()
 		var promised []any
 		for _, h := range watch.accepted() {
 			promised = append(promised, tellingOf(t, h.Event)["interval"])
-			data, err := jsonschema.UnmarshalJSON(bytes.NewReader(h.Event.Data()))
-			if err == nil {
-				err = schema.Validate(data)
-			}
-			if err != nil {
-				t.Errorf("%s: %v", h.Event.Data(), err)
-			}
+			must(t, breaks(t, schema, h.Event.Data()))
 		}
 		if want := []any{60.0, 60.0, 3600.0, nil}; !slices.Equal(promised, want) {
 			t.Errorf("the heartbeats promise the next one after %v s, want %v", promised, want)

@@ -1,8 +1,7 @@
 package bridge_test
 
 import (
-	"os"
-	"path/filepath"
+	"fmt"
 	"testing"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	systemtest.Alone(t)
 	for _, ended := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, fmt.Sprintf("ended %t", ended), func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
 			down := answering(errSinkDown)
 			audit, chat, drain, plan := &recorder{}, &recorder{}, &recorder{}, &recorder{}
@@ -40,17 +39,13 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 			heard := len(chat.ids())
 			bring()
 			pause(100 * time.Minute)
-			if more := chat.types()[heard:]; len(more) > 0 {
-				t.Errorf("ended %v: chat hears %v when the file has come", ended, more)
-			}
-			if got := audit.types(); len(got) != 3 || got[2] != "scheduled" {
-				t.Errorf("ended %v: audit hears %v, want what was pending too", ended, got)
-			}
+			wantIDs(t, chat.types()[heard:])
+			wantIDs(t, audit.types()[2:], "scheduled") // what was pending too
 			wantIDs(t, append(drain.types(), plan.types()...))
 			pause(time.Hour)
-			if want := map[bool]int{false: 1}[ended]; len(drain.types()) != want || len(plan.types()) != want {
-				t.Errorf("ended %v: drain hears %v and plan %v, want %d each", ended, drain.types(), plan.types(), want)
-			}
+			due := map[bool][]string{false: {"scheduled"}, true: nil}[ended]
+			wantIDs(t, drain.types(), due...)
+			wantIDs(t, plan.types(), due...)
 		})
 	}
 }
@@ -64,7 +59,10 @@ func TestALeadThatALateFileRemembersWaitsForAzure(t *testing.T) {
 		b := s.up(r)
 		s.redeploy(idA, 30*time.Minute)
 		pause(time.Minute)
-		b, bring := s.lateFile(b, func() { s.azure.End(idA); pause(25 * time.Minute) }, r)
+		_, bring := s.lateFile(b, func() {
+			s.azure.End(idA)
+			pause(25 * time.Minute)
+		}, r)
 		pause(40 * time.Second)
 		bring()
 		pause(time.Minute)
@@ -92,23 +90,17 @@ func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 // A stop does not wait to hear which VM this is, also while a file that came late does.
 func TestAStopDoesNotWaitForTheName(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		before, e := answering(errSinkDown), &recorder{}
-		b := s.start(before.all("a"))
+		e := &recorder{}
+		b := s.start(answering(errSinkDown).all("a"))
 		s.reboot(idA)
 		pause(3 * time.Second)
-		b, bring := s.lateFile(b, func() {
-			s.nameless()
-		}, e.all("a"))
+		b, bring := s.lateFile(b, s.nameless, e.all("a"))
 		pause(30 * time.Second)
 		bring()
 		pause(5500 * time.Millisecond) // the file is looked for every five
 		s.reboot(idB)                  // which waits until it is known which ids the file has
 		pause(1500 * time.Millisecond)
-		began := time.Now()
-		b.end()
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("the stop took %v", took)
-		}
+		wantWithin(t, "the stop", b.endsIn(), 0, time.Second)
 	})
 }
 
@@ -119,23 +111,23 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 		vm      string
 		unknown time.Duration
 		down    error // that the sink answered before
-		want    string
+		want    []string
 	}{
-		{"it is this machine's", "", 6 * time.Second, errSinkDown, idA + "-scheduled"},
-		{"it is another's", "vm-1", 6 * time.Second, errSinkDown, ""},
-		{"nobody can say", "", time.Minute, errSinkDown, idA + "-scheduled"},
-		{"it is this machine's, and only an end is to be told", "", 6 * time.Second, nil, idA + "-vanished"},
-		{"it is another's, and only an end would be to be told", "vm-1", 6 * time.Second, nil, ""},
+		{"it is this machine's", "", 6 * time.Second, errSinkDown, []string{idA + "-scheduled", idA + "-vanished"}},
+		{"it is another's", "vm-1", 6 * time.Second, errSinkDown, nil},
+		{"nobody can say", "", time.Minute, errSinkDown, []string{idA + "-scheduled", idA + "-vanished"}},
+		{"it is this machine's, and only an end is to be told", "", 6 * time.Second, nil, []string{idA + "-vanished"}},
+		{"it is another's, and only an end would be to be told", "vm-1", 6 * time.Second, nil, nil},
 	} {
 		subtest(t, tt.claim, func(t *testing.T, s *stage) {
-			before, e := answering(tt.down), &recorder{}
-			b := s.start(before.all("a"))
+			e := &recorder{}
+			b := s.start(answering(tt.down).all("a"))
 			s.reboot(idA)
 			pause(3 * time.Second)
 			s.vm = tt.vm
 			b, bring := s.lateFile(b, func() {
 				s.azure.End(idA)
-				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2*time.Second + tt.unknown})
+				s.metadata(imdstest.Fault{Status: 503, For: 2*time.Second + tt.unknown})
 			}, e.all("a"))
 			pause(4 * time.Second)
 			bring()
@@ -144,64 +136,7 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 			pause(100 * time.Millisecond)
 			wantIDs(t, e.ids())
 			pause(20 * time.Second)
-			if got := e.ids(); tt.want == "" && len(got) > 0 || tt.want != "" && (len(got) == 0 || got[0] != tt.want) {
-				t.Errorf("told %v, want %q", got, tt.want)
-			}
+			wantIDs(t, e.ids(), tt.want...)
 		})
 	}
-}
-
-// Dead letters in a file that comes late are reported when it is known whose they are, and never by another VM.
-func TestALateFilesDeadLettersAreReportedByTheirVM(t *testing.T) {
-	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
-		bubble(t, func(t *testing.T, s *stage) {
-			image := filepath.Join(t.TempDir(), "outbox.db")
-			refuses, admin := answering(delivery.ErrRejected), &recorder{}
-			b := s.start(refuses.all("a"))
-			pause(1600 * time.Millisecond)
-			s.reboot(idA)
-			pause(600 * time.Millisecond) // it is dead, and to be reported within the second
-			b.snapshot(image)
-			older := filepath.Join(s.dir, "outbox.db")
-			s.vm = vm
-			b, bring := s.lateFile(b, func() {
-				copyFile(t, image, older)
-				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 8 * time.Second})
-			}, admin.trouble("admin"), (&recorder{}).all("a"))
-			pause(4 * time.Second)
-			bring()
-			pause(3500 * time.Millisecond)
-			wantIDs(t, admin.types())
-			pause(time.Minute)
-			wantIDs(t, admin.types(), want...)
-		})
-	}
-}
-
-// An outbox that comes late and is another VM's is set aside all the same.
-func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		s.vm = "vm-1"
-		b := s.start(answering(errSinkDown).all("a"))
-		s.reboot(idA)
-		pause(5 * time.Second)
-		b.end()
-		theirs := filepath.Join(s.dir, "outbox.db")
-		s.azure.End(idA)
-		s.dir, s.vm = notADirectory(t), ""
-		e := &recorder{}
-		b = s.up(e.all("a"))
-		s.reboot(idB)
-		pause(2 * time.Second)
-		must(t, os.Remove(filepath.Dir(s.dir)))
-		must(t, os.MkdirAll(s.dir, 0o700))
-		copyFile(t, theirs, filepath.Join(s.dir, "outbox.db"))
-		pause(20 * time.Second)
-		wantIDs(t, e.ids(), idB+"-scheduled")
-		wantEqual(t, "files were set aside", len(asides(t, s.dir, "foreign")), 1)
-		b.end()
-		if stored(t, s.dir).Owner() == "" {
-			t.Error("the outbox belongs to nobody")
-		}
-	})
 }

@@ -2,6 +2,7 @@ package bridge_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,51 +14,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
-	"forewarn/bridge/outbox"
 )
-
-// The disk may come late and bring an older outbox: its backlog is delivered, what was open in it and is over is told,
-// and what memory knows stays.
-func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		down := answering(errSinkDown)
-		b := s.start(down.all("a"), (&recorder{}).all("gone"))
-		s.reboot(idA)
-		pause(2 * time.Second)
-		s.reboot(idB)
-		pause(2 * time.Second)
-		b.end()
-		older := filepath.Join(s.dir, "outbox.db")
-
-		s.azure.End(idB)
-		s.dir = notADirectory(t)
-		e := &recorder{}
-		b = s.up(e.all("a"))
-		s.azure.Start(idA)
-		pause(20 * time.Second)
-		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
-		must(t, os.Remove(filepath.Dir(s.dir)))
-		must(t, os.MkdirAll(s.dir, 0o700))
-		copyFile(t, older, filepath.Join(s.dir, "outbox.db"))
-		pause(20 * time.Second)
-		got := e.ids()
-		slices.Sort(got)
-		// idA's scheduled twice: memory did not know that it was pending already.
-		wantIDs(t, got, idA+"-scheduled", idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-vanished")
-		for _, h := range e.accepted() {
-			if h.Event.ID() == idB+"-vanished" && dataIn(t, h.Event).Outcome != cloudevent.OutcomeUnknown {
-				t.Error("the end is told as if somebody had watched")
-			}
-		}
-		b.wantDurable()
-		s.azure.End(idA)
-		pause(2 * time.Second)
-		b.end()
-		if list := stored(t, s.dir).List(outbox.Selection{Route: "a"}); len(list) != 0 {
-			t.Errorf("still pending: %v", list)
-		}
-	})
-}
 
 // lateFile ends the bridge, has something happen, and starts another without its file, which comes when bring is
 // called.
@@ -72,11 +29,52 @@ func (s *stage) lateFile(b *running, happens func(), routes ...bridge.Route) (af
 	}
 }
 
+// missesFile is the same for a file that comes after some seconds.
+func (s *stage) missesFile(b *running, happens func(), routes ...bridge.Route) (after *running) {
+	b, bring := s.lateFile(b, happens, routes...)
+	pause(3 * time.Second)
+	bring()
+	pause(20 * time.Second)
+	return b
+}
+
+// The disk may come late and bring an older outbox: its backlog is delivered, what was open in it and is over is told,
+// and what memory knows stays.
+func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start(answering(errSinkDown).all("a"), (&recorder{}).all("gone"))
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.reboot(idB)
+		pause(2 * time.Second)
+		e := &recorder{}
+		b, bring := s.lateFile(b, func() { s.azure.End(idB) }, e.all("a"))
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(20 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
+		bring()
+		pause(20 * time.Second)
+		got := e.ids()
+		slices.Sort(got)
+		// idA's scheduled twice: memory did not know that it was pending already.
+		wantIDs(t, got, idA+"-scheduled", idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-vanished")
+		for _, h := range e.accepted() {
+			if h.Event.ID() == idB+"-vanished" {
+				wantEqual(t, "the outcome, as nobody watched", dataIn(t, h.Event).Outcome, cloudevent.OutcomeUnknown)
+			}
+		}
+		b.wantDurable()
+		b.end()
+		wantIDs(t, pendingIDs(stored(t, s.dir), "a"))
+	})
+}
+
 // What a late file remembers of an event counts, though the event was told as new before it came: that it was approved,
 // had begun, and to which routes it goes. What ended meanwhile ended while nobody watched.
 func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
-	for _, begun := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for begun, outcome := range map[bool]cloudevent.Outcome{false: cloudevent.OutcomeUnknown, true: cloudevent.OutcomeCompleted} {
+		subtest(t, fmt.Sprintf("begun %t", begun), func(t *testing.T, s *stage) {
 			s.beginsLate()
 			e, moved := &recorder{}, &recorder{}
 			first := moved.all("first").OnlyWhen(`data.event.Description == "first"`)
@@ -86,46 +84,36 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 			pause(2500 * time.Millisecond)
 			if begun {
 				s.azure.Start(idA)
-				pause(1500 * time.Millisecond)
-			} else if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "somebody"); a.Result != cloudevent.ResultApproved {
-				t.Fatalf("approved with %+v", a)
+			} else {
+				b.approve(idA, cloudevent.ResultApproved)
 			}
-			pause(500 * time.Millisecond)
+			pause(2 * time.Second)
 			watched := time.Now()
-			b, bring := s.lateFile(b, func() {
+			s.missesFile(b, func() {
 				s.azure.End(idB)
 				s.azure.Update(idA, func(e *imdstest.Event) {
 					e.Status, e.Description, e.NotBefore = "Scheduled", "second", time.Now().Add(time.Hour)
 				})
 				pause(30 * time.Second)
 			}, e.all("a"), first)
-			pause(2500 * time.Millisecond)
-			bring()
-			pause(4 * time.Second)
 			before := len(moved.ids())
 			s.azure.End(idA)
 			pause(3 * time.Second)
-			b.end()
-			want := map[string]cloudevent.Outcome{idA: cloudevent.OutcomeUnknown, idB: cloudevent.OutcomeUnknown}
-			if begun {
-				want[idA] = cloudevent.OutcomeCompleted
-			}
+			ends := map[string]cloudevent.Data{}
 			for _, h := range e.accepted() {
-				d := dataIn(t, h.Event)
-				id := h.Event.Subject()
-				if d.Change == imds.Vanished && d.Outcome != want[id] {
-					t.Errorf("begun %v: %s ended %s, want %s", begun, id, d.Outcome, want[id])
-				}
-				if d.Change == imds.Vanished && !d.Announced.Before(watched) {
+				ends[h.Event.Subject()] = dataIn(t, h.Event)
+			}
+			wantEqual(t, "the outcome", ends[idA].Outcome, outcome)
+			wantEqual(t, "the outcome of what ended while nobody watched", ends[idB].Outcome, cloudevent.OutcomeUnknown)
+			if d := ends[idB]; !d.WhileAway || d.NotEarlierThan.After(watched) {
+				t.Errorf("it ended while away %v, not earlier than %v, want before %v", d.WhileAway, d.NotEarlierThan, watched)
+			}
+			for id, d := range ends {
+				if !d.Announced.Before(watched) {
 					t.Errorf("%s was announced at %v, want before %v", id, d.Announced, watched)
 				}
-				if d.Change == imds.Vanished && id == idB && (!d.WhileAway || d.NotEarlierThan.After(watched)) {
-					t.Errorf("%s ended while away %v, not earlier than %v, want before %v", id, d.WhileAway, d.NotEarlierThan, watched)
-				}
 			}
-			if got := moved.types(); got[len(got)-1] != "vanished" || len(got) != before+1 {
-				t.Errorf("the route that the event went to heard %v, want its end too", got)
-			}
+			wantIDs(t, moved.types()[before:], "vanished")
 		})
 	}
 }
@@ -140,26 +128,20 @@ func TestALateFileRemembersAnApprovalWithoutAnAnswer(t *testing.T) {
 		pause(2500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(3 * time.Second)
-		b, bring := s.lateFile(b, func() { s.opts.Rules = nil }, e.all("a"))
-		pause(2500 * time.Millisecond)
-		bring()
-		pause(10 * time.Second)
+		b = s.missesFile(b, func() { s.opts.Rules = nil }, e.all("a"))
 		if asked := b.Status().Events[0].Asked; asked == nil || asked.Answered || asked.By != "rule 1" {
 			t.Errorf("the status says that %+v has asked, want rule 1, without an answer", asked)
 		}
 		s.azure.End(idA)
 		pause(3 * time.Second)
-		b.end()
-		if d := e.last(t); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
-			t.Errorf("at last it is told as %s %s, want that nobody knows how it ended", d.Change, d.Outcome)
-		}
+		e.wantEnd(t, cloudevent.OutcomeUnknown)
 	})
 }
 
 // So does that nobody watched it for a while: before the start without the file, or until this.
 func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 	for _, when := range []string{"before", "until the start"} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, when, func(t *testing.T, s *stage) {
 			e := &recorder{}
 			b := s.up(e.all("a"))
 			s.redeploy(idA, 5*time.Hour)
@@ -168,20 +150,14 @@ func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 				s.azure.SetFault(imdstest.Fault{Status: 503, For: 30 * time.Second})
 				pause(time.Minute)
 			}
-			b, bring := s.lateFile(b, func() {
-				if when != "before" {
+			s.missesFile(b, func() {
+				if when == "until the start" {
 					pause(30 * time.Second)
 				}
 			}, e.all("a"))
-			pause(2500 * time.Millisecond)
-			bring()
-			pause(10 * time.Second)
 			s.azure.End(idA)
 			pause(3 * time.Second)
-			b.end()
-			if d := e.last(t); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
-				t.Errorf("nobody watched %s: told %s, outcome %s; want vanished, unknown", when, d.Change, d.Outcome)
-			}
+			e.wantEnd(t, cloudevent.OutcomeUnknown)
 		})
 	}
 }
@@ -189,30 +165,23 @@ func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 // What was told as new before a late file came is a first change, as its CloudEvent says, also for routes that are added
 // later. What came after it is not.
 func TestWhatWasToldAsNewBeforeALateFileIsAFirstChange(t *testing.T) {
-	for _, again := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
-			first, added := &recorder{}, &recorder{}
-			b := s.up(first.all("first"))
-			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
-			pause(6 * time.Second)
-			b, bring := s.lateFile(b, func() {}, first.all("first"))
-			pause(10 * time.Second)
-			bring()
-			pause(20 * time.Second)
-			told, want := []string{idA + "-scheduled", idA + "-scheduled"}, []string{idA + "-scheduled"}
-			if again {
-				s.azure.Start(idA)
-				pause(2 * time.Second)
-				told, want = append(told, idA+"-started"), nil
-			}
-			firstChanges := added.all("added").OnlyChanges("first")
-			b.reload(first.all("first"), firstChanges)
-			pause(2 * time.Second)
-			b.end()
-			wantIDs(t, first.ids(), told...)
-			wantIDs(t, added.ids(), want...)
-		})
-	}
+	bubble(t, func(t *testing.T, s *stage) {
+		first, added, later := &recorder{}, &recorder{}, &recorder{}
+		routes := []bridge.Route{first.all("first"), added.all("added").OnlyChanges("first"), later.all("later").OnlyChanges("first")}
+		b := s.up(routes[0])
+		s.reboot(idA)
+		pause(6 * time.Second)
+		b = s.missesFile(b, func() {}, routes[0])
+		b.reload(routes[:2]...)
+		pause(2 * time.Second)
+		wantIDs(t, added.ids(), idA+"-scheduled")
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		b.reload(routes...)
+		pause(2 * time.Second)
+		wantIDs(t, first.ids(), idA+"-scheduled", idA+"-scheduled", idA+"-started")
+		wantIDs(t, later.ids())
+	})
 }
 
 // A route that is new, or returns, at a start without the file hears what is open in it, also if the file comes before
@@ -236,7 +205,6 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 		pause(time.Minute)
 		s.azure.End(idA)
 		pause(2 * time.Second)
-		b.end()
 		wantIDs(t, first.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
 		wantIDs(t, added.ids(), idA+"-started", idA+"-vanished")
 		wantIDs(t, returning.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
@@ -260,65 +228,41 @@ func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
 		pause(20 * time.Second)
 		s.azure.End(idA)
 		pause(2 * time.Second)
-		b.end()
-		types := mine.types()
-		if len(types) == 0 || types[len(types)-1] != "vanished" {
-			t.Errorf("told %q, want the end too", types)
-		}
+		wantEqual(t, "told last", mine.last(t).Change, imds.Vanished)
 	})
 }
 
-// A reboot while the file could not be read yet ended the event in it as one in any other gap.
-func TestARebootBeforeALateFileIsKnown(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{}
-		b := s.up(e.all("a"))
-		s.reboot(idA)
-		pause(3 * time.Second)
-		b, bring := s.lateFile(b, func() {
-			pause(30 * time.Second)
-			s.opts.Booted = time.Now()
-			s.azure.End(idA)
-			pause(20 * time.Second)
-		}, e.all("a"))
-		pause(5 * time.Second)
-		bring()
-		pause(20 * time.Second)
-		b.end()
-		wantIDs(t, e.types(), "scheduled", "vanished")
-		if d := dataIn(t, e.accepted()[1].Event); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
-			t.Errorf("outcome %s, back %v; want completed, back %v", d.Outcome, d.Back, s.opts.Booted)
-		}
-	})
-}
-
-// So did one whose event is still listed, whether the file knows of the reboot or came too late for that.
+// A reboot while the file could not be read yet ended the event in it as one in any other gap. So did one whose event is
+// still listed, whether the file knows of the reboot or came too late for that.
 func TestARebootOfAnEventInALateFileIsKnown(t *testing.T) {
-	for _, known := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for _, when := range []string{"before the start, and the event is gone", "before the start", "before the file is gone"} {
+		subtest(t, when, func(t *testing.T, s *stage) {
 			e := &recorder{}
 			reboots := func() {
 				pause(2 * time.Minute)
 				s.opts.Booted = time.Now()
+				pause(20 * time.Second)
 			}
 			b := s.up(e.all("a"))
 			s.redeploy(idA, time.Minute)
 			pause(3 * time.Second)
-			if known {
+			if when == "before the file is gone" {
 				b.end()
 				reboots()
-				b, reboots = s.start(e.all("a")), func() {}
+				b = s.start(e.all("a"))
+				reboots = func() {}
 				pause(5 * time.Second)
 			}
-			b, bring := s.lateFile(b, reboots, e.all("a"))
-			pause(2500 * time.Millisecond)
-			bring()
-			pause(10 * time.Second)
+			s.missesFile(b, func() {
+				reboots()
+				if when == "before the start, and the event is gone" {
+					s.azure.End(idA)
+				}
+			}, e.all("a"))
 			s.azure.End(idA)
 			pause(3 * time.Second)
-			b.end()
-			if d := e.last(t); d.Outcome != cloudevent.OutcomeCompleted || !d.Back.Equal(s.opts.Booted) {
-				t.Errorf("known %v: outcome %s, back %v; want completed, back %v", known, d.Outcome, d.Back, s.opts.Booted)
+			if d := e.wantEnd(t, cloudevent.OutcomeCompleted); !d.Back.Equal(s.opts.Booted) {
+				t.Errorf("back %v, want %v", d.Back, s.opts.Booted)
 			}
 		})
 	}
@@ -331,10 +275,7 @@ func TestALateFileKeepsWhatItHoldsAboutTheBridge(t *testing.T) {
 		route := e.all("a").With(func(x *bridge.Terms) { x.Bridge, x.Late = bridge.LevelAll, delivery.LateLatest })
 		b := s.start(route)
 		pause(3 * time.Second)
-		b, bring := s.lateFile(b, func() { pause(10 * time.Second) }, route)
-		pause(3 * time.Second)
-		bring()
-		pause(20 * time.Second)
+		b = s.missesFile(b, func() { pause(10 * time.Second) }, route)
 		e.say(nil)
 		pause(5 * time.Minute)
 		b.end()
@@ -353,7 +294,7 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 		b := s.start(first, down)
 		pause(3 * time.Second)
 		b, bring := s.lateFile(b, func() {
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Minute})
+			s.metadata(imdstest.Fault{Status: 503, For: time.Minute})
 			s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "second" })
 		}, first, down)
 		pause(6 * time.Second)
@@ -361,9 +302,8 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 		pause(8 * time.Second) // read, but nobody knows yet whose it is
 		b.crash()
 		s.azure.End(idA)
-		b = s.start(first, down)
+		s.start(first, down)
 		pause(20 * time.Second)
-		b.end()
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
 	})
 }
@@ -372,31 +312,27 @@ func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 // goes on, and a route that is new hears of it, though its filter has to read it on a slow disk.
 func TestAStopWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
 	for _, stopAfter := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, fmt.Sprint("after ", stopAfter), func(t *testing.T, s *stage) {
 			e, added, down := &recorder{}, &recorder{}, answering(errSinkDown).all("down")
 			choosy := added.all("added").OnlyWhen(`data.event.EventId != ""`)
 			s.reboot(idA)
 			b := s.start(e.all("first"), down)
 			pause(3 * time.Second)
 			b, bring := s.lateFile(b, func() {
-				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Minute})
+				s.metadata(imdstest.Fault{Status: 503, For: time.Minute})
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503, For: time.Minute})
 			}, e.all("first"), choosy, down)
 			pause(6 * time.Second)
-			slow := make(chan struct{})
-			s.disk.mu.Lock()
-			s.disk.reads = slow
-			s.disk.mu.Unlock()
+			release := s.disk.blockReads()
 			bring()
 			pause(stopAfter)
-			time.AfterFunc(time.Second, func() { close(slow) })
+			time.AfterFunc(time.Second, release)
 			b.end()
 			s.azure.ClearFaults()
-			b = s.start(e.all("first"), choosy, down)
+			s.start(e.all("first"), choosy, down)
 			pause(20 * time.Second)
 			s.azure.End(idA)
 			pause(2 * time.Second)
-			b.end()
 			wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
 			wantIDs(t, added.ids(), idA+"-scheduled", idA+"-vanished")
 		})
@@ -421,12 +357,11 @@ func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
 		bring()
 		pause(10 * time.Second)
 		b.crash()
-		b = s.start(e.all("a"))
+		s.start(e.all("a"))
 		s.reboot(idA)
 		pause(20 * time.Second)
 		s.azure.End(idA)
 		pause(2 * time.Second)
-		b.end()
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished", idA+"-scheduled-r2", idA+"-vanished-r2",
 			idA+"-scheduled", idA+"-vanished", // nobody could know
 			idA+"-scheduled-r3", idA+"-vanished-r3")

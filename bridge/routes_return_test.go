@@ -1,8 +1,8 @@
 package bridge_test
 
 import (
+	"fmt"
 	"runtime"
-	"slices"
 	"testing"
 	"time"
 	"weak"
@@ -17,16 +17,14 @@ import (
 func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit, ops, picky := &recorder{}, &recorder{}, &recorder{}
-		both, one := []bridge.Route{audit.all("audit"), ops.all("ops"), picky.all("picky")}, []bridge.Route{audit.all("audit")}
-		both[2].Filter.When = mustParseWhen(t, "severity > 20")
+		one := []bridge.Route{audit.all("audit")}
+		both := []bridge.Route{audit.all("audit"), ops.all("ops"), picky.all("picky").OnlyWhen("severity > 20")}
 		b := s.up(both...)
 		s.reboot(idA)
 		pause(2 * time.Second)
 		b.reload(one...)
 		pause(2 * time.Second)
-		if got := b.Sinks(); !slices.Equal(got, []string{"audit", "ops", "picky"}) { // what it has pending may be replayed and dropped
-			t.Errorf("the sinks are %v, want audit, ops and picky", got)
-		}
+		wantIDs(t, b.Sinks(), "audit", "ops", "picky") // what it has pending may be replayed and dropped
 		b.reload(both...)
 		pause(2 * time.Second)
 		wantIDs(t, ops.ids(), idA+"-scheduled") // it missed nothing
@@ -74,7 +72,7 @@ func TestARemovedSinkIsFreed(t *testing.T) {
 // What an earlier sink of that name was told says nothing about a new one: its own filter decides.
 func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		bubble(t, func(t *testing.T, s *stage) {
+		subtest(t, fmt.Sprintf("with a late file %t", late), func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
 			kept, before, after := (&recorder{}).all("kept"), &recorder{}, &recorder{}
 			b := s.up(kept, before.all("ops"))
@@ -89,18 +87,14 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze"})
 			pause(time.Minute)
 			freezes := after.all("ops").OnlyTypes("Freeze")
-			if !late {
-				b.reload(kept, freezes)
+			if late {
+				s.missesFile(b, func() {}, kept, freezes)
 			} else {
-				var bring func()
-				b, bring = s.lateFile(b, func() {}, kept, freezes)
-				pause(time.Minute)
-				bring()
+				b.reload(kept, freezes)
 			}
 			pause(time.Minute)
 			s.azure.Start(idA)
 			pause(time.Minute)
-			b.end()
 			wantIDs(t, before.ids(), idA+"-scheduled")
 			wantIDs(t, after.ids(), idB+"-scheduled")
 		})
@@ -109,39 +103,33 @@ func TestANewSinkUnderAnOldNameIsDecidedAnew(t *testing.T) {
 
 // A name removed from the settings keeps its backlog for a day, in case it returns.
 func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
-	for _, tt := range []struct {
-		away time.Duration
-		kept bool
-	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for away, kept := range map[time.Duration]bool{23 * time.Hour: true, 25 * time.Hour: false} {
+		subtest(t, fmt.Sprint("away for ", away), func(t *testing.T, s *stage) {
 			e, other := answering(errSinkDown), &recorder{}
 			b := s.start(e.all("a"), other.all("other"))
 			s.reboot(idA)
 			pause(10 * time.Second)
 			b.reload(other.all("other"))
 			pause(10 * time.Second)
-			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != bridge.SinkOrphaned || st.Pending != 1 {
-				t.Errorf("status shows %+v, want the orphaned backlog", st)
-			}
+			wantEqual(t, "the sink", b.sink("a").State, bridge.SinkOrphaned)
+			wantEqual(t, "pending", b.sink("a").Pending, 1)
 			b.end()
-			pause(tt.away)
+			pause(away)
 			b = s.start(other.all("other"))
 			pause(5 * time.Second)
-			dead := b.deadLetters()
-			if tt.kept && len(dead) != 0 || !tt.kept && (len(dead) != 1 || dead[0].Reason != delivery.ReasonRemoved) {
-				t.Errorf("after %v the dead letters are %v", tt.away, dead)
+			if kept {
+				wantIDs(t, deadIDs(b.Outbox))
+			} else {
+				b.wantDead(delivery.ReasonRemoved, idA+"-scheduled")
 			}
 			e.say(nil)
 			tries := len(e.tried())
 			b.reload(e.all("a"), other.all("other"))
 			pause(2 * time.Second)
 			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
-			if st := b.Status().Sinks[0]; st.State != bridge.SinkOK || st.Pending != 0 {
-				t.Errorf("back after %v, status shows %+v", tt.away, st)
-			}
-			if attempt := e.tried()[tries].Attempt; tt.kept == (attempt == 1) {
-				t.Errorf("back after %v, it is attempt %d", tt.away, attempt)
-			}
+			wantEqual(t, "the sink that is back", b.sink("a").State, bridge.SinkOK)
+			wantEqual(t, "pending for it", b.sink("a").Pending, 0)
+			wantEqual(t, "the attempt is not its first", e.tried()[tries].Attempt > 1, kept)
 		})
 	}
 }

@@ -27,26 +27,24 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 			s.reboot(idA)
 			pause(2 * time.Second)
 			s.azure.Start(idA)
-			s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}})
+			s.notSelf(idB)
 			pause(2 * time.Second)
-			s.azure.Schedule(imdstest.Event{ID: "over"})
+			s.reboot("over")
 			pause(2 * time.Second)
 			s.azure.End("over")
 			pause(2 * time.Second)
-			n := len(first.ids())
+			before := len(first.ids())
 			routes := []bridge.Route{first.all("first"), second.all("second"), mine.self("mine")}
 			if how == "restart" {
 				b.end()
-				b = s.start(routes...)
+				s.start(routes...)
 			} else {
 				b.reload(routes...)
 			}
 			pause(2 * time.Second)
 			wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
 			wantIDs(t, mine.ids(), idA+"-started")
-			if len(first.ids()) != n {
-				t.Errorf("the route that was there heard %v again", first.ids()[n:])
-			}
+			wantIDs(t, first.ids()[before:]) // nothing again
 			s.azure.End(idA)
 			s.azure.End(idB)
 			pause(2 * time.Second)
@@ -70,11 +68,9 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 			b := s.up(first.all("first"))
 			s.reboot(idA)
 			pause(10 * time.Second)
-			routes := []bridge.Route{first.all("first"), all.all("all"), picky.all("picky"), freezes.all("freezes")}
-			routes[2].Filter.When = mustParseWhen(t, "severity > 20")
-			routes[3].Filter.Only.Types = []string{"Freeze"}
 			over := failing(s.disk)
-			b.reload(routes...)
+			b.reload(first.all("first"), all.all("all"), picky.all("picky").OnlyWhen("severity > 20"),
+				freezes.all("freezes").OnlyTypes("Freeze"))
 			pause(10 * time.Second)
 			over()
 			pause(10 * time.Minute)
@@ -92,10 +88,7 @@ func TestANewRouteHearsWhatIsOpenOnADiskThatCannotBeRead(t *testing.T) {
 func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		wide, narrow, another := &recorder{}, &recorder{}, &recorder{}
-		freezes := func(e *recorder, name string) bridge.Route {
-			r := e.all(name).OnlyTypes("Freeze")
-			return r
-		}
+		freezes := func(e *recorder, name string) bridge.Route { return e.all(name).OnlyTypes("Freeze") }
 		b := s.up(wide.all("wide"), freezes(narrow, "narrow"))
 		s.reboot(idA)
 		pause(2 * time.Second)
@@ -115,38 +108,29 @@ func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
 // Reloads under load, with a destination that comes and goes, lose nothing and reorder nothing of an event.
 func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		const events = 40
 		e := &recorder{}
-		fails := 0
+		tries := 0
 		e.say(func(d delivery.Delivery) error {
-			if fails++; fails%3 == 0 {
+			tries++
+			if tries%3 == 0 {
 				return errSinkDown
 			}
 			return nil
 		})
 		slow := e.all("a").To(slowSink{e, 300 * time.Millisecond})
 		b := s.up(slow)
-		want := map[string][]string{}
-		for i := range 40 {
-			id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
-			s.azure.Schedule(imdstest.Event{ID: id})
-			want[id] = []string{id + "-scheduled", id + "-started", id + "-vanished"}
-			if i >= 2 {
-				s.azure.Start(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i-2))
+		id := func(i int) string { return fmt.Sprintf("%08d-0000-4000-8000-000000000000", i) }
+		for i := range events + 4 { // each starts two seconds after it came, and ends after two more
+			if i < events {
+				s.azure.Schedule(imdstest.Event{ID: id(i)})
 			}
-			if i >= 4 {
-				s.azure.End(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i-4))
-			}
+			s.azure.Start(id(i - 2))
+			s.azure.End(id(i - 4))
 			pause(1100 * time.Millisecond)
 			if i%3 == 0 {
 				b.reload(slow)
 			}
-		}
-		for i := 36; i < 40; i++ {
-			s.azure.Start(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
-		}
-		pause(2 * time.Second)
-		for i := 36; i < 40; i++ {
-			s.azure.End(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
 		}
 		e.say(nil)
 		pause(6 * time.Minute)
@@ -154,30 +138,42 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 		for _, h := range e.accepted() {
 			got[h.Event.Subject()] = append(got[h.Event.Subject()], h.Event.ID())
 		}
-		for id, ids := range want {
-			wantIDs(t, got[id], ids...)
+		for i := range events {
+			wantIDs(t, got[id(i)], id(i)+"-scheduled", id(i)+"-started", id(i)+"-vanished")
 		}
 	})
 }
 
-// A reload while the bridge still waits for the name of its VM starts each route once.
-func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
+// A reload while nobody knows yet which VM this is uses each sink once, also if the wait for that ends before the reload
+// does.
+func TestAReloadDuringTheStartUsesEachSinkOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		down := answering(errSinkDown)
-		b := s.start(down.all("a"))
+		e := &recorder{}
+		b := s.start(answering(errSinkDown).all("a"))
 		s.reboot(idA)
-		pause(5 * time.Second)
+		pause(3 * time.Second)
 		b.end()
 		s.nameless()
-		e := &recorder{}
-		r := e.all("a").To(slowSink{e, time.Second})
-		b = s.up((&recorder{}).all("a"))
-		b.Reload([]bridge.Route{r}, nil, bridge.SettingsInfo{Hash: "new"})
-		pause(5 * time.Second)
+		b = s.start(e.all("a"))
+		pause(bridge.NameForBacklog - time.Second)
 		wantIDs(t, e.ids()) // whose backlog it is, is still to be heard
+		release := s.disk.block()
+		var closed atomic.Int32
+		again := e.all("a").To(closing{slowSink{e, time.Second}, &closed})
+		reloaded := make(chan struct{})
+		go func() {
+			b.Reload([]bridge.Route{again, (&recorder{}).all("b")}, nil, bridge.SettingsInfo{Hash: "new"})
+			close(reloaded)
+		}()
+		pause(3 * time.Second)
+		release()
+		<-reloaded
 		pause(time.Minute)
+		wantEqual(t, "closed while it is in use", closed.Load(), 0)
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		wantEqual(t, "the settings", b.Status().Settings.Hash, "new")
+		b.end()
+		wantEqual(t, "closed in the end", closed.Load(), 1)
 	})
 }
 
@@ -193,15 +189,11 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 		must(t, err)
 		reloaded := false
 		go func() {
-			if err := b.Reload(t.Context(), []bridge.Route{after.all("after")}, nil, bridge.SettingsInfo{}); err != nil {
-				t.Error(err)
-			}
+			must(t, b.Reload(t.Context(), []bridge.Route{after.all("after")}, nil, bridge.SettingsInfo{}))
 			reloaded = true
 		}()
 		synctest.Wait()
-		if reloaded {
-			t.Error("a reload took effect before the start")
-		}
+		wantEqual(t, "reloaded before the start", reloaded, false)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- b.Run(ctx) }()
@@ -210,13 +202,10 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 		pause(2 * time.Second)
 		wantIDs(t, before.ids())
 		wantIDs(t, after.ids(), idA+"-scheduled")
-		if sinks := b.Status().Sinks; len(sinks) != 1 || sinks[0].Name != "after" || sinks[0].State != bridge.SinkOK {
-			t.Errorf("the sinks are %+v, want only the new one, and it works", sinks)
-		}
+		wantEqual(t, "sinks", len(b.Status().Sinks), 1)
+		wantEqual(t, "the new one", b.Status().Sinks[0].State, bridge.SinkOK)
 		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		must(t, <-ended)
 	})
 }
 
@@ -230,9 +219,7 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 		began := time.Now()
 		now, alsoNow := &recorder{}, &recorder{}
 		b.reload(now.all("hung"), alsoNow.all("well"))
-		if d := time.Since(began); d > 0 {
-			t.Errorf("Reload took %v", d)
-		}
+		wantEqual(t, "the reload", time.Since(began), 0)
 		s.azure.Start(idA)
 		pause(2 * time.Second)
 		wantIDs(t, alsoNow.ids(), idA+"-started")
@@ -258,9 +245,7 @@ func TestAReloadWaitsForAnAttemptWithoutATimeout(t *testing.T) {
 			b.reload(again.all("drain").With(endless))
 			pause(20 * time.Minute)
 		}
-		if cut.Load() {
-			t.Error("the attempt was ended by a reload")
-		}
+		wantEqual(t, "the attempt was ended by a reload", cut.Load(), false)
 		wantIDs(t, again.ids())
 		close(over)
 		s.azure.Start(idA)
@@ -296,34 +281,24 @@ func TestAReloadLeavesASinkThatDoesNotReturn(t *testing.T) {
 		wantIDs(t, e.ids())
 		pause(3 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		b.end()
 		close(release)
 	})
 }
 
-// A sink that is added while an event is open is reminded of it too.
-func TestAnAddedSinkIsReminded(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		kept, added := (&recorder{}).all("kept"), &recorder{}
-		b := s.up(kept)
-		s.redeploy(idA, time.Hour)
-		pause(5 * time.Second)
-		b.reload(kept, added.reminds("added", 30*time.Minute))
-		pause(40 * time.Minute)
-		wantIDs(t, added.types(), "scheduled", "reminder")
-	})
-}
-
-// So is one that was there before, and whose settings ask for reminders only now: at once, if it is time.
+// A sink that is added while an event is open is reminded of it too. So is one that was there before, and whose settings
+// ask for reminders only now: at once, if it is time.
 func TestASinkThatAsksForRemindersIsReminded(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &recorder{}
-		b := s.up(e.all("a"))
+		kept, added := &recorder{}, &recorder{}
+		b := s.up(kept.all("kept"))
 		s.redeploy(idA, time.Hour)
 		pause(20*time.Minute + 10*time.Second)
-		b.reload(e.reminds("a", 45*time.Minute))
+		b.reload(kept.reminds("kept", 45*time.Minute), added.reminds("added", 30*time.Minute))
 		pause(2 * time.Second)
-		wantIDs(t, e.types(), "scheduled", "reminder")
+		wantIDs(t, kept.types(), "scheduled", "reminder")
+		wantIDs(t, added.types(), "scheduled")
+		pause(20 * time.Minute)
+		wantIDs(t, added.types(), "scheduled", "reminder")
 	})
 }
 
@@ -349,23 +324,19 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 // What is replayed to a sink that gave up the same CloudEvent before is one dead letter there at the end, or none when
 // it is taken.
 func TestADeadLetterIsCountedOnce(t *testing.T) {
-	for _, taken := range []bool{true, false} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for taken, left := range map[bool][]string{true: nil, false: {idA + "-scheduled"}} {
+		subtest(t, fmt.Sprintf("taken %t", taken), func(t *testing.T, s *stage) {
 			first, second := answering(delivery.ErrRejected), answering(delivery.ErrRejected)
 			b := s.up(first.all("first"), second.all("second"))
 			s.reboot(idA)
 			pause(3 * time.Second)
-			want := 1
 			if taken {
 				second.say(nil)
-				want = 0
 			}
 			b.replay(b.Outbox.List(outbox.Selection{Route: "first"})[0], "second")
 			pause(3 * time.Second)
-			b.end()
-			if left := b.Outbox.List(outbox.Selection{}); len(left) != want || b.Outbox.Totals().Dead != want {
-				t.Errorf("left are %+v, counted as %d; want %d", left, b.Outbox.Totals().Dead, want)
-			}
+			wantIDs(t, deadIDs(b.Outbox), left...)
+			wantEqual(t, "the count", b.Outbox.Totals().Dead, len(left))
 		})
 	}
 }
@@ -382,20 +353,11 @@ func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 		s.azure.Start(idA)
 		pause(time.Minute)
 		b.end()
-		letters := b.deadLetters()
-		if len(letters) != 2 {
-			t.Fatalf("the dead letters are %+v, want two", letters)
-		}
-		for _, l := range letters {
-			made := 0
-			for _, try := range e.tried() {
-				if try.Event.ID() == l.ID {
-					made++
-				}
-			}
-			if l.Attempts != made {
-				t.Errorf("%s says %d attempts, want %d", l.ID, l.Attempts, made)
-			}
+		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled", idA+"-started")
+		tried := idsOf(e.tried())
+		for _, letter := range b.deadLetters() {
+			made := len(slices.DeleteFunc(slices.Clone(tried), func(id string) bool { return id != letter.ID }))
+			wantEqual(t, "the attempts of "+letter.ID, letter.Attempts, made)
 		}
 	})
 }
@@ -412,23 +374,16 @@ func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
 		pause(time.Hour)
 		s.azure.Start(idA)
 		pause(time.Minute)
-		letters := b.deadLetters()
-		if len(letters) != 1 || letters[0].Reason != delivery.ReasonLate {
-			t.Fatalf("the dead letters are %+v, want one that is late", letters)
-		}
-		b.replay(letters[0], "")
+		b.wantDead(delivery.ReasonLate, idA+"-scheduled")
+		b.replay(b.deadLetters()[0], "")
 		pause(time.Minute)
 		b.end()
 		e.say(nil)
 		b = s.start(drain)
 		pause(10 * time.Second)
 		b.end()
-		if got := e.ids(); !slices.Equal(got, []string{idA + "-scheduled", idA + "-started"}) {
-			t.Errorf("told %v, want what was replayed, and what came after it", got)
-		}
-		if left := b.Outbox.List(outbox.Selection{}); len(left) > 0 {
-			t.Errorf("left are %+v", left)
-		}
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started") // what was replayed, and what came after it
+		wantEqual(t, "left", len(b.Outbox.List(outbox.Selection{})), 0)
 	})
 }
 
@@ -450,16 +405,10 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 			pause(5 * time.Second)
 			b.reload(e.all("drain").With(func(terms *bridge.Terms) { terms.Late = late }))
 			s.azure.Start(idA)
-			pause(20 * time.Minute) // the time of both has passed
-			if dead := b.deadLetters(); len(dead) > 0 {
-				t.Errorf("%s: %s is a dead letter while an attempt is under way", late, dead[0].ID)
-			}
+			pause(20 * time.Minute)       // the time of both has passed
+			wantIDs(t, deadIDs(b.Outbox)) // while an attempt is under way
 			pause(25 * time.Minute)
-			dead := []string{}
-			for _, d := range b.deadLetters() {
-				dead = append(dead, d.ID)
-			}
-			wantIDs(t, dead, want...)
+			wantIDs(t, deadIDs(b.Outbox), want...)
 		})
 	}
 }

@@ -216,6 +216,15 @@ func (r *running) deadLetters() []outbox.Delivery {
 	return r.Outbox.List(outbox.Selection{State: outbox.StateDead})
 }
 
+// wantDead fails the test unless these are the dead letters, for that reason.
+func (r *running) wantDead(reason string, ids ...string) {
+	r.s.t.Helper()
+	wantIDs(r.s.t, deadIDs(r.Outbox), ids...)
+	for _, d := range r.deadLetters() {
+		wantEqual(r.s.t, "the reason of "+d.ID, d.Reason, reason)
+	}
+}
+
 // sink returns the status of one sink.
 func (r *running) sink(name string) bridge.SinkStatus {
 	r.s.t.Helper()
@@ -349,6 +358,11 @@ func pause(d time.Duration) {
 
 // reboot schedules a reboot of vm-0.
 func (s *stage) reboot(id string) { s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot"}) }
+
+// notSelf schedules a reboot of vm-1, so that only routes of all VMs hear of it.
+func (s *stage) notSelf(id string) {
+	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: []string{"vm-1"}})
+}
 
 // postpone moves the time before which an event does not begin.
 func (s *stage) postpone(id string, d time.Duration) {

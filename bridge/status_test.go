@@ -42,18 +42,14 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 			b := s.up(well.all("well"), refusing.all("refusing"))
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Status: tt.status, NotBefore: time.Now().Add(tt.notice)})
 			pause(1500 * time.Millisecond)
-			st := b.Status()
-			if st.Sinks[0].State != tt.state || st.Sinks[1].State != bridge.SinkOK {
-				t.Errorf("the sinks are %+v, want refusing %s and well ok", st.Sinks, tt.state)
-			}
-			if st.Ready != (len(tt.reasons) == 0) || !slices.Equal(st.Reasons, tt.reasons) {
-				t.Errorf("ready is %v, reasons %q, want %q", st.Ready, st.Reasons, tt.reasons)
-			}
+			wantEqual(t, "the sink that refuses", b.sink("refusing").State, tt.state)
+			wantEqual(t, "the other one", b.sink("well").State, bridge.SinkOK)
+			wantEqual(t, "ready", b.Status().Ready, len(tt.reasons) == 0)
+			wantIDs(t, b.Status().Reasons, tt.reasons...)
 			refusing.say(nil)
 			pause(10 * time.Second)
-			if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
-				t.Errorf("once it accepts, ready is %v and the sinks are %+v", st.Ready, st.Sinks)
-			}
+			wantEqual(t, "the sink, once it accepts", b.sink("refusing").State, bridge.SinkOK)
+			wantEqual(t, "ready, once it accepts", b.Status().Ready, true)
 		})
 	}
 }
@@ -65,14 +61,13 @@ func TestASinkIsNotBlockedByWhatWasDropped(t *testing.T) {
 		b := s.up(answering(errRefused).all("a"))
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(14 * time.Minute)})
 		pause(time.Second) // of which it is known for half
-		if st := b.Status(); st.Ready || st.Sinks[0].State != bridge.SinkIsBlocked || st.Sinks[0].OldestPendingSeconds != 0.5 {
-			t.Errorf("when it refuses, ready is %v and the sink is %+v", st.Ready, st.Sinks[0])
-		}
+		wantEqual(t, "the sink, when it refuses", b.sink("a").State, bridge.SinkIsBlocked)
+		wantEqual(t, "seconds that the oldest waits", b.sink("a").OldestPendingSeconds, 0.5)
+		wantEqual(t, "ready", b.Status().Ready, false)
 		b.drop(b.Outbox.List(outbox.Selection{})[0])
 		pause(time.Second)
-		if st := b.Status(); !st.Ready || st.Sinks[0].State != bridge.SinkOK {
-			t.Errorf("with nothing pending, ready is %v (%v) and the sink is %+v", st.Ready, st.Reasons, st.Sinks[0])
-		}
+		wantEqual(t, "the sink, with nothing pending", b.sink("a").State, bridge.SinkOK)
+		wantEqual(t, "ready, with nothing pending", b.Status().Ready, true)
 	})
 }
 
@@ -84,28 +79,23 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		b := s.up()
 		s.reboot(idA)
 		pause(2 * time.Second)
-		var long strings.Builder
+		var entries []string
 		for i := range imds.MaxEvents + 1 {
-			fmt.Fprintf(&long, `{"EventId":"%08d-0000-4000-8000-000000000000"},`, i)
+			entries = append(entries, fmt.Sprintf(`{"EventId":"%08d-0000-4000-8000-000000000000"}`, i))
 		}
-		s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[` + strings.TrimSuffix(long.String(), ",") + `]}`))
+		s.document(9, entries...)
 		pause(2 * time.Second)
 		st := b.Status()
-		known := slices.ContainsFunc(st.Events, func(e bridge.EventStatus) bool { return e.Known.ID == idA })
-		if n := len(st.Events); n != imds.MaxEvents || !known {
-			t.Errorf("%d events are open, want %d, the one of before among them", n, imds.MaxEvents)
-		}
-		want := []string{"it lists more than 10000 events; the rest is ignored",
-			"changes left out: 10000 events, or 16 MiB of them, are open already"}
-		if !slices.Equal(st.IMDS.Problems, want) {
-			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
-		}
+		wantEqual(t, "open events", len(st.Events), imds.MaxEvents)
+		isOld := func(e bridge.EventStatus) bool { return e.Known.ID == idA }
+		wantEqual(t, "the one of before is open", slices.ContainsFunc(st.Events, isOld), true)
+		wantIDs(t, st.IMDS.Problems, "it lists more than 10000 events; the rest is ignored",
+			"changes left out: 10000 events, or 16 MiB of them, are open already")
 		s.wantLoggedTimes(1, bridge.LeftOut)
-		s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
+		s.document(10)
 		pause(2 * time.Second)
-		if st := b.Status(); len(st.Events) != 0 || len(st.IMDS.Problems) != 0 {
-			t.Errorf("afterwards %d events are open, with problems %q", len(st.Events), st.IMDS.Problems)
-		}
+		wantEqual(t, "open events afterwards", len(b.Status().Events), 0)
+		wantIDs(t, b.Status().IMDS.Problems)
 	})
 }
 
@@ -116,9 +106,7 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 		s.disk.fail(errFull)
 		s.reboot(idA)
 		pause(10 * time.Second)
-		if got := b.Status().Outbox.Error; !strings.Contains(got, errFull.Error()) {
-			t.Errorf("the status says %q of the disk, want %q", got, errFull)
-		}
+		wantIn(t, "what it says of the disk", b.Status().Outbox.Error, errFull.Error())
 		s.disk.fail(nil)
 		pause(30 * time.Second)
 		wantEqual(t, "afterwards the status says of the disk", b.Status().Outbox.Error, "")
@@ -129,10 +117,12 @@ func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings = bridge.SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
-		well, down, refusing, strict, gone := &recorder{}, answering(errSinkDown), answering(errRefused), answering(delivery.ErrRejected), answering(errSinkDown)
-		routes := []bridge.Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
+		routes := []bridge.Route{
+			(&recorder{}).all("well"), answering(errSinkDown).all("down"), answering(errRefused).all("refusing"),
+			answering(delivery.ErrRejected).all("strict"),
+		}
 		began := time.Now()
-		b := s.up(append(routes, gone.all("gone"))...)
+		b := s.up(append(routes, answering(errSinkDown).all("gone"))...)
 		s.reboot(idA)
 		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}, Status: imdstest.Started})
 		pause(90 * time.Second)
@@ -149,70 +139,54 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			time.Since(i.LastAnswer) > time.Second || i.LastError != "" {
 			t.Errorf("imds is %+v", i)
 		}
-		if len(st.Events) != 2 {
-			t.Fatalf("events are %+v", st.Events)
-		}
+		wantEqual(t, "open events", len(st.Events), 2)
 		a, other := st.Events[0], st.Events[1]
-		if left := time.Until(a.NotBefore).Seconds(); !a.AffectsSelf || a.SecondsLeft < left-1 || a.SecondsLeft > left+1 || !strings.Contains(string(a.Event), idA) {
-			t.Errorf("the first event is %+v", a)
+		wantIn(t, "the first event", string(a.Event), idA)
+		wantWithin(t, "seconds left", a.SecondsLeft-time.Until(a.NotBefore).Seconds(), -1, 1)
+		if !a.AffectsSelf || other.AffectsSelf || other.SecondsLeft != 0 || !other.NotBefore.IsZero() {
+			t.Errorf("the events are %+v, want only the first of this VM, and the other begun", st.Events)
 		}
-		if other.AffectsSelf || other.SecondsLeft != 0 || !other.NotBefore.IsZero() {
-			t.Errorf("the second event is %+v", other)
-		}
-		if got := b.Sinks(); !slices.Equal(got, []string{"down", "gone", "refusing", "strict", "well"}) {
-			t.Errorf("the names of the sinks are %q", got)
-		}
-		sinks := map[string]bridge.SinkStatus{}
-		for _, s := range st.Sinks {
-			sinks[s.Name] = s
-		}
-		if got := slices.Sorted(maps.Keys(sinks)); !slices.Equal(got, []string{"down", "gone", "refusing", "strict", "well"}) {
-			t.Errorf("sinks are %v", got)
-		}
-		for name, want := range map[string]bridge.SinkStatus{
-			"well": {Name: "well", Kind: "recorder", State: bridge.SinkOK, Delivered: 2},
-			"down": {Name: "down", Kind: "recorder", State: bridge.SinkRetrying, Pending: 2, LastError: errSinkDown.Error(),
+		wantIDs(t, b.Sinks(), "down", "gone", "refusing", "strict", "well")
+		for _, want := range []bridge.SinkStatus{
+			{Name: "well", Kind: "recorder", State: bridge.SinkOK, Delivered: 2},
+			{Name: "down", Kind: "recorder", State: bridge.SinkRetrying, Pending: 2, LastError: errSinkDown.Error(),
 				WaitsFor: delivery.WaitsForRetry},
-			"refusing": {Name: "refusing", Kind: "recorder", State: bridge.SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
+			{Name: "refusing", Kind: "recorder", State: bridge.SinkIsBlocked, Pending: 2, LastError: errRefused.Error(),
 				WaitsFor: delivery.WaitsForSomebody},
-			"strict": {Name: "strict", Kind: "recorder", State: bridge.SinkOK, DeadLetters: 2},
-			"gone":   {Name: "gone", State: bridge.SinkOrphaned, Pending: 2},
+			{Name: "strict", Kind: "recorder", State: bridge.SinkOK, DeadLetters: 2},
+			{Name: "gone", State: bridge.SinkOrphaned, Pending: 2},
 		} {
-			got := sinks[name]
-			if want.Pending > 0 && (got.OldestPendingSeconds < 178 || got.OldestPendingSeconds > 181) {
-				t.Errorf("%s: the oldest waits %v s", name, got.OldestPendingSeconds)
-			}
-			if want.Pending > 0 && time.Since(got.OldestPending).Seconds() != got.OldestPendingSeconds {
-				t.Errorf("%s: the oldest waits %v s, since %v", name, got.OldestPendingSeconds, got.OldestPending)
-			}
-			if waiting := want.State == bridge.SinkRetrying || want.State == bridge.SinkIsBlocked; waiting == got.NextAttempt.IsZero() || waiting && time.Until(got.NextAttempt) > 5*time.Minute {
-				t.Errorf("%s: the next attempt is at %v", name, got.NextAttempt)
-			}
-			if accepted := want.Delivered > 0; accepted == got.LastAccepted.IsZero() {
-				t.Errorf("%s: last accepted at %v", name, got.LastAccepted)
-			}
-			if late := want.State == bridge.SinkRetrying || want.State == bridge.SinkIsBlocked; late && !got.OverdueSince.Equal(got.OldestPending) ||
-				!late && !got.OverdueSince.IsZero() {
-				t.Errorf("%s: overdue since %v, the oldest waits since %v", name, got.OverdueSince, got.OldestPending)
-			}
-			got.OldestPendingSeconds, got.OldestPending, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}, time.Time{}
-			if got.NeededSince.IsZero() == got.NeedsSomebody(time.Now()) {
-				t.Errorf("%s needs somebody since %v", name, got.NeededSince)
-			}
-			got.OverdueSince, got.NeededSince = time.Time{}, time.Time{}
-			if got != want {
-				t.Errorf("%s is %+v, want %+v", name, got, want)
-			}
+			wantSink(t, b.sink(want.Name), want)
 		}
 		if o := st.Outbox; !o.Durable || o.Bytes == 0 || o.Pending != 6 || o.DeadLetters != 2 || o.Error != "" {
 			t.Errorf("the outbox is %+v", o)
 		}
 		var shown map[string]json.RawMessage
 		must(t, json.Unmarshal(imds.CompactJSON(st), &shown))
-		if got, want := slices.Sorted(maps.Keys(shown)), []string{"events", "imds", "observer", "outbox", "ready", "reasons", "settings", "sinks", "startedAt", "version"}; !slices.Equal(got, want) {
-			t.Errorf("status.json has %v, want %v", got, want)
-		}
+		wantIDs(t, slices.Sorted(maps.Keys(shown)), "events", "imds", "observer", "outbox", "ready", "reasons", "settings",
+			"sinks", "startedAt", "version")
 	})
+}
+
+// wantSink fails the test unless a sink whose deliveries came three minutes ago is so, with the times that follow from it.
+func wantSink(t *testing.T, got, want bridge.SinkStatus) {
+	t.Helper()
+	if want.Pending > 0 {
+		wantWithin(t, want.Name+": seconds that the oldest waits", got.OldestPendingSeconds, 178, 181)
+		wantEqual(t, want.Name+": since when", time.Since(got.OldestPending).Seconds(), got.OldestPendingSeconds)
+	}
+	waits := want.State == bridge.SinkRetrying || want.State == bridge.SinkIsBlocked
+	if waits == got.NextAttempt.IsZero() || time.Until(got.NextAttempt) > 5*time.Minute {
+		t.Errorf("%s: the next attempt is at %v", want.Name, got.NextAttempt)
+	}
+	if waits == got.OverdueSince.IsZero() || waits && !got.OverdueSince.Equal(got.OldestPending) {
+		t.Errorf("%s: overdue since %v, the oldest waits since %v", want.Name, got.OverdueSince, got.OldestPending)
+	}
+	wantEqual(t, want.Name+": it has accepted something", !got.LastAccepted.IsZero(), want.Delivered > 0)
+	wantEqual(t, want.Name+": it has needed somebody for a while", !got.NeededSince.IsZero(), got.NeedsSomebody(time.Now()))
+	got.OldestPendingSeconds, got.OldestPending, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}, time.Time{}
+	got.OverdueSince, got.NeededSince = time.Time{}, time.Time{}
+	wantEqual(t, want.Name, got, want)
 }
 
 // A sink with nothing pending has no next attempt, even if the deliveries that were dropped were to be made together.
@@ -222,28 +196,19 @@ func TestStatusNamesNoNextAttemptWithNothingPending(t *testing.T) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 1
 		}))
 		pause(1500 * time.Millisecond)
-		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Hour)})
-		s.azure.Schedule(imdstest.Event{ID: idB, NotBefore: time.Now().Add(time.Hour)})
+		s.redeploy(idA, time.Hour)
+		s.redeploy(idB, time.Hour)
 		pause(3 * time.Minute)
-		if a := b.Status().Sinks[0]; a.State != bridge.SinkIsBlocked || a.Pending != 2 || !a.NextAttempt.After(time.Now()) {
-			t.Errorf("the sink is %+v, want it blocked, with 2 pending and a next attempt", a)
-		}
-		var keys []string
-		for _, d := range b.Outbox.List(outbox.Selection{}) {
-			keys = append(keys, d.Key)
-		}
-		for n := range keys {
-			if a := b.Status().Sinks[0]; a.NextAttempt.IsZero() {
-				t.Errorf("with %d pending the sink is %+v, want a next attempt", len(keys)-n, a)
-			}
-			if _, err := b.Drop(keys[n:n+1], "root"); err != nil {
-				t.Fatal(err)
-			}
+		wantEqual(t, "the sink", b.sink("a").State, bridge.SinkIsBlocked)
+		for n, d := range b.Outbox.List(outbox.Selection{}) {
+			wantEqual(t, "pending", b.sink("a").Pending, 2-n)
+			wantEqual(t, "there is a next attempt", b.sink("a").NextAttempt.After(time.Now()), true)
+			b.drop(d)
 			pause(2 * time.Second)
 		}
-		if a := b.Status().Sinks[0]; a.State != bridge.SinkIsBlocked || a.Pending != 0 || !a.NextAttempt.IsZero() {
-			t.Errorf("the sink is %+v, want it blocked, with nothing pending and no next attempt", a)
-		}
+		wantEqual(t, "the sink", b.sink("a").State, bridge.SinkIsBlocked)
+		wantEqual(t, "pending", b.sink("a").Pending, 0)
+		wantEqual(t, "there is no next attempt", b.sink("a").NextAttempt.IsZero(), true)
 	})
 }
 
@@ -256,60 +221,30 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 		b, err := bridge.New(bridge.Options{Client: client, Outbox: o})
 		must(t, err)
 		st := b.Status()
-		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {
-			t.Errorf("ready %v: %v, alive %v", st.Ready, st.Reasons, b.Alive())
-		}
-		if text := string(imds.CompactJSON(st)); !strings.Contains(text, `"events":[]`) || !strings.Contains(text, `"sinks":[]`) || !st.StartedAt.Equal(time.Now()) {
-			t.Errorf("status.json is %s", text)
-		}
+		must(t, b.Alive())
+		wantEqual(t, "ready", st.Ready, false)
+		wantIn(t, "the reasons", strings.Join(st.Reasons, " "), "not answered yet")
+		wantEqual(t, "it was started now", st.StartedAt.Equal(time.Now()), true)
+		wantIn(t, "status.json", string(imds.CompactJSON(st)), `"events":[]`)
+		wantIn(t, "status.json", string(imds.CompactJSON(st)), `"sinks":[]`)
 		o.Close()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		b := s.start((&recorder{}).all("a"))
 		pause(5 * time.Second)
-		if st := b.Status(); st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "503") {
-			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
-		}
+		wantEqual(t, "ready", b.Status().Ready, false)
+		wantIn(t, "the reasons", strings.Join(b.Status().Reasons, " "), "503")
 		s.azure.ClearFaults()
 		pause(20 * time.Second)
-		if st := b.Status(); !st.Ready {
-			t.Errorf("not ready: %v", st.Reasons)
-		}
+		wantEqual(t, "ready, once it answers", b.Status().Ready, true)
 	})
-}
-
-// The poll loop counts as alive while it comes round, however the endpoint answers, also when that takes two minutes or
-// it asks to be left alone for an hour.
-func TestAliveMeansThatThePollLoopComesRound(t *testing.T) {
-	for _, fault := range []imdstest.Fault{
-		{Hang: true}, {Status: 503}, {Status: 403}, {Status: 429, RetryAfter: "3600"}, {Delay: 2 * time.Minute},
-	} {
-		bubble(t, func(t *testing.T, s *stage) {
-			s.azure.SetFault(fault)
-			b := s.start((&recorder{}).all("a"))
-			for range 15 {
-				pause(time.Minute)
-				if err := b.Alive(); err != nil {
-					t.Errorf("%+v: Alive = %v", fault, err)
-				}
-			}
-			b.cancel()
-			<-b.done
-			pause(time.Hour)
-			if b.Alive() == nil {
-				t.Errorf("%+v: a loop that has ended counts as alive", fault)
-			}
-		})
-	}
 }
 
 // A forewarn without a timezone, and one with a zone that this machine doesn't know, shows UTC.
 func TestWithoutAZoneTimesAreUTC(t *testing.T) {
 	for name, want := range map[string]string{"": "UTC", "UTC": "UTC", "Nowhere/Else": "UTC", "Asia/Tokyo": "Asia/Tokyo"} {
-		if got := (bridge.SettingsInfo{Timezone: name}).Location().String(); got != want {
-			t.Errorf("the zone %q is %s, want %s", name, got, want)
-		}
+		wantEqual(t, "the zone "+name, bridge.SettingsInfo{Timezone: name}.Location().String(), want)
 	}
 }
 
@@ -319,12 +254,8 @@ func TestTheZoneIsKnownWithoutTheDisk(t *testing.T) {
 		s.opts.Settings.Timezone = "Asia/Tokyo"
 		b := s.start()
 		pause(time.Second)
-		if zone := b.Status().Settings.Zone; zone.String() != "Asia/Tokyo" {
-			t.Errorf("the zone is %v, want Asia/Tokyo", zone)
-		}
+		wantEqual(t, "the zone", b.Status().Settings.Zone.String(), "Asia/Tokyo")
 		b.Reload(nil, nil, bridge.SettingsInfo{Timezone: "Europe/Berlin"})
-		if zone := b.Status().Settings.Zone; zone.String() != "Europe/Berlin" {
-			t.Errorf("after a reload the zone is %v, want Europe/Berlin", zone)
-		}
+		wantEqual(t, "the zone after a reload", b.Status().Settings.Zone.String(), "Europe/Berlin")
 	})
 }

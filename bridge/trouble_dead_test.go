@@ -21,41 +21,34 @@ func TestDeadLettersAreReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, strict := &recorder{}, answering(delivery.ErrRejected)
 		b := s.up(admin.trouble("admin"), strict.all("strict").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelTrouble }))
-		told := func() (counts []int) {
+		wantTold := func(counts ...int) {
+			t.Helper()
+			var told []int
 			for _, h := range admin.accepted() {
-				data := tellingOf(t, h.Event)
-				letters := data["deliveries"].([]any)
-				if data["sink"] != "strict" || len(letters) != int(data["count"].(float64)) ||
-					letters[0].(map[string]any)["error"] != delivery.ErrRejected.Error() {
-					t.Errorf("it says %v", data)
-				}
-				counts = append(counts, int(data["count"].(float64)))
+				letters := wantSays(t, h, map[string]any{"sink": "strict"})["deliveries"].([]any)
+				wantSays(t, h, map[string]any{"count": float64(len(letters))})
+				wantEqual(t, "the error", letters[0].(map[string]any)["error"], any(delivery.ErrRejected.Error()))
+				told = append(told, len(letters))
 			}
-			return counts
+			if !slices.Equal(told, counts) {
+				t.Errorf("told are %v dead letters, want %v", told, counts)
+			}
 		}
 		s.notSelf("A")
 		pause(2500 * time.Millisecond)
-		if got := told(); !slices.Equal(got, []int{1}) {
-			t.Errorf("told %v, want the first at once", got)
-		}
+		wantTold(1) // the first at once
 		for _, id := range []string{"B", "C", "D"} {
 			s.notSelf(id)
 			pause(2 * time.Second)
 		}
-		if got := told(); !slices.Equal(got, []int{1}) {
-			t.Errorf("told %v, want no more within a minute", got)
-		}
+		wantTold(1) // no more within a minute
 		pause(time.Minute)
-		if got := told(); !slices.Equal(got, []int{1, 3}) {
-			t.Errorf("told %v, want the others together", got)
-		}
+		wantTold(1, 3) // the others together
 		wantIDs(t, admin.types(), "delivery.deadlettered", "delivery.deadlettered")
 		s.notSelf("E")
 		pause(2 * time.Second)
 		b.end()
-		if got := told(); !slices.Equal(got, []int{1, 3, 1}) {
-			t.Errorf("told %v, want what was left at the end", got)
-		}
+		wantTold(1, 3, 1) // what was left at the end
 		wantIDs(t, strict.ids())
 	})
 }
@@ -78,7 +71,6 @@ func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 			b = s.start(routes...)
 			pause(5 * time.Second)
 		}
-		b.end()
 		wantIDs(t, admin.types(), "delivery.deadlettered", "delivery.deadlettered")
 		var keys []any
 		for _, h := range admin.accepted() {
@@ -92,28 +84,45 @@ func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
 	})
 }
 
-// Dead letters of an earlier run are reported when it is known whose they are, and never by another VM.
+// Dead letters of an earlier run are reported when it is known whose they are, and never by another VM; also those in a
+// file that comes late.
 func TestDeadLettersAreReportedByTheirVM(t *testing.T) {
-	for vm, want := range map[string][]string{"": {"delivery.deadlettered"}, "vm-1": {}} {
-		bubble(t, func(t *testing.T, s *stage) {
+	for _, tt := range []struct {
+		claim string
+		vm    string
+		late  bool
+		want  []string
+	}{
+		{"this VM's", "", false, []string{"delivery.deadlettered"}},
+		{"another VM's", "vm-1", false, nil},
+		{"this VM's, in a late file", "", true, []string{"delivery.deadlettered"}},
+		{"another VM's, in a late file", "vm-1", true, nil},
+	} {
+		subtest(t, tt.claim, func(t *testing.T, s *stage) {
 			image := filepath.Join(t.TempDir(), "outbox.db")
-			strict, admin := answering(delivery.ErrRejected), &recorder{}
-			b := s.start(strict.all("strict"))
+			admin := &recorder{}
+			b := s.start(answering(delivery.ErrRejected).all("strict"))
 			pause(1600 * time.Millisecond)
 			s.reboot(idA)
 			pause(600 * time.Millisecond) // it is dead, and to be reported within the second
 			b.snapshot(image)
 			b.end()
 			copyFile(t, image, filepath.Join(s.dir, "outbox.db"))
-			s.vm = vm
-			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 3 * time.Second})
-			strict.say(nil)
-			b = s.start(admin.trouble("admin"), strict.all("strict"))
-			pause(2500 * time.Millisecond)
+			s.vm = tt.vm
+			routes := []bridge.Route{admin.trouble("admin"), (&recorder{}).all("strict")}
+			if tt.late {
+				s.metadata(imdstest.Fault{Status: 503, For: 8 * time.Second})
+				_, bring := s.lateFile(b, func() {}, routes...)
+				pause(4 * time.Second)
+				bring()
+			} else {
+				s.metadata(imdstest.Fault{Status: 503, For: 4 * time.Second})
+				s.start(routes...)
+			}
+			pause(3500 * time.Millisecond)
 			wantIDs(t, admin.types())
 			pause(time.Minute)
-			b.end()
-			wantIDs(t, admin.types(), want...)
+			wantIDs(t, admin.types(), tt.want...)
 		})
 	}
 }
@@ -126,51 +135,35 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 		down, audit, count := answering(errSinkDown), &recorder{}, &counting{}
 		s.opts.Meter = count
 		heardAll := func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }
-		b := s.up(down.all("down").With(heardAll), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
+		b := s.up(down.all("down").With(heardAll), audit.all("audit").With(heardAll))
 		for n := range 30 {
 			s.reboot(fmt.Sprintf("%08d-0000-4000-8000-000000000000", n))
 		}
 		pause(3 * time.Second)
-		drop := func(list []outbox.Delivery) map[string]any {
+		drop := func(list ...outbox.Delivery) map[string]any {
 			t.Helper()
 			before := len(audit.accepted())
-			var keys []string
-			for _, d := range list {
-				keys = append(keys, d.Key)
-			}
-			if _, err := b.Drop(keys, "root"); err != nil {
-				t.Fatal(err)
-			}
+			b.drop(list...)
 			pause(time.Second)
-			told := audit.accepted()[before:]
-			if len(told) != 1 || told[0].Event.Type() != cloudevent.DeliveryDropped {
-				t.Fatalf("told %s, want one CloudEvent", idsOf(told))
-			}
-			if err := breaks(t, whole, structured(t, told[0].Event)); err != nil {
-				t.Errorf("it breaks the contract: %v\n%s", err, told[0].Event.Data())
-			}
-			data := tellingOf(t, told[0].Event)
-			for _, d := range data["deliveries"].([]any) {
+			wantIDs(t, audit.types()[before:], "delivery.dropped")
+			told := audit.accepted()[before]
+			must(t, breaks(t, whole, structured(t, told.Event)))
+			for _, d := range tellingOf(t, told.Event)["deliveries"].([]any) {
 				d := d.(map[string]any)
 				if _, has := d["error"]; has == (d["attempts"] == 0.0) {
 					t.Errorf("of one that was dropped it tells %v, want an error if it was tried", d)
 				}
 			}
-			return data
+			return wantSays(t, told, map[string]any{"count": float64(len(list)), "by": "root", "event": nil})
 		}
 		pending := b.Outbox.List(outbox.Selection{Route: "down"})
 		for _, d := range pending[:2] { // the first is about the bridge
-			one := drop([]outbox.Delivery{d})
-			if list, _ := one["deliveries"].([]any); len(list) != 1 || list[0].(map[string]any)["key"] != d.Key || one["by"] != "root" ||
-				one["count"] != 1.0 || one["event"] != nil {
-				t.Errorf("of one it tells %v", one)
-			}
+			listed := drop(d)["deliveries"].([]any)
+			wantEqual(t, "the key", listed[0].(map[string]any)["key"], any(d.Key))
 		}
-		many := drop(pending[2:])
-		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != troubles.ListedDead {
-			t.Errorf("of 29 it tells %v", many)
-		}
-		wantEqual(t, "the meter was told of CloudEvents about drops", count.of("committed")[cloudevent.DeliveryDropped], 3)
+		many := drop(pending[2:]...)
+		wantEqual(t, "listed of 29", len(many["deliveries"].([]any)), troubles.ListedDead)
+		wantEqual(t, "CloudEvents about drops that were counted", count.of("committed")[cloudevent.DeliveryDropped], 3)
 	})
 }
 
@@ -192,16 +185,9 @@ func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
 		b.drop(b.Outbox.List(outbox.Selection{Route: "down"})[0])
 		b.end()
 		left := stored(t, filepath.Dir(image))
-		if list := left.List(outbox.Selection{Route: "down"}); len(list) > 0 {
-			t.Fatalf("%s is pending although it was dropped", list[0].Key)
-		}
-		reported := false
-		for _, d := range left.List(outbox.Selection{Route: "audit"}) {
-			reported = reported || d.Type == cloudevent.DeliveryDropped
-		}
-		if !reported {
-			t.Error("a crash after the drop would lose the report of it")
-		}
+		wantIDs(t, pendingIDs(left, "down"))
+		isReport := func(d outbox.Delivery) bool { return d.Type == cloudevent.DeliveryDropped }
+		wantEqual(t, "the report is kept", slices.ContainsFunc(left.List(outbox.Selection{Route: "audit"}), isReport), true)
 	})
 }
 
@@ -220,8 +206,7 @@ func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
 		pause(24 * time.Hour)
 		b = s.start()
 		pause(15 * time.Second) // the backlog waits for the name of this VM
-		if st := b.Outbox.Totals(); st.Pending != 0 || st.Dead != 1 {
-			t.Errorf("%d are pending and %d are dead letters, want 0 and 1", st.Pending, st.Dead)
-		}
+		wantEqual(t, "pending", b.Outbox.Totals().Pending, 0)
+		wantEqual(t, "dead letters", b.Outbox.Totals().Dead, 1)
 	})
 }
