@@ -1,7 +1,6 @@
 package bridge_test
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -11,7 +10,6 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/outbox"
 )
 
 // Who hears that an event isn't started early hears when it begins after all and that it is over, also if its filter
@@ -24,13 +22,14 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		other.Name, other.After = "once people know", []string{"on-call"}
 		s.opts.Rules = []bridge.Rule{namedRule(), other}
 		ofTrouble := func(r *bridge.Terms) { r.Bridge = bridge.LevelTrouble }
-		drain, onCall, ends, page, job := answering(fmt.Errorf("%w: exit 75", delivery.ErrRejected)), &recorder{}, &recorder{}, &recorder{}, &recorder{}
+		drain := answering(delivery.ErrRejected)
+		onCall, ends, page, job := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		last := ends.all("ends").With(ofTrouble).OnlyChanges("first", "vanished")
 		routes := []bridge.Route{
 			drain.all("drain").With(func(r *bridge.Terms) { r.Acts = true }), last,
 			onCall.all("on-call").With(ofTrouble).OnlyTypes("Freeze"),
-			page.all("page").With(func(r *bridge.Terms) { r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateLatest }).OnlyTypes("Freeze"),
-			job.all("job").With(func(r *bridge.Terms) { r.Bridge, r.Late = bridge.LevelTrouble, delivery.LateDrop }).OnlyTypes("Freeze"),
+			page.all("page").With(ofTrouble).With(func(r *bridge.Terms) { r.Late = delivery.LateLatest }).OnlyTypes("Freeze"),
+			job.all("job").With(ofTrouble).With(func(r *bridge.Terms) { r.Late = delivery.LateDrop }).OnlyTypes("Freeze"),
 		}
 		b := s.up(routes...)
 		s.userReboot(idA)
@@ -40,8 +39,8 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		b = s.start(routes...)
 		pause(time.Minute)
 		drain.say(nil)
-		for _, d := range b.Outbox.List(outbox.Selection{Route: "drain", State: outbox.StateDead}) {
-			b.replay(d, "")
+		for _, letter := range b.deadLetters() {
+			b.replay(letter, "")
 		}
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
@@ -52,9 +51,8 @@ func TestWhoHearsThatAnApprovalFailedHearsWhatBecomesOfTheEvent(t *testing.T) {
 		wantIDs(t, eventTypes(onCall), "scheduled", "approved", "approved", "started", "vanished")
 		wantIDs(t, eventTypes(page), "approved", "approved", "started", "vanished")
 		first := slices.IndexFunc(page.accepted(), func(h heard) bool { return strings.HasSuffix(h.Event.Type(), ".approved") })
-		if missed := page.accepted()[first].Missed; len(missed) != 1 || missed[0].Change != "scheduled" {
-			t.Errorf("with the failure people read that they missed %+v, want the announcement", missed)
-		}
+		wantEqual(t, "missed, as people read with the failure", len(page.accepted()[first].Missed), 1)
+		wantEqual(t, "the change that they missed", page.accepted()[first].Missed[0].Change, "scheduled")
 		wantIDs(t, eventTypes(ends), "scheduled", "approved", "approved", "vanished")
 		wantIDs(t, eventTypes(job), "approved", "approved")
 	})
@@ -80,9 +78,7 @@ func TestAFallbackThatHearsOfTroubleIsNotToldOfTheEventAgain(t *testing.T) {
 		pause(time.Minute)
 		wantIDs(t, eventTypes(mail), "scheduled", "approved", "started")
 		for _, h := range mail.accepted() {
-			if len(h.Missed) > 0 {
-				t.Errorf("it is said to have missed %+v", h.Missed)
-			}
+			wantEqual(t, "missed", len(h.Missed), 0)
 		}
 	})
 }

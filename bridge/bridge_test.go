@@ -357,6 +357,7 @@ func TestSinksAreClosedWhenTheirRouteHasEnded(t *testing.T) {
 		b.reload(route("a", &second))
 		pause(2 * time.Second)
 		wantEqual(t, "closed after the reload", closed(), [3]int32{1, 1, 0})
+		b.end()
 		wantEqual(t, "closed after the end", closed(), [3]int32{1, 1, 1})
 	})
 }

@@ -121,7 +121,9 @@ func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
 func TestAStopDoesNotWaitForTheLeadOfALog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit := &recorder{}
-		route := audit.all("audit").With(func(x *bridge.Terms) { x.Bridge, x.Lead = bridge.LevelAll, time.Minute }).To(chainedRecorder{audit})
+		route := audit.all("audit").To(chainedRecorder{audit}).With(func(x *bridge.Terms) {
+			x.Bridge, x.Lead = bridge.LevelAll, time.Minute
+		})
 		b := s.start(route)
 		pause(5 * time.Second)
 		s.redeploy(idA, time.Hour)

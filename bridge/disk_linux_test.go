@@ -81,10 +81,9 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 				pause(1100 * time.Millisecond)
 			}
 			wantEqual(t, "were told", len(e.ids()), 61)
-			st := b.Status()
-			if err := b.Outbox.Durable(); !errors.Is(err, syscall.ENOSPC) || st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), "no space left") {
-				t.Errorf("Durable = %v, ready %v: %v", err, st.Ready, st.Reasons)
-			}
+			wantEqual(t, "Durable is that the disk is full", errors.Is(b.Outbox.Durable(), syscall.ENOSPC), true)
+			wantEqual(t, "ready", b.Status().Ready, false)
+			wantIn(t, "the reasons", strings.Join(b.Status().Reasons, " "), "no space left")
 			free()
 			pause(diskRetry + time.Second)
 			b.wantDurable()
@@ -118,15 +117,11 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 		s.azure.Start(idA)
 		pause(20 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
-		if err := b.Outbox.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
-			t.Errorf("Durable = %v, want that it can only be read", err)
-		}
+		wantEqual(t, "Durable is that it can only be read", errors.Is(b.Outbox.Durable(), outbox.ErrReadOnly), true)
 		remount(0)
 		pause(diskRetry + time.Second)
 		b.wantDurable()
 		b.crash()
-		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
-			t.Errorf("on disk is still pending %v", list)
-		}
+		wantIDs(t, pendingIDs(stored(t, s.dir), "a"))
 	})
 }

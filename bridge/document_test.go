@@ -240,9 +240,7 @@ func TestTheLogSaysWhenAnEventBeginsIfAzureDoes(t *testing.T) {
 					_, got, _ = strings.Cut(strings.TrimSpace(line), " notBefore=")
 				}
 			}
-			if got != want {
-				t.Errorf("the line about %s says %q of when it begins, want %q", id, got, want)
-			}
+			wantEqual(t, "when it begins, in the line about "+id, got, want)
 		}
 	})
 }
@@ -282,9 +280,56 @@ func TestNothingIsLoggedUnderALock(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, words := range []string{"azure event", "reminder due", "muted; deliveries wait"} {
-			if !seen[words] {
-				t.Errorf("%q was not logged", words)
-			}
+			wantEqual(t, words+" is logged", seen[words], true)
 		}
 	})
+}
+
+// A partial document doesn't show whether an event is over that it doesn't list: after a start, nothing is begun about that
+// until a document does, and nothing at all if it is over.
+func TestAPartialFirstDocumentBeginsNothing(t *testing.T) {
+	for over, heard := range map[bool]string{true: "vanished", false: "scheduled"} {
+		subtest(t, fmt.Sprintf("over %t", over), func(t *testing.T, s *stage) {
+			drain := answering(errSinkDown)
+			acts := drain.all("drain").With(func(x *bridge.Terms) { x.Late, x.Acts = delivery.LateDrop, true })
+			b := s.up(acts)
+			s.userReboot(idA)
+			pause(3 * time.Second)
+			b.end()
+			drain.say(nil)
+			if over {
+				s.azure.End(idA)
+			}
+			s.document(9, `{"EventId":7}`)
+			s.start(acts)
+			pause(30 * time.Second)
+			wantIDs(t, drain.ids())
+			s.azure.SetDocument(nil)
+			pause(30 * time.Second)
+			wantIDs(t, drain.types(), heard)
+		})
+	}
+}
+
+// A NotBefore at the edge of the times that can be written is told, and outlives a restart, whatever is taken from it.
+func TestANotBeforeAtTheEndOfTimeIsTold(t *testing.T) {
+	for _, notBefore := range []string{
+		"0000-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-23:59",
+		"0000-01-01T00:00:00+23:59", "Fri, 31 Dec 9999 23:59:59 GMT", "Sat, 01 Jan 0000 00:00:01 GMT",
+		"292277026596-01-01T00:00:00Z",
+	} {
+		subtest(t, notBefore, func(t *testing.T, s *stage) {
+			e := &recorder{}
+			lead := e.all("lead").With(func(x *bridge.Terms) { x.Lead = time.Hour })
+			remind := e.all("remind").With(func(x *bridge.Terms) { x.Remind = []time.Duration{24 * time.Hour, time.Hour} })
+			b := s.start(lead, remind)
+			s.azure.SetDocument([]byte(`{"DocumentIncarnation":1,"Events":[{"EventId":"` + idA + `","EventType":"Reboot",
+				"ResourceType":"VirtualMachine","Resources":["vm_0"],"EventStatus":"Scheduled","NotBefore":"` + notBefore + `"}]}`))
+			pause(3 * time.Second)
+			b.end()
+			s.start(lead, remind)
+			pause(2 * time.Minute)
+			wantIn(t, "told", strings.Join(e.ids(), " "), idA+"-scheduled")
+		})
+	}
 }

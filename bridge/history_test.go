@@ -37,9 +37,7 @@ func changeAt(t *testing.T, id, vm string, kind imds.ChangeKind, at time.Time) e
 func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	var b bridge.HistoryBuilder
-	if got := b.Histories(bridge.Period{}); len(got) != 0 {
-		t.Errorf("of nothing it shows %v", got)
-	}
+	wantEqual(t, "of nothing it shows", len(b.Histories(bridge.Period{})), 0)
 	about := event.New()
 	about.SetID("heartbeat")
 	about.SetType(cloudevent.BridgeHeartbeat)
@@ -57,17 +55,16 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 		p    bridge.Period
 		want string
 	}{
-		{bridge.Period{}, "A B"}, {bridge.Period{Event: "a"}, "A"}, {bridge.Period{Event: "AB"}, ""}, {bridge.Period{VM: "VM-1"}, "B"}, {bridge.Period{VM: "vm-2"}, ""},
+		{bridge.Period{}, "A B"}, {bridge.Period{Event: "a"}, "A"}, {bridge.Period{Event: "AB"}, ""},
+		{bridge.Period{VM: "VM-1"}, "B"}, {bridge.Period{VM: "vm-2"}, ""}, {bridge.Period{Event: "A", VM: "vm-1"}, ""},
 		{bridge.Period{Since: at.Add(time.Minute)}, "A B"}, {bridge.Period{Since: at.Add(2 * time.Minute)}, "A"},
-		{bridge.Period{Since: at.Add(time.Hour)}, "A"}, {bridge.Period{Since: at.Add(time.Hour + 1)}, ""}, {bridge.Period{Event: "A", VM: "vm-1"}, ""},
+		{bridge.Period{Since: at.Add(time.Hour)}, "A"}, {bridge.Period{Since: at.Add(time.Hour + 1)}, ""},
 	} {
 		var got []string
 		for _, h := range b.Histories(tt.p) {
 			got = append(got, h.Event)
 		}
-		if strings.Join(got, " ") != tt.want {
-			t.Errorf("%+v shows %q, want %q", tt.p, got, tt.want)
-		}
+		wantEqual(t, fmt.Sprintf("%+v shows", tt.p), strings.Join(got, " "), tt.want)
 	}
 	h := b.Histories(bridge.Period{})[0]
 	if len(h.Changes) != 2 || h.Changes[0].Change != imds.Scheduled || h.Changes[1].Change != imds.Vanished ||
@@ -78,9 +75,7 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	if d := h.Changes[0].Deliveries; len(d) != 2 || d[0].Route != "a" || d[1].Route != "b" {
 		t.Errorf("its deliveries are %+v, want those to a and b, in order", d)
 	}
-	if (h.Outcome == "") == (b.Histories(bridge.Period{Event: "B"})[0].Outcome == "") {
-		t.Error("an event that is not over has an outcome, or one that is has none")
-	}
+	wantEqual(t, "the outcome of what isn't over", b.Histories(bridge.Period{Event: "B"})[0].Outcome, "")
 }
 
 // An event that vanished and was listed again is not over, in whatever order its changes are read. When it has vanished
@@ -114,9 +109,7 @@ func TestAnEventThatCameBackIsNotOver(t *testing.T) {
 					t.Errorf("after %d changes, from the one with number %d, reversed %v: outcome %q of %d, want %q", len(list), first,
 						reversed, h.Outcome, len(h.Changes), tt.want)
 				}
-				if text := string(imds.CompactJSON(h)); strings.Contains(text, "null") {
-					t.Errorf("without deliveries it is %s, want an empty list", text)
-				}
+				wantIn(t, "without deliveries", string(imds.CompactJSON(h)), `"deliveries":[]`)
 			}
 		}
 	}

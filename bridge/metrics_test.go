@@ -200,7 +200,8 @@ func TestTheMeterCountsPollsAndCloudEvents(t *testing.T) {
 		wantEqual(t, "polls", sum, s.polls())
 		wantWithin(t, "turns of their loop", turns, sum, 2*sum)
 		m.want(t, "committed", map[string]int{
-			cloudevent.EventPrefix + "scheduled": 1, cloudevent.EventPrefix + "vanished": 1, cloudevent.BridgeStarted: 1, cloudevent.BridgeStopping: 1,
+			cloudevent.EventPrefix + "scheduled": 1, cloudevent.EventPrefix + "vanished": 1,
+			cloudevent.BridgeStarted: 1, cloudevent.BridgeStopping: 1,
 		})
 	})
 }

@@ -40,9 +40,7 @@ func TestREADMEBeginsWithFunctionsThatExist(t *testing.T) {
 	_, rest, _ := strings.Cut(manual(t), "\n```\n")
 	picture, _, _ := strings.Cut(rest, "```")
 	names := regexp.MustCompile(`(?m)^  [a-z]+ +([A-Za-z.]+) `).FindAllStringSubmatch(picture, -1)
-	if len(names) < 8 || len(names) > 15 {
-		t.Errorf("the picture names %d functions, want 8 to 15", len(names))
-	}
+	wantWithin(t, "functions in the picture", len(names), 8, 15)
 	allExist(t, names)
 }
 
@@ -51,9 +49,7 @@ func TestREADMENamesTheFunctionsThatAnEventPassesThrough(t *testing.T) {
 	_, rest, _ := strings.Cut(manual(t), "\n| step | functions |\n")
 	table, _, _ := strings.Cut(rest, "\n\n") // the table ends at the first empty line
 	names := regexp.MustCompile("`([A-Za-z.]+)`").FindAllStringSubmatch(table, -1)
-	if len(names) == 0 || len(names) > 30 {
-		t.Errorf("%d functions are named, want 1 to 30", len(names))
-	}
+	wantWithin(t, "functions in the table", len(names), 1, 30)
 	allExist(t, names)
 }
 
@@ -109,10 +105,7 @@ func TestTheProgramsInThePackageCommentsAreOfNamesThatAreThere(t *testing.T) {
 			program.WriteString(m[1] + "\n")
 		}
 		code, err := parser.ParseFile(token.NewFileSet(), file, "package p\nfunc _() {\n"+program.String()+"}", 0)
-		if err != nil {
-			t.Errorf("%s: %v", file, err)
-			continue
-		}
+		must(t, err)
 		n := 0
 		ast.Inspect(code, func(node ast.Node) bool {
 			selector, ok := node.(*ast.SelectorExpr)
@@ -132,8 +125,20 @@ func TestTheProgramsInThePackageCommentsAreOfNamesThatAreThere(t *testing.T) {
 			}
 			return true
 		})
-		if n < calls {
-			t.Errorf("%s: %d names in the program, want at least %d", file, n, calls)
+		wantWithin(t, "names in the program in "+file, n, calls, 100)
+	}
+}
+
+// Every test that the package comment names as holding a promise is there.
+func TestThePromisesAreHeldByTestsThatExist(t *testing.T) {
+	comment, err := os.ReadFile("doc.go")
+	must(t, err)
+	source := sourceOf(t, ".", "cloudevent", "delivery", "imds", "outbox")
+	names := regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(comment), -1)
+	wantWithin(t, "tests that it names", len(names), 10, 100)
+	for _, name := range names {
+		if !strings.Contains(source, "\nfunc "+name+"(t *testing.T)") {
+			t.Errorf("there is no %s", name)
 		}
 	}
 }

@@ -154,7 +154,10 @@ func (e *recorder) types() []string {
 
 // all routes everything about all VMs to the recorder.
 func (e *recorder) all(name string) bridge.Route {
-	return bridge.Route{Name: name, Kind: "recorder", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
+	return bridge.Route{
+		Name: name, Kind: "recorder", Sink: e, Filter: bridge.Filter{Only: bridge.Only{VMs: "all"}},
+		Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}},
+	}
 }
 
 // self routes what names this VM to the recorder.

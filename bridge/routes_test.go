@@ -315,9 +315,8 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 		b.reload(after.all("a"))
 		b.reload(after.all("a")) // and nothing is confused by two of them
 		pause(10 * time.Second)
-		if n, m := len(before.ids()), len(after.ids()); n != 2 || m != 8 {
-			t.Errorf("the old destination got %d and the new one %d, want 2 and 8", n, m)
-		}
+		wantEqual(t, "delivered to the old destination", len(before.ids()), 2)
+		wantEqual(t, "delivered to the new one", len(after.ids()), 8)
 	})
 }
 
@@ -397,7 +396,9 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			other := map[delivery.Late]delivery.Late{delivery.LateSend: delivery.LateDrop, delivery.LateDrop: delivery.LateSend}
 			e := &recorder{}
-			slow := e.all("drain").With(func(terms *bridge.Terms) { terms.Timeout, terms.Late = 0, other[late] }).To(slowSink{e, 40 * time.Minute})
+			slow := e.all("drain").To(slowSink{e, 40 * time.Minute}).With(func(terms *bridge.Terms) {
+				terms.Timeout, terms.Late = 0, other[late]
+			})
 			b := s.up(slow)
 			s.reboot(idA)
 			pause(5 * time.Second)

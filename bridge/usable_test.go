@@ -2,7 +2,7 @@ package bridge_test
 
 import (
 	"context"
-	"strings"
+	"fmt"
 	"testing"
 
 	"forewarn/bridge"
@@ -54,25 +54,18 @@ func TestRoutesAndRulesThatCannotBeUsedAreRefused(t *testing.T) {
 			must(t, err)
 			defer box.Close()
 			client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
-			if _, err := bridge.New(bridge.Options{Client: client, Outbox: box, Routes: tt.routes, Rules: tt.rules}); err == nil ||
-				!strings.Contains(err.Error(), tt.why) {
-				t.Errorf("New = %v, want %q", err, tt.why)
-			}
+			_, err = bridge.New(bridge.Options{Client: client, Outbox: box, Routes: tt.routes, Rules: tt.rules})
+			wantIn(t, "New", fmt.Sprint(err), tt.why)
 			b, err := bridge.New(bridge.Options{Client: client, Outbox: box, Routes: []bridge.Route{ops}})
 			must(t, err)
 			canceled, cancel := context.WithCancel(t.Context())
 			cancel() // the bridge doesn't run, so nothing ends the wait of a reload that is not refused
-			if err := b.Reload(canceled, tt.routes, tt.rules, bridge.SettingsInfo{}); err == nil || !strings.Contains(err.Error(), tt.why) {
-				t.Errorf("Reload = %v, want %q", err, tt.why)
-			}
+			wantIn(t, "Reload", fmt.Sprint(b.Reload(canceled, tt.routes, tt.rules, bridge.SettingsInfo{})), tt.why)
 		})
 	}
 	client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, nil, nil)
 	_, err := bridge.New(bridge.Options{Client: client, Outbox: new(outbox.Outbox), Interval: -1})
-	if err == nil || !strings.Contains(err.Error(), "the interval is -1ns") {
-		t.Errorf("New with a negative interval = %v", err)
-	}
-	if _, err := bridge.New(bridge.Options{}); err == nil || !strings.Contains(err.Error(), "a Client and an Outbox") {
-		t.Errorf("New without a client = %v", err)
-	}
+	wantIn(t, "New with a negative interval", fmt.Sprint(err), "the interval is -1ns")
+	_, err = bridge.New(bridge.Options{})
+	wantIn(t, "New without a client", fmt.Sprint(err), "a Client and an Outbox")
 }

@@ -67,8 +67,9 @@ func TestTheLogSaysOfEachOutageWhyAndWhenItIsOver(t *testing.T) {
 func TestAStopIsNoFailureOfTheEndpoint(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Hang: true})
-		s.start()
+		b := s.start()
 		pause(5 * time.Second)
+		b.end()
 		s.wantLoggedTimes(0, "no valid answer")
 	})
 }

@@ -444,3 +444,32 @@ func TestASinkThatMustNotRepeatIsNeverAheadOfTheDisk(t *testing.T) {
 		wantIDs(t, pendingIDs(stored(t, s.dir), "a"), idB+"-scheduled")
 	})
 }
+
+// Forty events that come while the destination is down are one message once it is back, and what it gave back for them
+// comes with each of them later.
+func TestAWaveDoesNotFillAChannel(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &recorder{answer: always(errSinkDown), reply: delivery.Answer{Receipt: []byte("thread 1"), Status: "ok"}}
+		s.start(e.all("a").With(func(terms *bridge.Terms) {
+			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
+		}))
+		pause(1500 * time.Millisecond)
+		for i := range 40 {
+			id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
+			s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: []string{"vm_0"}, NotBefore: time.Now().Add(48 * time.Hour)})
+		}
+		pause(time.Minute)
+		e.say(nil)
+		pause(6 * time.Minute) // longer than any wait between two attempts
+		sizes := []int{}
+		for _, call := range e.calls {
+			sizes = append(sizes, len(call))
+		}
+		wantEqual(t, "events told", len(e.accepted()), 40)
+		wantEqual(t, "the largest batch", slices.Max(sizes), 40)
+		s.azure.Start("00000007-0000-4000-8000-000000000000")
+		pause(2 * time.Second)
+		last := e.accepted()[len(e.accepted())-1]
+		wantEqual(t, "the receipt, of the group", string(last.Receipt), "thread 1")
+	})
+}
