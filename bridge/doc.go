@@ -49,7 +49,7 @@
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, from every VM.
 //     TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM, TestACrashRepeatsWhatWasNotNotedWithTheSameID
 //  4. In order, per destination and Azure event. Another event's changes wait at most for the attempt under way.
-//     TestEventsDoNotWaitForEachOther, TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
+//     TestLanesDoNotWaitForEachOther, TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
 //  5. A slow, hung or dead destination delays no other, nor the polling.
 //     TestASlowSinkDelaysNeitherOthersNorPolling, TestAHangingDiskDelaysOnce
 //  6. Nothing disappears silently. A delivery that fails for good becomes a dead letter, every delivery is recorded,
