@@ -71,15 +71,17 @@ var usual = []string{
 
 // entry returns an event as Azure sends it, with some fields replaced by others or, by "", left out.
 func entry(fields ...string) string {
+	var names, members []string
 	value := map[string]string{}
-	var members []string
-	for pair := range slices.Chunk(slices.Concat(usual, fields), 2) {
-		value[pair[0]] = pair[1]
+	for field := range slices.Chunk(slices.Concat(usual, fields), 2) {
+		if !slices.Contains(names, field[0]) {
+			names = append(names, field[0])
+		}
+		value[field[0]] = field[1]
 	}
-	for pair := range slices.Chunk(slices.Concat(usual, fields), 2) {
-		if name := pair[0]; value[name] != "" {
+	for _, name := range names {
+		if value[name] != "" {
 			members = append(members, fmt.Sprintf("%q:%s", name, value[name]))
-			value[name] = ""
 		}
 	}
 	return "{" + strings.Join(members, ",") + "}"

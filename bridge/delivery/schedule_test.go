@@ -129,16 +129,6 @@ func TestAProbeTakesUrgentEventsFirst(t *testing.T) {
 	p.refuses("U2-scheduled")
 }
 
-// What is urgent is looked at when five seconds are over, if no probe comes before.
-func TestWhatIsUrgentIsLookedAtWhenFiveSecondsAreOver(t *testing.T) {
-	p := blockedPlan(t, "A")
-	p.owe("U1", scheduled, 5*time.Minute)
-	p.refuses("U1-scheduled")
-	p.later(time.Second)
-	p.owe("U2", scheduled, 6*time.Minute)
-	p.restsFor(urgentEvery - time.Second)
-}
-
 // What is under way is not dropped.
 func TestAnAttemptUnderWayIsNotDropped(t *testing.T) {
 	p := newPlan(t, Terms{Late: LateDrop})
