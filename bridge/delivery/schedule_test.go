@@ -19,7 +19,7 @@ func TestNearestNotBeforeGoesFirst(t *testing.T) {
 
 // The changes of one event are attempted in order, one after the other. An event that waits doesn't hold up others, and
 // their acceptance gives it another chance.
-func TestEventsDoNotWaitForEachOther(t *testing.T) {
+func TestLanesDoNotWaitForEachOther(t *testing.T) {
 	p := newPlan(t, Terms{})
 	p.announce("A")
 	p.fails("A-scheduled")
