@@ -73,7 +73,8 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 		{"it began", func(s *approvalStage) { s.azure.Start(idA) }, []string{cloudevent.ResultMoot}},
 		{"it ended", func(s *approvalStage) { s.azure.End(idA) }, []string{cloudevent.ResultMoot}},
 		// The change is announced with the rule that will approve it, whose drain then fails.
-		{"it moved", func(s *approvalStage) { s.postpone(idA, time.Hour) }, []string{cloudevent.ResultMoot, cloudevent.ResultWithheld}},
+		{"it moved", func(s *approvalStage) { s.postpone(idA, time.Hour) },
+			[]string{cloudevent.ResultMoot, cloudevent.ResultWithheld}},
 	} {
 		approvalSubtest(t, tt.claim, func(t *testing.T, s *approvalStage) {
 			refuses := s.refusesLooks()

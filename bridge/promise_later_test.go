@@ -14,6 +14,7 @@ import (
 // within the minute is told by that.
 func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
 	const promised, withheld, approved = cloudevent.ResultPromised, cloudevent.ResultWithheld, cloudevent.ResultApproved
+	unmute := func(s *approvalStage) { s.unmute() }
 	for _, tt := range []struct {
 		claim string
 		wait  time.Duration
@@ -22,8 +23,8 @@ func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
 		then  func(s *approvalStage)
 		told  []string
 	}{
-		{"a mute has ended", 3 * time.Minute, true, nil, func(s *approvalStage) { s.unmute() }, []string{promised, approved}},
-		{"and the rule approves at once", 5 * time.Second, true, nil, func(s *approvalStage) { s.unmute() }, []string{approved}},
+		{"a mute has ended", 3 * time.Minute, true, nil, unmute, []string{promised, approved}},
+		{"and the rule approves at once", 5 * time.Second, true, nil, unmute, []string{approved}},
 		{"a reload brings it back", 3 * time.Minute, false, nil, func(s *approvalStage) {
 			s.setRules()
 			pause(time.Minute)
