@@ -121,7 +121,7 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 // So does an approval that Azure has not answered: the event may begin at any time, and isn't canceled when it is gone.
 func TestALateFileRemembersAnApprovalWithoutAnAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		s.answersApprovals(503)
 		s.opts.Rules = []bridge.Rule{rebootRule}
 		e := &recorder{}
 		b := s.start(e.all("a"))

@@ -269,7 +269,7 @@ func TestALeadThatHasComeBeforeAStartWaitsForAzure(t *testing.T) {
 func TestAnApprovalIsToldAfterItsEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		s.answersApprovals(400)
 		ops := &recorder{}
 		b := s.up(ops.all("ops").With(func(x *bridge.Terms) { x.Lead = 10 * time.Minute }))
 		s.redeploy(idA, 30*time.Minute)
@@ -303,7 +303,7 @@ func TestWhatWasToldAtOnceIsNotToldAgainAtTheLead(t *testing.T) {
 func TestALeadOutlivesAnApproval(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
-		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 400})
+		s.answersApprovals(400)
 		drain := &recorder{}
 		b := s.up(drain.leads("drain", 10*time.Minute, "scheduled"))
 		s.redeploy(idA, 30*time.Minute)

@@ -118,7 +118,7 @@ func TestSchemasHoldInAnyZone(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		down, audit := answering(delivery.ErrBlocked), &recorder{}
 		b := s.start(down.all("down"), audit.all("audit").With(func(x *bridge.Terms) { x.Bridge = bridge.LevelAll }))
-		b.mutes(delivery.Mute{Sink: "down"}, 5*time.Minute)
+		b.mute("down", 5*time.Minute)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot"})
 		pause(10 * time.Minute)
 		b.end()
