@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -175,6 +176,26 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 		o.restart()
 		equal(t, "dead letters after a restart", len(o.dead("a")), 10)
 		equal(t, "the outcome of what is open", o.Delivery("a", told.Seq).State, outbox.StateAccepted)
+	})
+}
+
+// What waits for a disk that hangs is bounded as soon as the disk fails, without another change.
+func TestDeliveriesAreBoundedAsSoonAsTheDiskFails(t *testing.T) {
+	inBubble(t, outbox.Bounds{InMemory: 2}, func(t *testing.T, o *box) {
+		hang := make(chan struct{})
+		o.disk.on("write", func() error {
+			<-hang
+			return errFull
+		})
+		var b outbox.Batch
+		for _, group := range []string{"A", "B", "C"} {
+			b.Add = append(b.Add, o.addition(group, "scheduled", "a"))
+		}
+		_ = o.submit(b)()
+		want(t, "pending while the disk hangs", o.pending("a"), "A-scheduled", "B-scheduled", "C-scheduled")
+		close(hang)
+		synctest.Wait()
+		want(t, "pending when it has failed", o.pending("a"), "B-scheduled", "C-scheduled")
 	})
 }
 

@@ -235,6 +235,17 @@ func (o *box) reader(route string) reader { return reader{o.Queue(route)} }
 // items returns the deliveries that became pending since the last call, or that changed.
 func (r reader) items() []*delivery.Item { return r.Changes().Pending }
 
+// isWoken reports whether something has woken the reader since the last call.
+func (r reader) isWoken() bool {
+	synctest.Wait()
+	select {
+	case <-r.Changed():
+		return true
+	default:
+		return false
+	}
+}
+
 // hears returns the ids of items.
 func (r reader) hears() []string {
 	all := []string{}

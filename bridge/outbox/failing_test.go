@@ -93,7 +93,7 @@ func TestAHangingDiskDelaysOneChange(t *testing.T) {
 		release := o.disk.hangs("write")
 		began := time.Now()
 		onDisk := o.submit(changeOf(o.addition("B", "scheduled", "a")))
-		synctest.Wait()
+		equal(t, "the reader is woken", a.isWoken(), true)
 		want(t, "delivered before it is on disk", a.hears())
 		o.Groups()
 		o.Stats()
@@ -107,6 +107,7 @@ func TestAHangingDiskDelaysOneChange(t *testing.T) {
 			t.Error("the change is said to be on disk")
 		}
 		equal(t, "the change took", time.Since(began), 5*time.Second)
+		equal(t, "the reader is woken again", a.isWoken(), true)
 		want(t, "delivered from memory", a.hears(), "B-scheduled")
 		o.addInMemory("C", "scheduled", "a")
 		equal(t, "the change and the next took", time.Since(began), 5*time.Second)

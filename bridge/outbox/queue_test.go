@@ -15,33 +15,24 @@ import (
 // for new ones once they are on disk. Only the latest reader of a route gets later changes.
 func TestAReaderGetsPendingDeliveriesOnceAndInOrder(t *testing.T) {
 	inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
-		wakes := func(who string, r reader) {
-			t.Helper()
-			synctest.Wait()
-			select {
-			case <-r.Changed():
-			default:
-				t.Errorf("nothing wakes the %s reader", who)
-			}
-		}
 		o.add("A", "scheduled", "a")
 		o.add("B", "scheduled", "a")
 		first := o.reader("a")
-		wakes("first", first)
+		equal(t, "the first reader is woken", first.isWoken(), true)
 		want(t, "the first reader hears", first.hears(), "A-scheduled", "B-scheduled")
 		o.add("A", "started", "a")
-		wakes("first", first)
+		equal(t, "the first reader is woken again", first.isWoken(), true)
 		want(t, "then", first.hears(), "A-started")
 		want(t, "and then", first.hears())
 
 		release := o.disk.hangs("write")
 		onDisk := o.submit(changeOf(o.addition("A", "vanished", "a")))
 		second := o.reader("a") // it begins while the disk works
-		wakes("second", second)
+		equal(t, "the second reader is woken", second.isWoken(), true)
 		want(t, "the second reader hears", second.hears(), "A-scheduled", "B-scheduled", "A-started")
 		release()
 		must(t, onDisk())
-		wakes("second", second)
+		equal(t, "the second reader is woken again", second.isWoken(), true)
 		want(t, "the second reader hears then", second.hears(), "A-vanished")
 		want(t, "the first reader hears then", first.hears())
 	})
