@@ -92,11 +92,11 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		return
 	case !d.unsent() && (e.Status != imds.StatusScheduled || d.settles(op.latest.Seq)):
 		b.noteRuling(id, "", false) // nothing left to decide here
-		b.reviews.setPossible(id, nil)
+		b.reviews.setPossible(id, op.latest.Seq, nil)
 		return
 	}
 	all := b.verdicts(rules, op, now)
-	b.reviews.setPossible(id, all.possible())
+	b.reviews.setPossible(id, op.latest.Seq, all.possible())
 	if d.unsent() && d.waits(now) && all.best() > never {
 		why := b.reviews.get(id).why
 		if why != "" && b.outbox.Durable() == nil { // else the next attempt finds out why
@@ -140,16 +140,21 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 
 // verdicts applies the rules to the present state of an event.
 func (b *Bridge) verdicts(rules []Rule, op *openEvent, now time.Time) (all verdicts) {
-	err := b.outbox.Durable()
-	if err != nil { // then no wait is counted either
-		for i, r := range rules {
-			all = append(all, verdict{RuleName(i+1, r), r, notYet("the outbox is not durable: %v", err)})
-		}
-		return all
-	}
 	var fields map[string]any
 	if slices.ContainsFunc(rules, func(r Rule) bool { return r.When != nil }) {
 		fields = cloudevent.Fields(op.latest.decode())
+	}
+	id, approver := op.event.ID, b.approverName()
+	err := b.outbox.Durable()
+	if err != nil { // then no wait is counted either
+		for i, r := range rules {
+			says := r.matchEvent(op.event, fields, approver)
+			if says.outlook > never {
+				says = notYet("the outbox is not durable: %v", err)
+			}
+			all = append(all, verdict{RuleName(i+1, r), r, says})
+		}
+		return all
 	}
 	delivered := func(route string) acceptance { return b.acceptance(op, route, now) }
 	for _, r := range rules {
@@ -157,7 +162,6 @@ func (b *Bridge) verdicts(rules []Rule, op *openEvent, now time.Time) (all verdi
 			delivered(route)
 		}
 	}
-	id, approver := op.event.ID, b.approverName()
 	doubt := b.reviews.get(id).doubt
 	all = judge(rules, op.event, fields, approver, delivered, b.reviews.firstSeen(id, op.latest.Seq, "", now), now)
 	observer, _ := fields["observer"].(string)
@@ -187,7 +191,7 @@ func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptan
 		a.failure = cmp.Or(d.Error, d.Reason)
 	case a.accepted():
 		a.at = b.reviews.firstSeen(op.event.ID, op.latest.Seq, route, now)
-	case slices.Contains(op.Waiting, route):
+	case slices.Contains(op.Waiting, route) && b.takes(route, op): // else it gets the announcement
 		latest, _ := again(op.event, op.latest)
 		b.mu.Lock()
 		routes := b.routes
@@ -202,10 +206,7 @@ func (b *Bridge) takes(route string, op *openEvent) bool {
 	change, self := cloudevent.ChangeOf(op.latest.decode()), b.self().Name
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.ContainsFunc(b.routes, func(r Route) bool {
-		wanted, _ := r.Filter.MatchChange(change, self)
-		return r.Name == route && wanted
-	})
+	return takesChange(b.routes, route, change, self)
 }
 
 // Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
@@ -396,7 +397,14 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 		if d.Rule != 0 && givenUp && (current == nil || !current.Approval.unsent()) {
 			return c // the event vanished meanwhile, which has recorded that
 		}
-		if current != nil {
+		s := b.situation(observation{now: now}, e)
+		over := current == nil && op.event.ID != ""
+		switch {
+		case over:
+			op = op.clone() // others read it
+		case current == nil: // no document has shown it yet
+			op = s.newState(e) // which knows who has asked before
+		default:
 			if current.event.Status == imds.StatusStarted { // since the approval was decided
 				e = current.event
 			}
@@ -405,17 +413,13 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 				d.Seq = op.latest.Seq // Azure was asked about the event as it is now
 			}
 		}
-		over := current == nil && op.event.ID != "" // else it is open, or no document has shown it yet
-		if over {
-			op = op.clone() // others read it
-		} else {
+		if !over {
 			op.decided(d, a, now)
 		}
-		rules := b.reviews.get(e.ID).possible
+		rules := b.reviews.get(e.ID).rules(op)
 		if d.Rule != 0 { // this one and those beside it have had their turn
 			rules = nil
 		}
-		s := b.situation(observation{now: now}, e)
 		if a.Result == cloudevent.ResultRefused {
 			b.alert(&c, s, op)
 			if stand := standingOf(rules); len(stand) > 0 { // people read of them now
@@ -432,7 +436,8 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 // decided records the result of an approval.
 func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 	if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
-		if d.Seq == op.latest.Seq {
+		keptBefore := op.Unsaid && a.Result == cloudevent.ResultApproved // and a change has come meanwhile
+		if d.Seq == op.latest.Seq || keptBefore {
 			op.promise(nil) // kept, or told otherwise
 		}
 		d.Result = a.Result

@@ -17,7 +17,7 @@ func TestWithoutADiskNothingIsApproved(t *testing.T) {
 		s.up()
 		s.disk.fail(errFull)
 		s.userReboot(idA)
-		pause(20 * time.Second)
+		pause(90 * time.Second)
 		wantIDs(t, s.audit.withheld(t), "not yet: the outbox is not durable: no space left on device")
 		s.userReboot(idB)
 		pause(time.Minute)
@@ -27,6 +27,29 @@ func TestWithoutADiskNothingIsApproved(t *testing.T) {
 		s.disk.fail(nil)
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA, idB)
+	})
+}
+
+// Of an event that no rule is for, a disk that fails changes nothing: neither the status nor the log says that a rule will
+// approve it later.
+func TestWithoutADiskNothingIsSaidOfAnEventThatNoRuleIsFor(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		s.up()
+		s.disk.fail(errFull)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze", Resources: []string{"vm-0"}})
+		s.rebootOf(time.Hour, idB, "vm-1")
+		pause(5 * time.Second)
+		st := s.Status()
+		if st.Outbox.Durable || len(st.Events) != 2 {
+			t.Fatalf("durable %v, with %d events; want the disk to fail, and 2", st.Outbox.Durable, len(st.Events))
+		}
+		for _, e := range st.Events {
+			wantEqual(t, "why a "+e.Known.Type+" isn't approved, by the status", e.Approval, "")
+			wantEqual(t, "that may pass", e.NotYet, false)
+		}
+		s.wantLoggedTimes(0, "event not approved")
+		s.disk.fail(nil)
 	})
 }
 

@@ -192,3 +192,44 @@ func TestAnEventThatWasNotSeenYetIsNotOver(t *testing.T) {
 		wantEqual(t, "it is delivered as one whose event is over", all[0].EventOver, false)
 	})
 }
+
+// So it does when that was before forewarn had seen the event, whatever comes of the second approval. The event is then not
+// told as called off.
+func TestThatAzureAgreedStaysSaidOfAnEventThatWasNotSeenYet(t *testing.T) {
+	for result, fault := range map[string]imdstest.Fault{
+		cloudevent.ResultRefused:    {Path: imdstest.Approvals, Approve: imdstest.ApproveRefuse},
+		cloudevent.ResultUnanswered: {Path: imdstest.Approvals, Status: 503},
+	} {
+		approvalSubtest(t, result, func(t *testing.T, s *approvalStage) {
+			s.opts.Interval = seldom
+			s.up()
+			pause(seldom)
+			s.userReboot(idA)
+			wantEqual(t, "the first result", s.approveNow("root").Result, cloudevent.ResultApproved)
+			s.azure.SetFault(fault)
+			wantEqual(t, "the second result", s.approveNow("jane").Result, result)
+			pause(2 * seldom)
+			wantAsked(t, "the status", s.Status().Events[0].Asked, "root", true)
+			s.azure.End(idA)
+			pause(2 * seldom)
+			s.audit.wantEnd(t, cloudevent.OutcomeUnknown)
+		})
+	}
+}
+
+// A refusal names no rule that the event, which changed while Azure was asked, no longer has.
+func TestARefusalNamesNoRuleOfAnEarlierChange(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.refusesApprovals()
+		s.afterApprovals(func(*http.Response) error {
+			s.moveTo(idA, "vm-0", "vm-1")
+			pause(3 * time.Second)
+			return nil
+		})
+		s.announce(waiting(namedRule(), 10*time.Minute, "drain"))
+		wantEqual(t, "the result", s.approveNow("root").Result, cloudevent.ResultRefused)
+		pause(5 * time.Second)
+		wantIDs(t, s.audit.results(t), cloudevent.ResultRefused, cloudevent.ResultWithheld)
+		wantIDs(t, s.audit.promised(t), `rule "drain first" after drain and 600s;`, "-", "-", "-")
+	})
+}

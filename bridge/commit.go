@@ -78,11 +78,6 @@ func (c *commit) add(ce event.Event, a outbox.Addition) {
 	c.Add = append(c.Add, a)
 }
 
-// offers reports whether the commit gives a route the CloudEvent with that number.
-func (c *commit) offers(route string, seq uint64) bool {
-	return slices.ContainsFunc(c.Add, func(a outbox.Addition) bool { return a.Seq == seq && slices.Contains(a.To, route) })
-}
-
 // isEmpty reports whether the commit changes nothing.
 func (c *commit) isEmpty() bool {
 	return len(c.open)+len(c.Add)+len(c.Marks)+len(c.Values)+len(c.Mutes) == 0 && c.Routes == nil

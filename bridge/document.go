@@ -38,6 +38,7 @@ type situation struct {
 	mutes    []*delivery.Mute
 	approver string                 // this VM, for rules; "" while that is not confirmed
 	durable  bool                   // what is committed is on disk
+	partial  bool                   // of the document: a part of it can't be read
 	marks    map[string]outbox.Mark // of ids that were used before
 }
 
@@ -92,7 +93,7 @@ func (b *Bridge) take(doc *imds.Document, a lastAnswer, o observation) bool {
 		if len(changes) > 0 {
 			changed = true
 			s := b.situationOf(o, changes)
-			s.common.Incarnation = doc.Incarnation
+			s.common.Incarnation, s.partial = doc.Incarnation, doc.Partial
 			whole = s.decide(&c, known, changes) && whole
 		}
 		b.noteAnswer(&c, a, o)
@@ -251,6 +252,8 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 	in.Rules = s.promises(change, ce, a, op)
 	if len(in.Rules) > 0 || e.Status != imds.StatusScheduled {
 		op.promise(in.Rules)
+	} else {
+		op.Unsaid = true
 	}
 	if len(in.Rules) > 0 {
 		ce, err = cloudevent.Wrap(change, in)

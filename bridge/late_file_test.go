@@ -138,6 +138,38 @@ func TestALateFileRemembersAnApprovalWithoutAnAnswer(t *testing.T) {
 	})
 }
 
+// So does what people were told of the rules: when the drain fails, they are told that none starts the event; and that one
+// does once it is on course, as what was told while the file was away names none.
+func TestALateFileRemembersWhichRulesWereTold(t *testing.T) {
+	for _, tt := range []struct {
+		result string
+		answer error // of the drain, when it is tried again
+	}{
+		{cloudevent.ResultWithheld, delivery.ErrRejected},
+		{cloudevent.ResultPromised, errHang},
+	} {
+		t.Run(tt.result, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules = []bridge.Rule{namedRule()}
+				drain, e := &recorder{answer: always(errHang)}, &recorder{}
+				slow := drain.all("drain").With(func(x *bridge.Terms) { x.Timeout = time.Hour })
+				b := s.start(slow, e.all("a"))
+				pause(2500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(3 * time.Second)
+				b, bring := s.lateFile(b, func() { drain.say(always(tt.answer)) }, slow, e.all("a"))
+				pause(2500 * time.Millisecond)
+				bring()
+				pause(3 * time.Minute)
+				wantIDs(t, e.promised(t)[:2], `rule "drain first" after drain and 5s;`, "-")
+				wantIDs(t, e.results(t), tt.result)
+				b.cancel()
+				<-b.done
+			})
+		})
+	}
+}
+
 // So does that nobody watched it for a while: before the start without the file, or until this.
 func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 	for _, when := range []string{"before", "until the start"} {

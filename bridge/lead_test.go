@@ -315,6 +315,34 @@ func TestALeadOutlivesAnApproval(t *testing.T) {
 	})
 }
 
+// A sink that waits for its lead, and whose filter leaves an update out, gets only the announcement then. So no rule that
+// waits for it is announced with the update, and people are told at once why not, not when the lead has come.
+func TestARuleIsNotAnnouncedWithAnUpdateThatItsSinkNeverGets(t *testing.T) {
+	for _, change := range []string{"scheduled", "first"} {
+		t.Run(change, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				s.opts.Rules = []bridge.Rule{namedRule()}
+				drain, audit := &recorder{}, &recorder{}
+				b := s.start(drain.leads("drain", 10*time.Minute, change), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+					NotBefore: time.Now().Add(time.Hour)})
+				pause(2 * seldom)
+				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+				pause(2 * seldom)
+				wantIDs(t, audit.promised(t), `rule "drain first" after drain and 5s;`, "-", "-")
+				wantIDs(t, audit.withheld(t), `sink "drain" did not get the latest change`)
+				pause(2 * time.Hour)
+				wantIDs(t, drain.types(), "scheduled")
+				wantIDs(t, audit.results(t), cloudevent.ResultWithheld)
+				wantIDs(t, s.approvals())
+				b.end()
+			})
+		})
+	}
+}
+
 // A route whose lead has not come is not taken for one that does not answer.
 func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

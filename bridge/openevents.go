@@ -55,10 +55,11 @@ type openEvent struct {
 	LatestAt time.Time `json:"latestAt,omitzero"`  // when the latest change was seen
 	Approval *decision `json:"approval,omitempty"` // the last one of a rule or a user
 	Approved bool      `json:"approved,omitempty"` // an approval was or may have been sent
-	// Promised are the rules that people were told will approve it, until that is kept or they are told why not. NotYet
-	// means that they were told what keeps the rules from it for now.
+	// Promised are this VM's rules that people were told will approve it, until that is kept or they are told why not. NotYet
+	// means that they were told what keeps the rules from it for now, and Unsaid that the latest change names no rule.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
 	NotYet   bool              `json:"notYet,omitempty"`
+	Unsaid   bool              `json:"unsaid,omitempty"`
 	// Answer is the last CloudEvent about its approval since the latest change.
 	Answer *kept `json:"answer,omitempty"`
 	// Asked is the last approval that Azure took, or may have taken.
@@ -112,8 +113,11 @@ func (op *openEvent) openFor(now time.Time) float64 {
 	return max(0, now.Sub(op.Announced).Round(100*time.Millisecond).Seconds())
 }
 
-// promise records which rules people are told will approve the event; nil if none will.
-func (op *openEvent) promise(rules []cloudevent.Rule) { op.Promised, op.NotYet = rules, false }
+// promise records which rules people are told will approve the event; nil if none will. What becomes of those of another VM
+// only that tells.
+func (op *openEvent) promise(rules []cloudevent.Rule) {
+	op.Promised, op.NotYet, op.Unsaid = ownRules(rules), false, false
+}
 
 // note takes in a CloudEvent that is being committed: the latest change, or what came of its approval since.
 func (op *openEvent) note(a outbox.Addition) {

@@ -31,12 +31,13 @@ func (s situation) promises(c imds.Change, ce event.Event, a outbox.Addition, op
 	e := c.Event
 	due := !e.NotBefore.IsZero() && !s.now.Before(e.NotBefore)
 	approved := op.latest.Seq == 0 && op.Approval != nil // before it was seen
-	if c.Kind == imds.Vanished || approved || !s.durable || e.Contradicted || due || isEviction(e) || len(s.rules) == 0 {
+	doubt := !s.durable || s.partial || e.Contradicted
+	if c.Kind == imds.Vanished || approved || doubt || due || isEviction(e) || len(s.rules) == 0 {
 		return nil
 	}
 	describe(&a.Message, ce)
 	delivered := func(sink string) acceptance {
-		if !slices.Contains(op.Routes, sink) { // as in Bridge.acceptance
+		if !slices.Contains(op.Routes, sink) || !takesChange(s.routes, sink, c, s.self()) { // as in Bridge.acceptance
 			return acceptance{}
 		}
 		return planned(sink, a, op.Waiting, s.routes, s.mutes)
@@ -222,31 +223,32 @@ func (all verdicts) withheld(now time.Time, zone *time.Location) cloudevent.Appr
 	return a
 }
 
-// failingFor is how long what a promise needs may be off course before people are told: a sink that failed and is tried
-// again, a mute, Azure's document or its answer. A drain that isn't done may well ask to be run again a few times.
+// failingFor is how long what a promise needs may be off course before people are told: the disk, a sink that failed and is
+// tried again, a mute, Azure's document or its answer. A drain that isn't done may well ask to be run again a few times.
 const failingFor = time.Minute
 
 // keepPromise looks after what people were told of an event that is not approved now. They are told if a rule that they
 // were told of is no longer in the settings, or if none of the rules will approve the event: at once when that is for
-// good, otherwise once after failingFor, as something that may still pass. If they were told of none, and one has been on
-// course for failingFor, they are told that. stuck is why an approval that the rules have made has no answer; "" if they
-// have made none.
+// good, otherwise once after failingFor, as something that may still pass. If they were told of none, or the latest change
+// named none, and one has been on course for failingFor, they are told that. stuck is why an approval that the rules have
+// made has no answer; "" if they have made none.
 func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
 	now, standing := time.Now(), all.standing()
 	if stuck != "" {
 		standing = nil
 	}
-	since := b.reviews.steadyFor(op.event.ID, op.latest.Seq, len(standing) > 0, now)
-	if len(op.Promised) == 0 {
-		ours := slices.ContainsFunc(standing, func(r cloudevent.Rule) bool { return r.VM == "" })
-		if ours && since >= failingFor && op.asked() == nil && !isEviction(op.event) {
-			b.retell(op, cloudevent.Approval{Result: cloudevent.ResultPromised, By: standing[0].Name}, standing)
-		}
+	ours := ownRules(standing)
+	since := b.reviews.steadyFor(op.event.ID, op.latest.Seq, len(ours) > 0, now)
+	unannounced := len(op.Promised) == 0 || op.Unsaid
+	if unannounced && len(ours) > 0 && since >= failingFor && op.asked() == nil && !isEviction(op.event) {
+		b.retell(op, cloudevent.Approval{Result: cloudevent.ResultPromised, By: ours[0].Name}, standing)
 		return
 	}
-	lasting := b.outbox.Durable() != nil || since >= failingFor
+	if len(op.Promised) == 0 {
+		return
+	}
 	notYet := len(standing) == 0 && all.best() >= undecided
-	if notYet && (op.NotYet || !lasting) {
+	if notYet && (op.NotYet || since < failingFor) {
 		return
 	}
 	untrue := all.successors(op.Promised)
@@ -278,7 +280,7 @@ func (b *Bridge) retell(op *openEvent, a cloudevent.Approval, standing []cloudev
 		next := c.change(current)
 		a.Decided, a.After = now.UTC(), next.openFor(now)
 		if a.NotYet {
-			next.NotYet = true
+			next.NotYet, next.Unsaid = true, false
 		} else {
 			next.promise(standing)
 		}

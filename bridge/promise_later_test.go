@@ -170,3 +170,63 @@ func TestWhatANewerChangeOvertakesIsNotReportedAsGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// leaderRule approves a reboot of several VMs on that which is named first.
+var leaderRule = bridge.Rule{Name: "first", Only: bridge.Match{VMs: "leader", Types: []string{"Reboot"}}, Others: true}
+
+// What becomes of a rule to which a VM leaves an event only the VM tells that has it.
+func TestOnlyItsVMTellsWhatBecomesOfARule(t *testing.T) {
+	for claim, then := range map[string]func(*approvalStage){
+		"this VM has the rule no longer":    func(s *approvalStage) { s.setRules() },
+		"the event names this VM no longer": func(s *approvalStage) { s.moveTo(idA, "vm-0") },
+	} {
+		approvalSubtest(t, claim, func(t *testing.T, s *approvalStage) {
+			s.vm = "vm-1"
+			s.opts.Rules = []bridge.Rule{leaderRule}
+			s.up()
+			s.rebootOf(time.Hour, idA, "vm-0", "vm-1")
+			pause(2 * time.Second)
+			wantIDs(t, s.audit.promised(t), `rule "first" after  and 0s;`)
+			then(s)
+			pause(2 * time.Minute)
+			wantIDs(t, s.audit.results(t))
+		})
+	}
+}
+
+// Of the rules that come into course later, what is told names one of this VM.
+func TestWhatIsPromisedLaterIsARuleOfThisVM(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.vm = "vm-1"
+		s.up()
+		s.rebootOf(time.Hour, idA, "vm-0", "vm-1")
+		pause(2 * time.Second)
+		own := waiting(rebootRule, 10*time.Minute)
+		own.Name, own.Others = "second", true
+		s.setRules(leaderRule, own)
+		pause(2 * time.Minute)
+		wantIDs(t, s.audit.results(t), cloudevent.ResultPromised)
+		d := s.audit.last(t)
+		if len(d.Rules) != 1 || d.Approval.By != d.Rules[0].Name {
+			t.Errorf("told by %s, with the rules %+v", d.Approval.By, d.Rules)
+		}
+	})
+}
+
+// A rule is told too when the announcement named it, and a change came while it was off course: that named none.
+func TestARuleThatAnUpdateDoesNotNameIsToldOnceItIsOnCourse(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.drain.say(always(errHang))
+		s.routes[0].Terms.Timeout = time.Hour
+		s.announce(waiting(namedRule(), 3*time.Minute, "drain"))
+		s.mute("drain", time.Hour)
+		s.postpone(idA, time.Minute)
+		pause(10 * time.Second)
+		s.unmute()
+		pause(2 * time.Minute)
+		const named = `rule "drain first" after drain and 180s;`
+		wantIDs(t, s.audit.types(), "scheduled", "updated", "approved")
+		wantIDs(t, s.audit.promised(t), named, "-", named)
+		wantIDs(t, s.audit.results(t), cloudevent.ResultPromised)
+	})
+}

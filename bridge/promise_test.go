@@ -47,6 +47,9 @@ func TestWhatIsInDoubtIsNotPromised(t *testing.T) {
 		"there is no such sink": func(_ *approvalStage, rule *bridge.Rule, _ *imdstest.Event) {
 			rule.After = []string{"nobody"}
 		},
+		"a part of the document can't be read": func(s *approvalStage, _ *bridge.Rule, _ *imdstest.Event) {
+			s.rewritesDocuments(false, before(`{"EventId":7}`))
+		},
 	} {
 		approvalSubtest(t, claim, func(t *testing.T, s *approvalStage) {
 			rule := namedRule()
@@ -229,4 +232,20 @@ func TestARefusalAndAReminderNameTheRulesOfThen(t *testing.T) {
 			wantEqual(t, "refusals and reminders", told, 2)
 		})
 	}
+}
+
+// Who was told that Azure took the approval isn't told that it is withheld, because the event changed while Azure was asked.
+func TestWhatAzureTookIsNotWithheld(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.afterApprovals(func(*http.Response) error {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
+			pause(3 * time.Second)
+			return nil
+		})
+		s.routes[0].Filter.Only.Changes = []string{"scheduled"}
+		s.announce(namedRule())
+		pause(2 * time.Minute)
+		wantIDs(t, s.audit.types(), "scheduled", "updated", "approved")
+		wantIDs(t, s.audit.results(t), cloudevent.ResultApproved)
+	})
 }

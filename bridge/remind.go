@@ -24,34 +24,36 @@ func (b *Bridge) tellDue(now time.Time) {
 	b.update(func() (c commit) {
 		s := b.situation(observation{now: now})
 		for _, op := range b.events.all() {
+			var offered []Route
 			due := s.due(op, s.routes)
 			if len(due) > 0 {
 				op = c.change(op)
-				b.offerDue(&c, s, op, due)
+				offered = b.offerDue(&c, s, op, due)
 			}
 			for _, lead := range dueLeads(s.routes, op.Routes, op.event, now) {
-				b.remind(&c, s, op, lead)
+				b.remind(&c, s, op, lead, offered)
 			}
 		}
 		return c
 	})
 }
 
-// offerDue offers an event to routes whose lead has come. One that was given its latest change already, by a replay, gets
-// only what came of its approval since.
-func (b *Bridge) offerDue(c *commit, s situation, op *openEvent, due []Route) {
-	var given, others []Route
+// offerDue offers an event to routes whose lead has come, and returns them. One that was given its latest change already, by
+// a replay, gets only what came of its approval since, and is not among them.
+func (b *Bridge) offerDue(c *commit, s situation, op *openEvent, due []Route) (offered []Route) {
+	var given []Route
 	for _, r := range due {
 		if b.given(r.Name, op) {
 			given = append(given, r)
 			op.setWaiting(r.Name, false)
 		} else {
-			others = append(others, r)
+			offered = append(offered, r)
 		}
 		c.log(slog.LevelInfo, "lead has come", "event", op.event.ID, "sink", r.Name)
 	}
-	s.offer(c, op, others)
+	s.offer(c, op, offered)
 	s.offerAnswer(c, op, given)
+	return offered
 }
 
 // dueLeads returns the leads for which a reminder of the event is due: for each route, the shortest lead that has been
@@ -80,9 +82,10 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 	return due
 }
 
-// remind adds one reminder to the commit, unless it was sent before. A route that was told of a change just now gets none,
-// which the note of the reminder's mark says. If that was by a clock that was set back since, it gets the reminder now.
-func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duration) {
+// remind adds one reminder to the commit, unless it was sent before. A route that is offered the event in the same commit gets
+// none. Neither does one that was told of a change just now, which the note of the reminder's mark says. If that was by a clock
+// that was set back since, it gets the reminder now.
+func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duration, offered []Route) {
 	e := op.event
 	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
 	id := cloudevent.ChangeID(change)
@@ -103,12 +106,14 @@ func (b *Bridge) remind(c *commit, s situation, op *openEvent, lead time.Duratio
 	a := about(e, imds.Reminder)
 	var leftOut []string
 	for _, r := range s.routes {
-		told := justNow && (c.offers(r.Name, op.latest.Seq) || b.given(r.Name, op))
+		isOffered := slices.ContainsFunc(offered, func(o Route) bool { return o.Name == r.Name })
+		told := justNow && (isOffered || b.given(r.Name, op))
 		switch {
 		case dueLead(r, e.NotBefore.Sub(s.now)) != lead, !slices.Contains(op.Routes, r.Name), !r.Hears(change, s.self()),
 			anew && !slices.Contains(strings.Split(was.Note, ","), r.Name):
 		case told:
 			leftOut = append(leftOut, r.Name)
+		case isOffered: // it needs no reminder, whatever the clock says later
 		default:
 			a.To = append(a.To, r.Name)
 		}

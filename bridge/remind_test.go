@@ -67,6 +67,31 @@ func TestNobodyIsRemindedBeforeTheLead(t *testing.T) {
 	})
 }
 
+// Nor at the same time as that: it is told of the event then, and a reminder says nothing new, whether it is told of the
+// latest change or, because its filter leaves that out, of the announcement.
+func TestNobodyIsRemindedOfWhatTheLeadTells(t *testing.T) {
+	for claim, changes := range map[string][]string{"updated": nil, "scheduled": {"scheduled", "reminder"}} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				e := &recorder{}
+				route := e.reminds("a", 20*time.Minute, 5*time.Minute).With(func(x *bridge.Terms) { x.Lead = 20 * time.Minute })
+				route.Filter.Only.Changes = changes
+				b := s.start(route)
+				pause(1500 * time.Millisecond)
+				s.redeploy(idA, time.Hour)
+				pause(20 * time.Minute)
+				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(10 * time.Minute) })
+				pause(35 * time.Minute) // five minutes after the lead
+				wantIDs(t, e.types(), claim)
+				pause(11 * time.Minute)
+				wantIDs(t, e.types(), claim, "reminder")
+				b.end()
+			})
+		})
+	}
+}
+
 // A reminder comes also if the clock was ahead when the event was announced.
 func TestAReminderComesAfterTheClockWasSetBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -18,7 +18,7 @@ type reviews struct {
 type review struct {
 	why      string            // it is not approved, for the status
 	notYet   bool              // why may pass
-	ruled    bool              // the rules have said which of them can approve it; possible is what they said
+	ruled    uint64            // the change of which the rules have said what can approve it: possible; 0 for none
 	possible []cloudevent.Rule // see verdicts.possible
 	doubt    string            // what in the newest document speaks against it
 
@@ -66,7 +66,7 @@ func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
 			delete(r.byID, id)
 		}
 		if !rules {
-			v.why, v.notYet, v.ruled, v.possible = "", false, false, nil
+			v.why, v.notYet, v.ruled, v.possible = "", false, 0, nil
 		}
 	}
 }
@@ -80,9 +80,9 @@ func (r *reviews) setRuling(id, why string, notYet bool) (news bool) {
 	return news
 }
 
-// setPossible records which rules still can approve an event in time, for what is told of it next.
-func (r *reviews) setPossible(id string, rules []cloudevent.Rule) {
-	r.with(id, func(v *review) { v.ruled, v.possible = true, rules })
+// setPossible records which rules still can approve a change of an event in time, for what is told of it next.
+func (r *reviews) setPossible(id string, change uint64, rules []cloudevent.Rule) {
+	r.with(id, func(v *review) { v.ruled, v.possible = change, rules })
 }
 
 // rules returns the rules that will approve the event, by what they say now or, until they are asked, by what was told.
@@ -90,9 +90,9 @@ func (v review) rules(op *openEvent) []cloudevent.Rule {
 	switch {
 	case op.Approval.settles(op.latest.Seq): // perhaps since they were asked
 		return nil
-	case v.ruled:
+	case v.ruled == op.latest.Seq:
 		return v.possible
-	case op.NotYet:
+	case op.NotYet, op.Unsaid:
 		return nil
 	}
 	return op.Promised
@@ -121,7 +121,7 @@ func (v *review) firstSeen(change uint64, route string, now time.Time) time.Time
 	return v.since[route]
 }
 
-// steadyFor returns for how long it has been so that a rule is on course to approve the event's change, or that none is.
+// steadyFor returns for how long it has been so that a rule of this VM is on course to approve the event's change, or that none is.
 func (r *reviews) steadyFor(id string, change uint64, onCourse bool, now time.Time) (d time.Duration) {
 	r.with(id, func(v *review) {
 		v.firstSeen(change, "", now)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // Terms are the options of a route: when it delivers, and what it gets besides Azure's changes. Each kind of sink has
@@ -68,6 +69,14 @@ func routesThat(is func(Route) bool, routes []Route) (found []Route) {
 		}
 	}
 	return found
+}
+
+// takesChange reports whether one of the routes has the name, and its filter takes this change of an event that it gets.
+func takesChange(routes []Route, name string, c imds.Change, self string) bool {
+	return slices.ContainsFunc(routes, func(r Route) bool {
+		wanted, _ := r.Filter.MatchChange(c, self)
+		return r.Name == name && wanted
+	})
 }
 
 var routeName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)

@@ -30,6 +30,7 @@ type ToldApproval struct {
 // A toldByVM is what one VM told.
 type toldByVM struct {
 	vm     string
+	since  time.Time           // when it saw the latest change; zero if it has not told of that
 	rules  []cloudevent.Rule   // that will approve it, or will if a sink that failed and is tried again succeeds
 	result cloudevent.Approval // the last one; zero if there is none
 }
@@ -39,7 +40,7 @@ type toldByVM struct {
 const maxTold = 20
 
 // Note takes in a CloudEvent about the event. It ignores a copy of the latest change by a VM that has told something since,
-// and what comes of an approval after NotBefore has moved.
+// what comes of an approval after NotBefore has moved, and what came of one that a rule had decided before the change.
 func (t *ToldApproval) Note(ce event.Event) {
 	var d cloudevent.Data
 	if json.Unmarshal(ce.Data(), &d) != nil {
@@ -70,6 +71,8 @@ func (t *ToldApproval) Note(ce event.Event) {
 		return
 	case result.Result == cloudevent.ResultUnanswered && byUser: // the rules stand
 		return
+	case !byUser && i >= 0 && result.Decided.Before(t.vms[i].since): // and so do they here
+		return
 	}
 	t.approved = t.approved || result.Result == cloudevent.ResultApproved
 	if i < 0 {
@@ -77,6 +80,9 @@ func (t *ToldApproval) Note(ce event.Event) {
 			return
 		}
 		i, t.vms = len(t.vms), append(t.vms, toldByVM{vm: d.Observer.Name})
+	}
+	if kind.OfAzure() {
+		t.vms[i].since = ce.Time()
 	}
 	t.vms[i].note(d.Rules, result)
 	// What a user of one VM is refused says nothing of the rules of another.

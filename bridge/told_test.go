@@ -10,6 +10,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/imdstest"
 )
 
 // A statement is what a VM tells of an event: a change, or what came of its approval, and the rules that will approve
@@ -56,6 +57,11 @@ func (s statement) tell(t *testing.T, told *bridge.ToldApproval, nth int) (statu
 	}
 	if s.names != nil {
 		status.Known.Resources = s.names
+	}
+	if s.came != nil { // the rules decide about the latest change
+		came := *s.came
+		came.Decided = time.Now().UTC()
+		s.came = &came
 	}
 	in := cloudevent.Circumstances{
 		Observer: imds.Observer{Name: cmp.Or(s.vm, "vm-1"), ResourceGroup: "web"}, Time: time.Now(),
@@ -283,4 +289,38 @@ func TestACopyOfTheAnnouncementTellsWhoAsked(t *testing.T) {
 	statement{kind: imds.Scheduled, vm: "vm-2"}.tell(t, &told, 0)
 	status := statement{kind: imds.Scheduled, asked: asked}.tell(t, &told, 1)
 	wantAsked(t, "the status", status.Asked, "root", true)
+}
+
+// An approval that a change of the event ended says nothing of the rules that the change names: they stand, as the VM's own
+// status says.
+func TestWhatCameOfAnApprovalBeforeAChangeEndsNoRuleOfTheChange(t *testing.T) {
+	for claim, path := range map[string]string{"not sent": imdstest.ScheduledEvents, "not answered": imdstest.Approvals} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules, s.opts.Interval = []bridge.Rule{namedRule()}, seldom
+				drain, stream := &recorder{}, &recorder{}
+				b := s.start(drain.all("drain").With(func(r *bridge.Terms) { r.Timeout = time.Hour }), stream.all("stream"))
+				pause(seldom + time.Second)
+				s.userReboot(idA)
+				pause(seldom)
+				s.azure.SetFault(imdstest.Fault{Path: path, Status: 503, For: 20 * time.Second})
+				pause(15 * time.Second) // the rule has approved it
+				drain.say(always(errHang))
+				s.postpone(idA, time.Minute)
+				pause(30 * time.Second)
+				wantIDs(t, stream.types(), "scheduled", "updated", "approved")
+				var told bridge.ToldApproval
+				for _, h := range stream.accepted() {
+					told.Note(h.Event)
+				}
+				own := b.Status().Events[0]
+				others := bridge.EventStatus{Known: own.Known}
+				told.Tell(&others)
+				if len(own.Rules) != 1 || len(others.Rules) != 1 || !strings.HasPrefix(others.Approval, own.Approval) {
+					t.Errorf("the VM's status says %q, with the rules %+v; others know that %q, with %+v",
+						own.Approval, own.Rules, others.Approval, others.Rules)
+				}
+			})
+		})
+	}
 }

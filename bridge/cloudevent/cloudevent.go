@@ -162,7 +162,7 @@ const (
 	ResultApproved   = "approved"   // Azure took it
 	ResultRefused    = "refused"    // Azure did not
 	ResultUnanswered = "unanswered" // it was sent, and nobody knows whether Azure took it
-	ResultPromised   = "promised"   // a rule will approve it, which no CloudEvent before has said
+	ResultPromised   = "promised"   // a rule will approve it that its latest change did not name
 	ResultWithheld   = "withheld"   // its CloudEvent said that a rule would approve it, and none does, or not yet
 	ResultMoot       = "moot"       // it was not sent: the event changed, began or ended first, or the rules changed
 )
