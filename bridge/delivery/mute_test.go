@@ -85,17 +85,23 @@ func TestAMutedChangeBelowAPartlyDeliveredOneHoldsNothingUp(t *testing.T) {
 	p.accepts("A-scheduled")
 }
 
-// After a mute, a delivery falls back after the usual time, counted from its end.
+// After a mute, deliveries fall back after the usual time, counted from its end. So does one that the mute doesn't hold
+// back, because it is partly delivered.
 func TestMutedDeliveriesDoNotFallBack(t *testing.T) {
-	p := newPlan(t, Terms{Fallback: toB})
-	end := p.mute(p.owe("A", scheduled, far))
-	p.later(time.Hour)
-	p.fallsBack("")
-	end()
-	p.later(toB.After - 1)
-	p.fallsBack("")
-	p.later(1)
-	p.fallsBack("A-scheduled")
+	for _, batch := range []uint64{0, 7} {
+		p := newPlan(t, Terms{Fallback: toB})
+		item := *p.owe("A", scheduled, far)
+		item.Batch = batch
+		p.put(&item, p.now)
+		end := p.mute(&item)
+		p.later(time.Hour)
+		p.fallsBack("")
+		end()
+		p.later(toB.After - 1)
+		p.fallsBack("")
+		p.later(1)
+		p.fallsBack("A-scheduled")
+	}
 }
 
 // What waited for a mute becomes one batch, the most important first, and that batch is repeated as a whole. What was

@@ -91,8 +91,8 @@ type Report struct {
 	Untried    []*Item // no attempt was made of them after all, or, of those in Dead, of a newer one that replaces them
 	FellBack   []*Item // to be delivered by the route's fallback too
 
-	Answer  Answer    // of the attempt; its receipt applies to Accepted, Failed and Dead, its progress to Failed
-	Batch   uint64    // for Failed items that made progress: see Item.Batch
+	Answer  Answer    // of the attempt; its receipt applies to Accepted, Failed and Dead, its progress to Failed and Dead
+	Batch   uint64    // for Failed and Dead items that made progress: see Item.Batch
 	Error   string    // for Failed and Dead items, "" keeps that of their last attempt; for FellBack ones that have none
 	Next    time.Time // for Failed items
 	Reason  string    // for Dead items

@@ -181,9 +181,7 @@ func (s *schedule) setMutes(mutes []*Mute, now time.Time) {
 	}
 	s.mutes = mutes
 	for _, l := range s.lanes {
-		if l.muted > 0 || s.mutedFrom(l) < len(l.items) {
-			s.reschedule(l, now)
-		}
+		s.reschedule(l, now)
 	}
 }
 
@@ -238,9 +236,7 @@ func (s *schedule) reschedule(l *lane, now time.Time) {
 	ready := idle && !l.next.After(now)
 	s.waiting.update(l, idle && !ready)
 	s.ready.update(l, ready)
-	if l.arrived > 0 {
-		l.since = s.since(l.items[0])
-	}
+	l.since = s.waitsSince(l)
 	s.ages.update(l, l.arrived > 0)
 
 	l.deadline = s.deadline(l)
@@ -248,6 +244,18 @@ func (s *schedule) reschedule(l *lane, now time.Time) {
 	if len(l.items) == 0 && !l.busy {
 		s.close(l)
 	}
+}
+
+// waitsSince returns when the first of the lane's due items could first be made; zero if none is due. It is the one with the
+// lowest number, but for what was replayed or has fallen back: that is older by its number alone.
+func (s *schedule) waitsSince(l *lane) (since time.Time) {
+	for _, i := range l.due() {
+		since = earlier(since, s.since(i))
+		if !i.Replayed && i.FallbackFor == nil {
+			break
+		}
+	}
+	return since
 }
 
 // noteArrival notes that another of the lane's items may be attempted, the last of due.

@@ -104,7 +104,7 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
 	timer := time.NewTimer(math.MaxInt64) // never, until it is set
 	defer timer.Stop()
-	for {
+	for ctx.Err() == nil {
 		now := time.Now()
 		if closed(leave) {
 			leave, w.leaving = nil, true
@@ -121,16 +121,16 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 		case <-w.Queue.Changed():
 		case <-timer.C:
 		case r := <-done:
+			r.cut = ctx.Err() != nil
 			w.settle(r, time.Now())
 		case <-stop:
 			stop = nil
 			w.stop(time.Now())
 		case <-leave:
 		case <-ctx.Done():
-			w.cutOff(done)
-			return
 		}
 	}
+	w.cutOff(done)
 }
 
 // working reports whether the sink is at work.
@@ -374,9 +374,17 @@ func (r result) comesApart() bool {
 	return len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil
 }
 
+// number returns the number of a batch that made progress, 0 for one that made none now.
+func (r result) number() uint64 {
+	if r.answer.Progress == nil {
+		return 0
+	}
+	return cmp.Or(r.batch[0].Batch, r.batch[0].Seq)
+}
+
 // handleRejected makes dead letters of a rejected batch, unless it comes apart.
 func (w *Worker) handleRejected(r result, now time.Time) {
-	report := Report{Now: now, Answer: r.answer, Error: r.err.Error(), Reason: ReasonRejected}
+	report := Report{Now: now, Answer: r.answer, Batch: r.number(), Error: r.err.Error(), Reason: ReasonRejected}
 	if r.comesApart() {
 		w.takeApart(r.attempt, now)
 		report.Failed = r.batch
@@ -408,15 +416,12 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 		w.failures++
 	}
 	report := Report{
-		Now: now, Answer: r.answer, Error: r.err.Error(), Next: w.nextOf(r.lanes, now),
+		Now: now, Answer: r.answer, Batch: r.number(), Error: r.err.Error(), Next: w.nextOf(r.lanes, now),
 		Dead: old, Untried: r.superseded, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
 	if r.cut {
 		report.Error = ""
-	}
-	if r.answer.Progress != nil {
-		report.Batch = cmp.Or(r.batch[0].Batch, r.batch[0].Seq)
 	}
 	if len(old) > 0 {
 		w.deadErr = report.Error
@@ -446,9 +451,10 @@ func (w *Worker) logFailure(r result, next time.Time) {
 		"next", next.UTC())
 }
 
-// expired returns the items of an attempt that are too old for another one, with the older items that they replace.
+// expired returns the items of an attempt that are too old for another one, with the older items that they replace. One
+// that was canceled counts as none.
 func (w *Worker) expired(r result, now time.Time) []*Item {
-	if w.Terms.MaxAge <= 0 {
+	if w.Terms.MaxAge <= 0 || r.cut {
 		return nil
 	}
 	old := slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return now.Sub(w.since(i)) <= w.Terms.MaxAge })

@@ -274,3 +274,20 @@ func TestRecoveryIsLogged(t *testing.T) {
 		})
 	}
 }
+
+// What somebody replayed is older by its number, and newer by its time: it hides nothing that has waited for longer.
+func TestStateSaysHowOldIsWhatWaitsBehindAReplay(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(fails(errDown))
+		began := time.Now()
+		r.add(change(2, "E", "updated", time.Hour))
+		pause(10 * time.Minute)
+		replayed := change(1, "E", "scheduled", time.Hour)
+		replayed.Replayed = true
+		r.add(replayed)
+		pause(time.Minute)
+		if got := r.worker.State().Oldest; !got.Equal(began) {
+			t.Errorf("the oldest waits since %v, want %v", got, began)
+		}
+	})
+}

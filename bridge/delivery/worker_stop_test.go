@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -118,4 +119,53 @@ func TestSinkCannotEndTheWorker(t *testing.T) {
 		pause(10 * time.Minute)
 		want(t, "accepted", r.ids(&r.accepted), "E1-scheduled")
 	})
+}
+
+// untilCanceled answers nothing until the attempt is canceled.
+type untilCanceled struct{}
+
+func (untilCanceled) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
+	<-ctx.Done()
+	return delivery.Answer{}, ctx.Err()
+}
+
+// A busyQueue takes its time to say what has changed.
+type busyQueue struct{ *memory }
+
+func (q busyQueue) Changes() delivery.Changes {
+	time.Sleep(time.Second)
+	return q.memory.Changes()
+}
+
+// A canceled attempt tells nothing of the destination: what is pending keeps its error, and is no dead letter because of
+// it, however old it is. It doesn't matter what the worker is busy with meanwhile.
+func TestACanceledAttemptTellsNothing(t *testing.T) {
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMemory()
+			ctx, cancel := context.WithCancel(t.Context())
+			w := delivery.NewWorker(delivery.Config{
+				Route: "a", Sink: untilCanceled{}, Queue: busyQueue{m}, Terms: delivery.Terms{MaxAge: time.Hour},
+			})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				w.Run(ctx, nil, nil)
+			}()
+			old := announced(2)[0]
+			old.PendingSince, old.Error = time.Now().Add(-2*time.Hour), "no route to host"
+			m.add(old)
+			pause(time.Minute)
+			m.add(announced(2)[1])
+			pause(time.Second / 2)
+			cancel()
+			<-done
+			want(t, "dead", m.ids(&m.dead))
+			for _, report := range m.reports {
+				if report.Error != "" {
+					t.Errorf("the error that is recorded is %q", report.Error)
+				}
+			}
+		})
+	}
 }
