@@ -224,13 +224,9 @@ func (tx *Tx) record(m *message, i *delivery.Item, r Result) {
 }
 
 // giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route, unless it is late or
-// above the bounds. attempted reports whether an attempt was the cause, not a bound or a decision.
-func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
+// above the bounds.
+func (tx *Tx) giveUp(e *entry, reason, cause string) {
 	d := e.copy()
-	if attempted {
-		d.Attempts++
-		d.LastAttempt = tx.now.UTC()
-	}
 	d.Next, d.change = time.Time{}, tx.number
 	d.State, d.Reason, d.DeadSince = StateDead, reason, tx.now.UTC()
 	d.Overtaken = reason == delivery.ReasonLate && tx.isOvertaken(e)
@@ -242,12 +238,23 @@ func (tx *Tx) giveUp(e *entry, reason, cause string, attempted bool) {
 	if was != nil { // it became pending again other than by a replay
 		tx.remove(was)
 	}
+	if e.Transient {
+		tx.dropTransientLetter(e.route)
+	}
 	tx.store(d)
 	tx.newDead = append(tx.newDead, d.record())
 	if reason != delivery.ReasonLate && reason != delivery.ReasonOverflow { // a fallback's copy would take the room again
 		tx.fallBack(e, d.Error)
 	}
 	tx.remove(e)
+}
+
+// dropTransientLetter drops the dead letter of a route whose message is transient, if there is one: another takes its place.
+func (tx *Tx) dropTransientLetter(r *route) {
+	at := slices.IndexFunc(r.dead, func(e *entry) bool { return e.Transient })
+	if at >= 0 {
+		tx.remove(r.dead[at])
+	}
 }
 
 // isOvertaken reports whether a newer delivery of its group is pending for the route of a pending delivery.

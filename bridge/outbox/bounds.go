@@ -36,13 +36,13 @@ func (tx *Tx) enforceBounds(b Bounds, failing bool) {
 		most := slices.MaxFunc(slices.Collect(maps.Values(tx.routes)), func(a, b *route) int {
 			return cmp.Or(len(a.pending)-len(b.pending), strings.Compare(b.name, a.name))
 		})
-		tx.giveUp(most.pending[0], delivery.ReasonOverflow, "", false)
+		tx.giveUp(most.pending[0], delivery.ReasonOverflow, "")
 	}
 	if failing {
 		list := tx.unstored(false)
 		for _, e := range list[:max(0, len(list)-b.InMemory)] {
 			tx.giveUpOutdated(e)
-			tx.giveUp(e, delivery.ReasonOverflow, "", false)
+			tx.giveUp(e, delivery.ReasonOverflow, "")
 		}
 	}
 	var letters []*entry
@@ -72,7 +72,7 @@ func (tx *Tx) giveUpOutdated(e *entry) {
 	at, _ := e.route.pending.index(e.Seq)
 	for _, older := range slices.Clone(e.route.pending[:at]) {
 		if older.Group == e.Group {
-			tx.giveUp(older, delivery.ReasonOverflow, "", false)
+			tx.giveUp(older, delivery.ReasonOverflow, "")
 		}
 	}
 }

@@ -92,6 +92,18 @@ func (f *file) Open() (opened bool, err error) {
 	return true, err
 }
 
+// target returns the path of the file itself: f.path may be a link to it, perhaps on another disk.
+func (f *file) target() string {
+	if _, err := os.Readlink(f.path); err != nil {
+		return f.path
+	}
+	path, err := filepath.EvalSymlinks(f.path)
+	if err != nil { // it leads nowhere yet
+		return f.path
+	}
+	return path
+}
+
 // taken returns the error about a path that no longer names the open file, or its content.
 func (f *file) taken() error {
 	return fmt.Errorf("%w: another program has removed or replaced %s", ErrDamaged, f.path)
@@ -141,7 +153,7 @@ func (f *file) open(readOnly bool) error {
 		return err
 	}
 	if !readOnly { // also if the file isn't new: its creator may have ended before this
-		err = f.syncDir(filepath.Dir(f.path))
+		err = f.syncDir(filepath.Dir(f.target()))
 	}
 	f.mu.Lock()
 	f.db, f.fd = db, fd
@@ -343,8 +355,10 @@ func (f *file) Walk(bucket, from string, do func(key string, value []byte) error
 
 func (f *file) SetAside(why string, cause error) error {
 	_ = f.Close()
-	aside := fmt.Sprintf("%s.%s-%s", f.path, why, time.Now().UTC().Format("20060102T150405.000000Z"))
-	err := os.Rename(f.path, aside)
+	path := f.target()
+	name := fmt.Sprintf("%s.%s-%s", fileName, why, time.Now().UTC().Format("20060102T150405.000000Z"))
+	aside := filepath.Join(filepath.Dir(path), name)
+	err := os.Rename(path, aside)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		f.log.Error("the outbox's file is gone; a new one is started", "file", f.path, "err", cause)
@@ -383,7 +397,8 @@ func (f *file) Compact() error {
 	if err != nil || end < compactAbove || used*2 > end {
 		return err
 	}
-	small := f.path + ".compact"
+	path := f.target()
+	small := path + ".compact"
 	if err := f.transact((*bolt.DB).View, func(tx *bolt.Tx) error { return copyDB(small, tx.DB()) }); err != nil {
 		os.Remove(small)
 		return fmt.Errorf("compact outbox: %w", err)
@@ -397,10 +412,10 @@ func (f *file) Compact() error {
 	if err := guard(f.db.Close); err != nil {
 		f.log.Warn("cannot close the outbox", "err", err)
 	}
-	if err = os.Rename(small, f.path); err != nil { // on Windows, when another program such as a backup has it open
+	if err = os.Rename(small, path); err != nil { // on Windows, when another program such as a backup has it open
 		os.Remove(small)
 	} else { // without it, a power loss could remove the new file's name, and later writes with it
-		err = f.syncDir(filepath.Dir(f.path))
+		err = f.syncDir(filepath.Dir(path))
 	}
 	f.last = 0
 	var openErr error

@@ -429,3 +429,38 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 		})
 	}
 }
+
+// A link in place of the file stays when the file behind it is compacted, or set aside: what is new is behind it too.
+func TestALinkToAFileThatIsReplacedIsKept(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("only some users may make a link on Windows; CI runs this on Linux")
+	}
+	behind := open(t, t.TempDir(), outbox.Options{})
+	behind.add("A", "scheduled", "a")
+	must(t, behind.Close())
+	for i := range 24 { // older than any history
+		edit(t, behind.Path(), "events", fmt.Sprintf("%016d", i), string(make([]byte, 1<<20)))
+	}
+	dir := t.TempDir()
+	link := filepath.Join(dir, "outbox.db")
+	must(t, os.Symlink(behind.Path(), link))
+	o := open(t, dir, outbox.Options{})
+	before := o.Totals().FileBytes
+	o.maintain()
+	if after := o.Totals().FileBytes; after > before/4 {
+		t.Errorf("the file had %d bytes and has %d now", before, after)
+	}
+	o.add("B", "scheduled", "a")
+	must(t, o.Close())
+	behind.reopen()
+	want(t, "pending behind it", behind.pending("a"), "A-scheduled", "B-scheduled")
+	must(t, behind.Close())
+
+	must(t, os.Truncate(link, 100))
+	o.reopen()
+	o.add("C", "scheduled", "a")
+	must(t, o.Close())
+	equal(t, "files set aside behind it", len(asides(t, behind.dir, "damaged")), 1)
+	behind.reopen()
+	want(t, "pending behind it after damage", behind.pending("a"), "C-scheduled")
+}

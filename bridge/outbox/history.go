@@ -53,10 +53,7 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	o.mu.Unlock()
 	waiting := unwritten.encode()
 	for from := seqKey(first); from != ""; {
-		p, next, err := o.readPage(from, waiting)
-		if err != nil {
-			return err
-		}
+		p, next, unread := o.readPage(from, waiting)
 		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
 			if p.bodies[key] == nil {
 				continue // it waits to be deleted
@@ -64,6 +61,9 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 			if err := f(o.recordOf(key, p)); err != nil {
 				return err
 			}
+		}
+		if unread != nil {
+			return unread
 		}
 		from = next
 	}
@@ -91,7 +91,7 @@ type page struct {
 }
 
 // readPage reads a part of the history, starting at a key, as if the waiting records were written. next is the key of the
-// next page, "" if there is none.
+// next page, "" if there is none. Beside an error the part is what comes before the damage.
 func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, err error) {
 	p = page{map[string][]byte{}, map[string][]Result{}}
 	file := o.fileNumber()
@@ -103,17 +103,24 @@ func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, er
 		p.add(Write{bucketEvents, key, value})
 		return nil
 	})
-	if err == nil || err == errEnough {
-		err = o.storage.Walk(bucketSettled, from, func(key string, value []byte) error {
-			if next != "" && key >= next {
-				return errEnough
-			}
-			p.add(Write{bucketSettled, key, value})
-			return nil
-		})
+	if err != nil && err != errEnough && !o.readOnly { // a file in use is read no further: see verify
+		return page{}, "", o.noteDamage(file, err)
+	}
+	known := "" // all results of what comes before it
+	damage := o.storage.Walk(bucketSettled, from, func(key string, value []byte) error {
+		if next != "" && key >= next {
+			return errEnough
+		}
+		known, _, _ = strings.Cut(key, "/")
+		p.add(Write{bucketSettled, key, value})
+		return nil
+	})
+	if damage != nil && damage != errEnough {
+		maps.DeleteFunc(p.bodies, func(key string, _ []byte) bool { return key >= known })
+		err = damage
 	}
 	if err != nil && err != errEnough {
-		return page{}, "", o.noteDamage(file, err)
+		return p, "", o.noteDamage(file, err)
 	}
 	for _, w := range waiting {
 		if w.Key >= from && (next == "" || w.Key < next) {

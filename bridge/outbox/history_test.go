@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -315,4 +316,55 @@ func TestTheHistoryOfAFileWithACircleEnds(t *testing.T) {
 	}
 	must(t, os.WriteFile(o.Path(), data, 0o600))
 	wantError(t, "ReadHistory", outbox.ReadHistory(o.Path(), ignore), outbox.ErrDamaged)
+}
+
+// Of a damaged file the history is read up to the damage.
+func TestTheHistoryBeforeTheDamageIsRead(t *testing.T) {
+	o := open(t, t.TempDir(), outbox.Options{})
+	for i := range 300 {
+		o.add(fmt.Sprintf("E%04d", i), "scheduled", "a")
+	}
+	o.accept("a")
+	must(t, o.Close())
+	data, err := os.ReadFile(o.Path())
+	must(t, err)
+	size := os.Getpagesize()
+	for at := 2 * size; at < len(data); at += size {
+		page := data[at : at+size]
+		if bytes.Contains(page, body("E0299-scheduled")) {
+			binary.NativeEndian.PutUint16(page[8:], 0) // it is of no kind any more
+		}
+	}
+	must(t, os.WriteFile(o.Path(), data, 0o600))
+	read, accepted := 0, 0
+	err = outbox.ReadHistory(o.Path(), func(r outbox.Record) error {
+		read++
+		accepted += strings.Count(fmt.Sprint(r.Deliveries), outbox.StateAccepted)
+		return nil
+	})
+	wantError(t, "ReadHistory", err, outbox.ErrDamaged)
+	if read < 200 || accepted != read {
+		t.Errorf("%d CloudEvents are read, and %d that were accepted, want what comes before the damage", read, accepted)
+	}
+}
+
+// A change doesn't wait until a slow disk has been looked through for history that is to be dropped.
+func TestAChangeDoesNotWaitForUpkeep(t *testing.T) {
+	inBubble(t, outbox.Bounds{History: 50}, func(t *testing.T, o *box) {
+		for i := range 100 {
+			o.add("", fmt.Sprint("test-", i))
+		}
+		o.disk.takes("record", time.Second)
+		done := o.Maintain(time.Now())
+		for range 3 {
+			time.Sleep(time.Second / 2)
+			began := time.Now()
+			o.add("", "test")
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("a change waits %v", took)
+			}
+		}
+		must(t, <-done)
+		equal(t, "CloudEvents kept", o.disk.count("events"), 50)
+	})
 }

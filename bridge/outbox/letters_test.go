@@ -1,9 +1,11 @@
 package outbox_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -281,4 +283,67 @@ func TestDeadLettersOnDiskAreKeptWhileTheDiskFails(t *testing.T) {
 		}
 		want(t, "dead", o.dead("a"), "A-scheduled", "B-scheduled", "J-scheduled", "K-scheduled", "L-scheduled")
 	})
+}
+
+// A destination that refuses every heartbeat keeps one of them as a dead letter, the last. They push out no other.
+func TestRefusedHeartbeatsPushOutNoDeadLetter(t *testing.T) {
+	inBubble(t, outbox.Bounds{Dead: 5}, func(t *testing.T, o *box) {
+		o.add("A", "scheduled", "a")
+		o.reject("a")
+		var last outbox.Addition
+		for range 20 {
+			time.Sleep(time.Minute)
+			last = o.heartbeat("a")
+			o.reject("a")
+		}
+		want(t, "dead", o.dead("a"), "A-scheduled", "heartbeat")
+		equal(t, "the heartbeat", o.List(outbox.Selection{})[1].Seq, last.Seq)
+		synctest.Wait()
+		equal(t, "CloudEvents kept", o.disk.count("events"), 2)
+	})
+}
+
+// half is a sink with two recipients, of whom the second takes nothing while it is down.
+type half struct {
+	down   bool
+	answer error
+	first  int // how often the first got it
+}
+
+func (h *half) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	if string(batch[0].Progress) != "first" {
+		h.first++
+	}
+	if h.down {
+		return delivery.Answer{Progress: []byte("first")}, h.answer
+	}
+	return delivery.Answer{}, nil
+}
+
+// A dead letter that is replayed goes on from what its last attempt has reached.
+func TestAReplayGoesOnFromTheLastAttempt(t *testing.T) {
+	for reason, answer := range map[string]error{delivery.ReasonExpired: errIO, delivery.ReasonRejected: delivery.ErrRejected} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			o.routesAre("a")
+			o.add("A", "scheduled", "a")
+			time.Sleep(2 * time.Hour) // as when the VM was stopped
+			sink := &half{down: true, answer: answer}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			w := delivery.NewWorker(delivery.Config{
+				Route: "a", Sink: sink, Queue: o.Queue("a"), Terms: delivery.Terms{MaxAge: time.Hour},
+			})
+			go w.Run(ctx, nil, nil)
+			time.Sleep(time.Second)
+			dead := o.List(outbox.Selection{State: outbox.StateDead})
+			if len(dead) != 1 || dead[0].Reason != reason || dead[0].Attempts != 1 {
+				t.Fatalf("the dead letters are %+v, want one of one attempt", dead)
+			}
+			sink.down = false
+			o.replayAll()
+			time.Sleep(time.Second)
+			want(t, reason+": left", ids(o.List(outbox.Selection{})))
+			equal(t, reason+": the first recipient got it", sink.first, 1)
+		})
+	}
 }

@@ -274,7 +274,10 @@ func (tx *Tx) report(r *route, rep delivery.Report) {
 		}
 		ofAttempt := rep.Reason == delivery.ReasonRejected || rep.Reason == delivery.ReasonExpired
 		same := func(i *delivery.Item) bool { return i.Seq == e.Seq }
-		tx.giveUp(e, rep.Reason, rep.Error, ofAttempt && !slices.ContainsFunc(counted, same))
+		if ofAttempt && !slices.ContainsFunc(counted, same) {
+			e = tx.recordFailure(e, rep)
+		}
+		tx.giveUp(e, rep.Reason, rep.Error)
 	})
 	for _, i := range slices.Concat(rep.Failed, rep.Dead) {
 		result, wasCutShort := r.cutShort[i.Seq]
@@ -325,9 +328,10 @@ func (tx *Tx) replaceLost(e *entry) bool {
 	return true
 }
 
-// recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.
-func (tx *Tx) recordFailure(e *entry, rep delivery.Report) {
-	next := e.copy()
+// recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once. What is given up after
+// it keeps its progress, for a replay.
+func (tx *Tx) recordFailure(e *entry, rep delivery.Report) (next *entry) {
+	next = e.copy()
 	next.LastAttempt, next.underWay = rep.Now.UTC(), false
 	next.Attempts++
 	next.Next = rep.Next.UTC()
@@ -337,6 +341,7 @@ func (tx *Tx) recordFailure(e *entry, rep delivery.Report) {
 		next.Progress = slices.Clone(rep.Answer.Progress)
 	}
 	tx.replace(e, next)
+	return next
 }
 
 // settleAccepted settles an accepted delivery, even if it is no longer pending.

@@ -122,18 +122,16 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	var old []address
 	for _, bucket := range []string{bucketEvents, bucketSettled} {
 		var all tally
-		err := o.storage.Walk(bucket, "", func(_ string, value []byte) error {
-			o.diskAnswers()
+		err := o.walkWriting(bucket, func(_ string, value []byte) error {
 			all.add(1, len(value))
 			return nil
 		})
 		if err == nil {
-			err = o.storage.Walk(bucket, "", func(key string, value []byte) error {
+			err = o.walkWriting(bucket, func(key string, value []byte) error {
 				much := all.n > o.bounds.History || all.bytes > o.bounds.HistoryBytes
 				if key >= oldest && !much {
 					return errEnough
 				}
-				o.diskAnswers()
 				all.add(-1, -len(value))
 				old = append(old, address{bucket, key})
 				return nil
@@ -160,4 +158,28 @@ func (o *Outbox) dropHistory(now time.Time) error {
 		o.currentCallbacks().forgot(ForgotHistory, dropped)
 	}
 	return o.writeWaiting()
+}
+
+// walkWriting walks a whole bucket. A disk may be slow, so from time to time it writes what waits meanwhile.
+func (o *Outbox) walkWriting(bucket string, f func(key string, value []byte) error) error {
+	for from := ""; ; {
+		began, next := time.Now(), ""
+		err := o.storage.Walk(bucket, from, func(key string, value []byte) error {
+			o.diskAnswers()
+			err := f(key, value)
+			if err == nil && time.Since(began) > groupWait {
+				next = key + "\x00"
+				return errEnough
+			}
+			return err
+		})
+		if next == "" {
+			return err
+		}
+		err = o.writeWaiting()
+		if err != nil {
+			return err
+		}
+		from = next
+	}
 }

@@ -67,7 +67,7 @@ func (tx *Tx) dropOrphans() {
 			continue
 		}
 		for _, e := range slices.Clone(r.pending) {
-			tx.giveUp(e, delivery.ReasonRemoved, "", false)
+			tx.giveUp(e, delivery.ReasonRemoved, "")
 		}
 		if r.configured {
 			r.configured = false

@@ -423,6 +423,7 @@ func (o *Outbox) writeWaiting() error {
 		return err
 	}
 	o.stored = number
+	o.tried.Broadcast()
 	o.wakeReaders()
 	for _, w := range writes {
 		if isHistory(w.Bucket) && w.Value != nil {
