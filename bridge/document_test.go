@@ -147,10 +147,10 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 			switch how {
 			case "restarted":
 				b.end()
-				b = s.start(routes("leader")...)
+				s.start(routes("leader")...)
 			case "crashed":
 				b.crash()
-				b = s.start(routes("leader")...)
+				s.start(routes("leader")...)
 			case "reloaded":
 				b.Reload(routes("leader"), nil, bridge.SettingsInfo{})
 			}

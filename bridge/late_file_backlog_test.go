@@ -28,7 +28,7 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 			s.redeploy(idA, 70*time.Minute)
 			b := s.start(down.all("audit"), chatty(down), drains, plans)
 			pause(time.Minute)
-			b, bring := s.lateFile(b, func() {}, audit.all("audit"), chatty(chat), drains, plans)
+			_, bring := s.lateFile(b, func() {}, audit.all("audit"), chatty(chat), drains, plans)
 			pause(20 * time.Second)
 			if ended {
 				s.azure.End(idA)
@@ -78,7 +78,7 @@ func TestALateFilesReminderIsNotDeliveredAfterTheNews(t *testing.T) {
 		s.redeploy(idA, 45*time.Minute)
 		b := s.start(down.reminds("chat", 30*time.Minute))
 		pause(17 * time.Minute) // the reminder is pending
-		b, bring := s.lateFile(b, func() {}, chat.reminds("chat", 30*time.Minute))
+		_, bring := s.lateFile(b, func() {}, chat.reminds("chat", 30*time.Minute))
 		pause(20 * time.Second)
 		wantIDs(t, chat.types(), "scheduled")
 		bring()

@@ -228,7 +228,7 @@ func TestANewRouteHearsWhatIsOpenInALateFile(t *testing.T) {
 		pause(2 * time.Second)
 		s.azure.Start(idA)
 		pause(6 * time.Second)
-		b, bring := s.lateFile(b, func() { s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503}) },
+		_, bring := s.lateFile(b, func() { s.azure.SetFault(imdstest.Fault{Path: imdstest.ScheduledEvents, Status: 503}) },
 			first.all("first"), added.all("added"), returning.all("returning"), mine.self("mine"))
 		pause(10 * time.Second)
 		bring()
@@ -250,7 +250,7 @@ func TestANewRouteKeepsWhatItGotBeforeALateFile(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit, mine := &recorder{}, &recorder{}
 		b := s.up(audit.all("audit"))
-		b, bring := s.lateFile(b, func() {}, audit.all("audit"), mine.self("mine"))
+		_, bring := s.lateFile(b, func() {}, audit.all("audit"), mine.self("mine"))
 		pause(10 * time.Second)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
 		pause(2 * time.Second)
@@ -411,7 +411,7 @@ func TestWhatALateFileKnowsAsApprovedIsNotApprovedAgain(t *testing.T) {
 		s.userReboot(idA)
 		pause(3 * time.Second)
 		wantIDs(t, s.approvals(), idA)
-		b, bring := s.lateFile(b, func() {}, e.all("a"))
+		_, bring := s.lateFile(b, func() {}, e.all("a"))
 		pause(2500 * time.Millisecond)
 		bring()
 		pause(30 * time.Second)
