@@ -302,10 +302,21 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 				b.overAfter(i, r) >= 0 || o.endDropped(b, i, r)
 		})
 		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
-		if !has && !excused && !byHand && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
+		excused = excused || byHand || o.takenAway(c, route)
+		if !has && !excused && !o.neverDue(b, i, route) && !o.replacedByLatest(b, i, route, told) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
+}
+
+// takenAway reports whether a reload may have taken the route away before a change was decided: the first document may wait
+// for the VM's name, and a reload for a disk that is ill, so nobody knows which was first.
+func (o *oracle) takenAway(c change, route string) bool {
+	until := c.at + o.nameless(c)
+	return o.ill(c.at, until) && slices.ContainsFunc(o.setups, func(s setup) bool {
+		has := slices.ContainsFunc(s.routes, func(r routePlan) bool { return r.name == route })
+		return !has && c.at <= s.at && s.at <= until
+	})
 }
 
 // endDropped reports whether somebody dropped the end that was pending for a route with late: latest. What was pending with
