@@ -228,20 +228,19 @@ func (all verdicts) withheld(now time.Time, zone *time.Location) cloudevent.Appr
 const failingFor = time.Minute
 
 // keepPromise looks after what people were told of an event that is not approved now. They are told if a rule that they
-// were told of is no longer in the settings, or if none of the rules will approve the event: at once when that is for
+// were told of is no longer in the settings, or if none of this VM's rules will approve the event: at once when that is for
 // good, otherwise once after failingFor, as something that may still pass. If they were told of none, or the latest change
 // named none, and one has been on course for failingFor, they are told that. stuck is why an approval that the rules have
 // made has no answer; "" if they have made none.
 func (b *Bridge) keepPromise(op *openEvent, all verdicts, stuck string) {
-	now, standing := time.Now(), all.standing()
+	now, standing := time.Now(), ownRules(all.standing())
 	if stuck != "" {
 		standing = nil
 	}
-	ours := ownRules(standing)
-	since := b.reviews.steadyFor(op.event.ID, op.latest.Seq, len(ours) > 0, now)
+	since := b.reviews.steadyFor(op.event.ID, op.latest.Seq, len(standing) > 0, now)
 	unannounced := len(op.Promised) == 0 || op.Unsaid
-	if unannounced && len(ours) > 0 && since >= failingFor && op.asked() == nil && !isEviction(op.event) {
-		b.retell(op, cloudevent.Approval{Result: cloudevent.ResultPromised, By: ours[0].Name}, standing)
+	if unannounced && len(standing) > 0 && since >= failingFor && op.asked() == nil && !isEviction(op.event) {
+		b.retell(op, cloudevent.Approval{Result: cloudevent.ResultPromised, By: standing[0].Name}, standing)
 		return
 	}
 	if len(op.Promised) == 0 {

@@ -194,6 +194,22 @@ func TestOnlyItsVMTellsWhatBecomesOfARule(t *testing.T) {
 	}
 }
 
+// That another VM may start the event doesn't hide that the rule which stands in for it here won't.
+func TestThatTheRuleOfAStandInFailedIsTold(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.vm = "vm-1"
+		s.drain.say(always(errDrainFailed))
+		own := waiting(rebootRule, 10*time.Minute, "drain")
+		own.Name, own.Others = "second", true
+		s.opts.Rules = []bridge.Rule{leaderRule, own}
+		s.up()
+		s.rebootOf(time.Hour, idA, "vm-0", "vm-1")
+		pause(10 * time.Second)
+		wantIDs(t, s.audit.promised(t), `rule "first" after  and 0s;rule "second" after drain and 600s;`, "-")
+		wantIDs(t, s.audit.withheld(t), "drain: "+errDrainFailed.Error())
+	})
+}
+
 // Of the rules that come into course later, what is told names one of this VM.
 func TestWhatIsPromisedLaterIsARuleOfThisVM(t *testing.T) {
 	approvalTest(t, func(t *testing.T, s *approvalStage) {
