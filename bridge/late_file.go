@@ -106,7 +106,7 @@ func (op *openEvent) merge(was *openEvent) {
 	}
 	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved || op.Asked != nil
 	if op.Unsaid { // what was told while the file was away
-		op.Promised = was.Promised
+		op.Promised, op.NotYet = was.Promised, was.NotYet
 	}
 	op.Routes, op.Alerted = union(op.Routes, was.Routes), union(op.Alerted, was.Alerted)
 }

@@ -170,6 +170,21 @@ func TestALateFileRemembersWhichRulesWereTold(t *testing.T) {
 	}
 }
 
+// Who was told that a rule doesn't approve an event for now isn't told so again because the record of that came late.
+func TestALateFileRemembersWhatKeepsARule(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []bridge.Rule{namedRule()}
+		drain, e := answering(errSinkDown), &recorder{}
+		b := s.start(drain.all("drain"), e.all("a"))
+		pause(2500 * time.Millisecond)
+		s.userRebootIn(time.Hour, idA)
+		pause(2 * time.Minute)
+		s.missesFile(b, func() {}, drain.all("drain"), e.all("a"))
+		pause(3 * time.Minute)
+		wantIDs(t, e.results(t), cloudevent.ResultWithheld)
+	})
+}
+
 // So does that nobody watched it for a while: before the start without the file, or until this.
 func TestALateFileRemembersThatNobodyWatched(t *testing.T) {
 	for _, when := range []string{"before", "until the start"} {
