@@ -243,6 +243,24 @@ func TestWhatWasApprovedBeforeItWasSeenIsToldSo(t *testing.T) {
 	}
 }
 
+// So it is of an event that is gone and comes back, if somebody approves it then.
+func TestWhatWasApprovedBeforeItWasSeenAgainIsToldSo(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.announce()
+		s.azure.End(idA)
+		pause(3 * time.Second)
+		s.end()
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		s.approveAlone()
+		s.opts.Rules = []bridge.Rule{rebootRule}
+		s.up()
+		pause(time.Minute)
+		wantAsked(t, "the status", s.Status().Events[0].Asked, "root", true)
+		wantIDs(t, s.approvals(), idA)
+	})
+}
+
 // That Azure has taken an approval stays said when somebody asks once more and gets no answer.
 func TestThatAzureAgreedStaysSaid(t *testing.T) {
 	approvalTest(t, func(t *testing.T, s *approvalStage) {

@@ -204,7 +204,7 @@ func (s situation) newState(e imds.Event) *openEvent {
 	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now, Approved: approvals.Note != ""}
 	var asked cloudevent.Asked
 	err := json.Unmarshal([]byte(approvals.Note), &asked)
-	if err != nil || op.Occurrence > 1 { // nobody has asked for it, or that was before it came back
+	if err != nil || !asked.Time.After(s.marks[e.ID].At) { // nobody has asked for it, or that was before it came back
 		return op
 	}
 	op.Asked = &asked
