@@ -198,6 +198,9 @@ func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptan
 		b.mu.Unlock()
 		a = planned(route, latest, op.Waiting, routes, b.outbox.Mutes())
 	}
+	if !a.accepted() {
+		b.reviews.unsee(op.event.ID, op.latest.Seq, route)
+	}
 	return a
 }
 

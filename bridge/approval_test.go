@@ -63,6 +63,28 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 	}
 }
 
+// A sink that somebody has do its work once more is waited for again, and the wait is counted from when it is done.
+func TestAWaitIsCountedFromTheLastAcceptanceOfASink(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.drain.say(always(errDrainFailed))
+		s.opts.Rules = []bridge.Rule{waiting(drainRule, 10*time.Minute, "drain")}
+		s.up()
+		s.userRebootIn(time.Hour, idA)
+		pause(10 * time.Second)
+		s.drain.say(nil)
+		s.postpone(idA, time.Minute)
+		pause(9 * time.Minute)
+		s.drain.say(always(errSinkDown))
+		s.replay(s.deadLetters()[0], "") // and the update after it
+		pause(3 * time.Minute)
+		s.drain.say(nil)
+		pause(8 * time.Minute)
+		wantIDs(t, s.approvals())
+		pause(8 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+	})
+}
+
 // What the sink took is what is approved: an event that changes is approved only when the sink has taken the change.
 func TestAChangedEventIsDecidedAnew(t *testing.T) {
 	approvalTest(t, func(t *testing.T, s *approvalStage) {

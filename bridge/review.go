@@ -121,6 +121,15 @@ func (v *review) firstSeen(change uint64, route string, now time.Time) time.Time
 	return v.since[route]
 }
 
+// unsee forgets when the route's acceptance was seen, because a replay has made it pending again.
+func (r *reviews) unsee(id string, change uint64, route string) {
+	r.with(id, func(v *review) {
+		if v.change == change {
+			delete(v.since, route)
+		}
+	})
+}
+
 // steadyFor returns for how long it has been so that a rule of this VM is on course to approve the event's change, or that none is.
 func (r *reviews) steadyFor(id string, change uint64, onCourse bool, now time.Time) (d time.Duration) {
 	r.with(id, func(v *review) {
