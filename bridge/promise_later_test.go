@@ -52,6 +52,25 @@ func TestARuleThatComesIntoCourseLaterIsTold(t *testing.T) {
 	}
 }
 
+// The minute in which a rule must be on course is counted from when a reload brought it back: what it approves sooner is
+// told by that.
+func TestARuleThatAReloadBringsBackIsNotToldAtOnce(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.opts.Rules = []bridge.Rule{waiting(namedRule(), 5*time.Minute, "drain")}
+		s.up()
+		s.mute("drain", time.Hour) // until after NotBefore, so that no rule is announced
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		s.unmute()
+		pause(10 * time.Second)
+		s.setRules()
+		pause(2 * time.Minute)
+		s.setRules(waiting(namedRule(), 20*time.Second, "drain"))
+		pause(time.Minute)
+		wantIDs(t, s.audit.results(t), cloudevent.ResultApproved)
+	})
+}
+
 // A rule of which only a refusal told is taken back like any other.
 func TestARuleThatARefusalNamesIsTakenBack(t *testing.T) {
 	approvalTest(t, func(t *testing.T, s *approvalStage) {

@@ -57,7 +57,7 @@ func (r *reviews) get(id string) review {
 	return *v
 }
 
-// forget drops the reviews of events that are over, and without rules what those said.
+// forget drops the reviews of events that are over, and without rules what those said, and since when.
 func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,7 +66,7 @@ func (r *reviews) forget(isOpen func(id string) bool, rules bool) {
 			delete(r.byID, id)
 		}
 		if !rules {
-			v.why, v.notYet, v.ruled, v.possible = "", false, 0, nil
+			v.why, v.notYet, v.ruled, v.possible, v.turned = "", false, 0, nil, time.Time{}
 		}
 	}
 }
