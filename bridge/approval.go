@@ -62,12 +62,16 @@ func (d *decision) record(a cloudevent.Approval, op *openEvent, now time.Time) c
 	return a
 }
 
-// approve evaluates the rules, and sends the approvals that they decide.
+// approve evaluates the rules, and sends the approvals that they decide. After a start, and after a late file, it waits for
+// the first valid answer: an event may be over by now.
 func (b *Bridge) approve(ctx context.Context) {
 	b.recordTurn(&b.lastApproving)
 	b.mu.Lock()
-	rules := len(b.rules) > 0
+	rules, current := len(b.rules) > 0, b.current
 	b.mu.Unlock()
+	if !current {
+		return
+	}
 	b.reviews.forget(func(id string) bool { return b.events.get(id) != nil }, rules)
 	for _, op := range b.events.all() {
 		if rules || op.Approval.unsent() || len(op.Promised) > 0 {

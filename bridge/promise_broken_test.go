@@ -209,6 +209,27 @@ func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
 	}
 }
 
+// After a start nobody is told what becomes of a rule before a document has shown that the event isn't over.
+func TestAPromiseAboutAnEventThatIsOverIsNotTakenBack(t *testing.T) {
+	for claim, happens := range map[string]func(*approvalStage){
+		"the name of the VM is awaited": func(s *approvalStage) { s.nameless() },
+		"Azure doesn't answer yet": func(s *approvalStage) {
+			s.azure.SetFault(imdstest.Fault{Status: 503, For: time.Minute})
+		},
+	} {
+		approvalSubtest(t, claim, func(t *testing.T, s *approvalStage) {
+			s.announce(waiting(rebootRule, 10*time.Minute))
+			s.end()
+			s.azure.End(idA)
+			happens(s)
+			s.opts.Rules = nil
+			s.up()
+			pause(2 * time.Minute)
+			wantIDs(t, s.audit.types(), "scheduled", "vanished")
+		})
+	}
+}
+
 // After a reload people are told once if a rule that they were told of is no longer there, with the rules that still
 // are, or if none approves the event any more; with the exact reason. What comes later, within the notice, or sooner,
 // is not worth a message, nor is a new name.
