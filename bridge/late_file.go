@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -98,7 +97,10 @@ func (op *openEvent) merge(was *openEvent) {
 	}
 	op.Announced, op.Occurrence = was.Announced, max(op.Occurrence, was.Occurrence)
 	op.LongestPause = max(op.LongestPause, was.LongestPause)
-	op.Asked = cmp.Or(op.Asked, was.asked())
+	asked := was.asked()
+	if op.Asked == nil || asked != nil && asked.Answered && !op.Asked.Answered { // that Azure has taken one stays said
+		op.Asked = asked
+	}
 	if op.Approval == nil && was.Approval.settles(was.latest.Seq) && string(op.Event) == string(was.Event) {
 		d := *was.Approval
 		d.Seq = op.latest.Seq

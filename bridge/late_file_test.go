@@ -170,6 +170,27 @@ func TestALateFileRemembersWhichRulesWereTold(t *testing.T) {
 	}
 }
 
+// That Azure has taken an approval stays said when somebody asks once more before the record comes, and gets no answer.
+func TestALateFileRemembersThatAzureAgreed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		e := &recorder{}
+		b := s.start(e.all("a"))
+		pause(2500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		b.approve(idA, cloudevent.ResultApproved)
+		asked := b.Status().Events[0].Asked
+		b, bring := s.lateFile(b, func() {}, e.all("a"))
+		pause(10 * time.Second)
+		s.answersApprovals(503)
+		b.approve(idA, cloudevent.ResultUnanswered)
+		bring()
+		pause(30 * time.Second)
+		wantEqual(t, "who asked", *b.Status().Events[0].Asked, *asked)
+	})
+}
+
 // Who was told that a rule doesn't approve an event for now isn't told so again because the record of that came late.
 func TestALateFileRemembersWhatKeepsARule(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
