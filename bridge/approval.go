@@ -491,6 +491,9 @@ func (s situation) addApproval(
 	}
 	message := about(e, imds.Approved)
 	message.To = s.audience(s.routes, change, op, over)
+	if !over {
+		message.To = append(message.To, s.orphansOf(op)...)
+	}
 	c.log(slog.LevelInfo, "azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result,
 		"by", a.By, "status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
 	c.add(ce, message)

@@ -39,8 +39,8 @@ func (s situation) address(
 	}
 }
 
-// orphansOf returns the orphans that get the event, unless they wait for their lead. What they don't ask for is known when
-// they return: see withdrawUnwanted.
+// orphansOf returns the orphans that get the event, and what comes of its approval, unless they wait for their lead. What
+// they don't ask for is known when they return: see withdrawUnwanted.
 func (s situation) orphansOf(op *openEvent) (names []string) {
 	for _, name := range s.orphans {
 		if slices.Contains(op.Routes, name) && !slices.Contains(op.Waiting, name) {
@@ -219,21 +219,15 @@ func inOutbox(routes []Route) []outbox.Route {
 	return all
 }
 
-// withdrawUnwanted takes back the changes that became pending for returning routes while they were gone, and that their filters
-// don't take. None of them is the first of its event.
+// withdrawUnwanted takes back what became pending about events for returning routes while they were gone, and that they
+// don't ask for. No change among it is the first of its event.
 func (b *Bridge) withdrawUnwanted(back []Route, now time.Time) {
 	stats := b.outbox.Stats()
 	var unwanted []outbox.Delivery
 	for _, r := range back {
 		for _, d := range b.outbox.List(outbox.Selection{Route: r.Name, State: outbox.StatePending}) {
-			change := imds.Change{
-				Kind:     imds.ChangeKind(d.Change),
-				Event:    imds.Event{Type: d.AzureType, Resources: d.VMs},
-				Previous: &imds.Event{},
-			}
-			wanted, _ := r.Filter.MatchChange(change, b.self().Name)
 			cameMeanwhile := d.PendingSince.After(stats[r.Name].Gone) && !d.Replayed
-			if change.Kind.OfAzure() && cameMeanwhile && !wanted {
+			if cameMeanwhile && !b.asksFor(r, d) {
 				unwanted = append(unwanted, d)
 			}
 		}
@@ -243,4 +237,24 @@ func (b *Bridge) withdrawUnwanted(back []Route, now time.Time) {
 			tx.Withdraw(d)
 		}
 	})
+}
+
+// asksFor reports whether a route asks for what is pending for it, if that is a later change of an event, or what came of
+// its approval. All else it does.
+func (b *Bridge) asksFor(r Route, d outbox.Delivery) bool {
+	change := imds.Change{
+		Kind:     imds.ChangeKind(d.Change),
+		Event:    imds.Event{Type: d.AzureType, Resources: d.VMs},
+		Previous: &imds.Event{},
+	}
+	self := b.self().Name
+	switch {
+	case change.Kind.OfAzure():
+		wanted, _ := r.Filter.MatchChange(change, self)
+		return wanted
+	case change.Kind == imds.Approved:
+		op := b.events.get(d.Group)
+		return r.Hears(change, self) || op != nil && slices.Contains(op.Alerted, r.Name)
+	}
+	return true
 }

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -142,6 +143,34 @@ func TestASinkThatComesLaterIsToldWhatBecameOfThePromise(t *testing.T) {
 			wantIDs(t, deaf.ids(), idA+"-scheduled")
 		})
 	}
+}
+
+// Nor is a sink left with the promise that was gone from the settings when it was taken back, and comes back. One that takes
+// announcements only hears nothing of that.
+func TestASinkThatReturnsIsToldWhatBecameOfThePromise(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		ops, deaf := &recorder{}, &recorder{}
+		announcements := deaf.all("deaf")
+		announcements.Filter.Only.Changes = []string{"scheduled"}
+		without := s.routes
+		with := slices.Concat(without, []bridge.Route{ops.all("ops"), announcements})
+		s.routes = with
+		s.drain.say(always(errSinkDown))
+		s.announce(namedRule())
+		pause(8 * time.Second)
+		s.routes = without
+		s.setRules(namedRule())
+		s.drain.say(always(errDrainFailed))
+		pause(time.Minute)
+		s.routes = with
+		for range 2 {
+			s.setRules(namedRule())
+			pause(10 * time.Second)
+		}
+		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-approved")
+		wantIDs(t, ops.results(t), cloudevent.ResultWithheld)
+		wantIDs(t, deaf.ids(), idA+"-scheduled")
+	})
 }
 
 // A sink that comes after a change is not told what became of what the change before promised.
