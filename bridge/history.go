@@ -26,6 +26,7 @@ type EventHistory struct {
 	Changes   []HistoryChange    `json:"changes"`
 	Set       string             `json:"-"` // scale set of the observer
 	Group     string             `json:"-"` // resource group
+	latest    time.Time          // of the latest change, which Type, Source and Resources are of
 }
 
 // A HistoryChange is one change of an event, with its deliveries.
@@ -140,7 +141,10 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 		life = &EventHistory{Event: ce.Subject()}
 		b.histories[ce.Subject()] = life
 	}
-	life.Type, life.Source, life.Resources = e.Type, e.Source, e.Resources
+	if !ce.Time().Before(life.latest) {
+		life.latest = ce.Time()
+		life.Type, life.Source, life.Resources = e.Type, e.Source, e.Resources
+	}
 	life.Set, life.Group = cmp.Or(d.Observer.ScaleSet, life.Set), cmp.Or(d.Observer.ResourceGroup, life.Group)
 	if deliveries == nil {
 		deliveries = []HistoryDelivery{}

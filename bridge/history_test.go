@@ -78,6 +78,24 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	wantEqual(t, "the outcome of what isn't over", b.Histories(bridge.Period{Event: "B"})[0].Outcome, "")
 }
 
+// A history names the VMs that its latest change does, in whatever order its changes are read: a dead letter that is replayed
+// stands in an audit log after what is newer.
+func TestAHistoryNamesTheVMsOfTheLatestChange(t *testing.T) {
+	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	changes := []event.Event{
+		changeAt(t, "A", "vm-0", imds.Scheduled, at), changeAt(t, "A", "vm-1", imds.Updated, at.Add(time.Hour)),
+	}
+	for range 2 {
+		slices.Reverse(changes)
+		var b bridge.HistoryBuilder
+		for _, ce := range changes {
+			b.Add(ce, nil)
+		}
+		wantEqual(t, "histories of vm-1", len(b.Histories(bridge.Period{VM: "vm-1"})), 1)
+		wantIDs(t, b.Histories(bridge.Period{})[0].Resources, "vm-1")
+	}
+}
+
 // An event that vanished and was listed again is not over, in whatever order its changes are read. When it has vanished
 // again, it has the last outcome, whatever was said about it besides.
 func TestAnEventThatCameBackIsNotOver(t *testing.T) {
