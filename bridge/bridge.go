@@ -248,7 +248,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	defer cutter.Stop()
 	b.reportDead(time.Now(), 0)
 	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.outbox.Totals().Pending}, "")
-	b.sendLastHeartbeats(time.Now())
+	b.sendLastHeartbeats()
 	b.endChained()
 	b.reportHeads(time.Now(), 0)
 	b.mu.Lock()

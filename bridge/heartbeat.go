@@ -33,7 +33,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 	if len(due) == 0 || b.outbox.Durable() != nil {
 		return
 	}
-	b.update(func() commit { return b.heartbeats(due, now, false) })
+	b.update(func() commit { return b.heartbeats(due, false) })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range due {
@@ -43,19 +43,19 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 
 // sendLastHeartbeats tells each route that gets heartbeats that no more will come, so that a relay knows the stop for
 // one that somebody wanted.
-func (b *Bridge) sendLastHeartbeats(now time.Time) {
+func (b *Bridge) sendLastHeartbeats() {
 	b.mu.Lock()
 	due := routesThat(func(r Route) bool { return b.lastHeartbeat[r.Name].every != 0 }, b.routes)
 	b.mu.Unlock()
 	if len(due) > 0 {
-		wait := b.update(func() commit { return b.heartbeats(due, now, true) })
+		wait := b.update(func() commit { return b.heartbeats(due, true) })
 		_ = wait() // the outbox logs its errors
 	}
 }
 
 // heartbeats returns the commit of a heartbeat for each of the routes. The outbox takes back those still pending.
-func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit) {
-	for i, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
+func (b *Bridge) heartbeats(routes []Route, last bool) (c commit) {
+	for _, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
 		data := map[string]any{"version": b.options.Version}
 		if r.Terms.Heartbeat > 0 {
 			data["interval"] = r.Terms.Heartbeat.Seconds()
@@ -63,7 +63,7 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 		if last {
 			data["stopping"] = true
 		}
-		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, data, b.self(), now.Add(time.Duration(i)))
+		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, data, b.self(), b.stamps.next())
 		if err != nil {
 			c.log(slog.LevelError, "cannot create a heartbeat", "err", err)
 			continue

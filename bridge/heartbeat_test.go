@@ -139,3 +139,21 @@ func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
 		}
 	})
 }
+
+// A heartbeat at a stop is told apart from one of the same moment: a clock may be coarse.
+func TestHeartbeatsOfOneMomentAreToldApart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		watch := &recorder{}
+		b := s.start(watch.all("watch").With(func(t *bridge.Terms) { t.Heartbeat = 10 * time.Second }))
+		for len(watch.accepted()) == 0 {
+			pause(time.Second / 10)
+		}
+		said := watch.accepted()[0].Event
+		pause(time.Until(said.Time().Add(10 * time.Second)))
+		b.end()
+		ids := watch.ids()
+		slices.Sort(ids)
+		wantEqual(t, "heartbeats", len(ids), 3)
+		wantEqual(t, "ids", len(slices.Compact(ids)), 3)
+	})
+}
