@@ -1,7 +1,12 @@
 package bridge_test
 
 import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"forewarn/bridge/imds"
@@ -61,6 +66,32 @@ func TestTheLogSaysOfEachOutageWhyAndWhenItIsOver(t *testing.T) {
 		}
 		s.wantLoggedTimes(2, `"endpoint answers again" after=1`)
 	})
+}
+
+// So it does of one whose errors differ only in the port of this side, wherever in an answer the connection breaks.
+func TestTheLogSaysOnceThatConnectionsBreak(t *testing.T) {
+	for claim, inBody := range map[string]bool{"before the answer": false, "in the answer": true} {
+		subtest(t, claim, func(t *testing.T, s *stage) {
+			port := 50000
+			s.intercept(func(r *http.Request, azure http.RoundTripper) (*http.Response, error) {
+				port++
+				broken := &net.OpError{Op: "read", Net: "tcp", Source: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 4), Port: port},
+					Addr: &net.TCPAddr{IP: net.IPv4(169, 254, 169, 254), Port: 80}, Err: errors.New("connection reset by peer")}
+				if !inBody {
+					return nil, broken
+				}
+				resp, err := azure.RoundTrip(r)
+				if err == nil {
+					resp.Body = io.NopCloser(iotest.ErrReader(broken))
+				}
+				return resp, err
+			})
+			s.start()
+			pause(time.Hour)
+			s.wantLoggedTimes(1, "no valid answer from the endpoint; known events stay")
+			s.wantLogged("read tcp 169.254.169.254:80: connection reset by peer")
+		})
+	}
 }
 
 // A stop that ends a poll is no failure of the endpoint: the log does not speak of one.

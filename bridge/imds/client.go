@@ -222,7 +222,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	case code != http.StatusOK:
 		return fail(PollSettings, "%s: %s", resp.Status, excerpt(body))
 	case err != nil:
-		return fail(PollRetry, "read the answer: %w", err)
+		return fail(PollRetry, "read the answer: %w", withoutPort(err))
 	case len(body) > maxBody:
 		return fail(PollRetry, "the answer is larger than %d MiB", maxBody>>20)
 	case resp.ContentLength < 0 && len(resp.TransferEncoding) == 0:
@@ -292,10 +292,22 @@ func (c *Client) do(ctx context.Context, method, path, version, etag string, bod
 	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err
 	}
+	err = withoutPort(err)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	return resp, err
+}
+
+// withoutPort returns the error of a broken connection without the port of this side, by which equal errors would differ.
+func withoutPort(err error) error {
+	broken, is := errors.AsType[*net.OpError](err)
+	if !is || broken.Source == nil {
+		return err
+	}
+	alike := *broken
+	alike.Source = nil
+	return &alike
 }
 
 // Document asks for the current document unconditionally.
