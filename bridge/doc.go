@@ -73,9 +73,10 @@
 // the detection of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one
 // that alone writes its file, and one for each read.
 //
-// All changes of the open events are made by Bridge.update, but that Bridge.learn forgets those of another VM. Both hold
-// Bridge.deciding while it is decided and handed to the outbox, and release it before they wait for the disk or write to
-// the log. (What is given up alone is logged before: dead letters, and what the outbox has no room for.)
+// All changes of the open events are made by Bridge.update, but that Bridge.join takes over those of a late file, and
+// Bridge.learn forgets those of another VM. They hold Bridge.deciding while it is decided and handed to the outbox, and
+// release it before they wait for the disk or write to the log. (What is given up alone is logged before: dead letters,
+// and what the outbox has no room for.)
 //
 // No lock is held during I/O with a disk, a sink or the endpoint, but Bridge.reloading, so that reloads come one after the
 // other. The order of locks is Bridge.reloading, that of pauses, Bridge.deciding, Bridge.mu, the outbox's own, and last
