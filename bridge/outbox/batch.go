@@ -200,8 +200,8 @@ func (tx *Tx) settleIfOver(e *entry) {
 	}
 }
 
-// settleOver settles what is pending for a route about groups that ended before it had its Late. What somebody asked for
-// stays: it may have been asked for after the end.
+// settleOver settles what is pending for a route about groups that ended before it had its Late, or whose end was dropped.
+// What somebody asked for stays: it may have been asked for after the end.
 func (tx *Tx) settleOver(r *route) {
 	for _, e := range slices.Clone(r.pending) {
 		if tx.isOver(e.Group) && !e.Replayed {

@@ -157,6 +157,25 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 	})
 }
 
+// Who drops the end of an event leaves nothing behind that says it is still to come, or going on, unless every change is to
+// be told.
+func TestADroppedEndTakesWhatItWouldHaveReplaced(t *testing.T) {
+	for late, left := range map[delivery.Late][]string{
+		delivery.LateLatest: nil,
+		delivery.LateSend:   {"E-started"},
+	} {
+		inBubble(t, outbox.Bounds{}, func(t *testing.T, o *box) {
+			o.setRoutes(outbox.Route{Name: "a", Late: late})
+			o.add("E", "started", "a")
+			o.add("E", "vanished", "a")
+			want(t, "pending", o.pending("a"), "E-started", "E-vanished")
+			_, err := o.drop(o.keys(outbox.Selection{State: outbox.StatePending})[1])
+			must(t, err)
+			want(t, fmt.Sprintf("pending with late: %s", late), o.pending("a"), left...)
+		})
+	}
+}
+
 // Who replayed a delivery stays with it, also after a restart: while it is pending, when it has failed, when it is a
 // dead letter again, and with its result in the history.
 func TestWhoReplayedADeliveryStaysOnRecord(t *testing.T) {

@@ -132,7 +132,8 @@ func (tx *Tx) replay(d *entry, to, by string) Delivery {
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
-// records by, the name of the user.
+// records by, the name of the user. With the end of an event goes what is pending about it, where the route's Late asks for
+// that.
 func (tx *Tx) Drop(keys []string, by string) ([]Delivery, error) {
 	all, err := tx.findAll(keys)
 	if err != nil {
@@ -141,6 +142,11 @@ func (tx *Tx) Drop(keys []string, by string) ([]Delivery, error) {
 	dropped := deliveries(all)
 	for _, e := range all {
 		tx.drop(e, by)
+	}
+	for _, e := range all {
+		if e.Ends() { // which would have replaced what is still pending
+			tx.settleOver(e.route)
+		}
 	}
 	return dropped, nil
 }
