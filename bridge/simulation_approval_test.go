@@ -49,7 +49,8 @@ func (o *oracle) moot(id string) {
 		}
 		made := o.made(t)
 		sent := slices.ContainsFunc(o.posts, func(p *post) bool {
-			return p.id == id && p.at <= made && p.at >= made-t.time.Sub(a.Decided) && o.byHand(p) < 0
+			ofIt := p.at <= made && p.at >= made-t.time.Sub(a.Decided) && !p.clock.Before(a.Decided) // clocks are set
+			return p.id == id && ofIt && o.byHand(p) < 0
 		})
 		if sent || a.Attempts > 0 {
 			o.add("approval", "%s says that an approval had no effect that was sent", t.id)

@@ -312,6 +312,14 @@ var knownStories = []struct {
 		{at(32*time.Minute + 100*time.Millisecond), reload{}},
 		{at(60 * time.Minute), unlist{reboot.id}},
 	}},
+	{"a sink that was left out returns with a lead, and all ends before that comes", []step{
+		{at(time.Second), reload{routes: []string{"webhook"}}},
+		{at(time.Minute), list{event: freeze.due(60 * time.Minute)}},
+		{at(2 * time.Minute), reload{changes: []routeChange{
+			{"second", "lead: 10m", func(r *routePlan) { r.lead = 10 * time.Minute }},
+		}}},
+		{at(20 * time.Minute), list{event: reboot}},
+	}},
 }
 
 // Nothing is found in them any more, however often the program polls.

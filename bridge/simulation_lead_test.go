@@ -87,11 +87,23 @@ func (o *oracle) toldAnew(b belief, i int, r routePlan) bool {
 // neverDue reports whether the lead of the route for a change that lies ahead never came while it was in the settings, before
 // the event began or ended, or all ends. It moves with the event.
 func (o *oracle) neverDue(b belief, i int, route string) bool {
-	if !ahead(b.changes[i]) || o.as(route, b.changes[i].at).lead == 0 {
+	if !ahead(b.changes[i]) || o.asFrom(route, b.changes[i].at).lead == 0 {
 		return false
 	}
 	_, came := o.leadCame(b, i, route, o.boots[len(o.boots)-1].ended.at)
 	return !came
+}
+
+// asFrom returns a route as it was set up at a time, or when it came back.
+func (o *oracle) asFrom(route string, at time.Duration) routePlan {
+	for i, s := range o.setups {
+		inForce := i+1 == len(o.setups) || o.setups[i+1].at > at
+		r, has := routeOf(s.routes, route)
+		if has && inForce {
+			return r
+		}
+	}
+	return routePlan{}
 }
 
 // waited reports whether a route began to wait for its lead with a change.

@@ -119,9 +119,11 @@ func (t *truth) learn(b *boot) {
 	if isMine || b.late > 0 && b.loaded.seq == 0 {
 		return
 	}
-	early := t.w.takenUp(b).seq >= b.learned.seq // its file was not taken up yet, and is set aside instead
-	if !early {
-		t.version, t.valid, t.doubt = -1, -1, mayBeMine
+	// Its file was not taken up yet, and is set aside instead; or it was, just then.
+	early := t.w.takenUp(b).seq >= b.learned.seq
+	atOnce := early && b.learned.at+10*time.Millisecond >= b.loaded.at+10*time.Second
+	if !early || atOnce {
+		t.version, t.valid, t.doubt = -1, -1, mayBeMine || atOnce
 	}
 	for id, beliefs := range t.beliefs {
 		var after []belief
@@ -129,21 +131,40 @@ func (t *truth) learn(b *boot) {
 			if mayBeMine {
 				after = append(after, old)
 			}
-			fresh := belief{times: map[string]int{}, accepted: map[string]bool{}, changes: slices.Clone(old.changes)}
-			theirs := fresh.changes
-			switch {
-			case early && old.kept == nil: // it is in no file
-				fresh, theirs = old, nil
-			case early:
-				fresh = old.copy()
-				fresh.kept, theirs = nil, fresh.changes[:len(old.kept.changes)]
+			if early {
+				after = append(after, old.withoutFile(b.vm))
 			}
-			for i := range theirs {
-				theirs[i].theirs = cmp.Or(theirs[i].theirs, b.vm)
+			if !early || atOnce {
+				after = append(after, old.without(b.vm))
 			}
-			after = append(after, fresh)
 		}
 		t.beliefs[id] = distinct(after)
+	}
+}
+
+// without returns the belief of a program on a machine that has forgotten everything, because it was another's.
+func (b belief) without(vm int) belief {
+	fresh := belief{times: map[string]int{}, accepted: map[string]bool{}, changes: slices.Clone(b.changes)}
+	markTheirs(fresh.changes, vm)
+	return fresh
+}
+
+// withoutFile returns the belief of a program on a machine that has set aside a file that came late, because it was
+// another's.
+func (b belief) withoutFile(vm int) belief {
+	if b.kept == nil { // it is in no file
+		return b
+	}
+	fresh := b.copy()
+	fresh.kept = nil
+	markTheirs(fresh.changes[:len(b.kept.changes)], vm)
+	return fresh
+}
+
+// markTheirs notes that a machine has forgotten changes.
+func markTheirs(changes []change, vm int) {
+	for i := range changes {
+		changes[i].theirs = cmp.Or(changes[i].theirs, vm)
 	}
 }
 
