@@ -203,7 +203,7 @@ func (b *Bridge) acceptance(op *openEvent, route string, now time.Time) acceptan
 		a = planned(route, latest, op.Waiting, routes, b.outbox.Mutes())
 	}
 	if !a.accepted() {
-		b.reviews.unsee(op.event.ID, op.latest.Seq, route)
+		b.reviews.forgetAcceptance(op.event.ID, op.latest.Seq, route)
 	}
 	return a
 }

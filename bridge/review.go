@@ -121,8 +121,8 @@ func (v *review) firstSeen(change uint64, route string, now time.Time) time.Time
 	return v.since[route]
 }
 
-// unsee forgets when the route's acceptance was seen, because a replay has made it pending again.
-func (r *reviews) unsee(id string, change uint64, route string) {
+// forgetAcceptance forgets when the route's acceptance was first seen: a replay may have made it pending again.
+func (r *reviews) forgetAcceptance(id string, change uint64, route string) {
 	r.with(id, func(v *review) {
 		if v.change == change {
 			delete(v.since, route)
@@ -130,7 +130,8 @@ func (r *reviews) unsee(id string, change uint64, route string) {
 	})
 }
 
-// steadyFor returns for how long it has been so that a rule of this VM is on course to approve the event's change, or that none is.
+// steadyFor records whether a rule of this VM is on course to approve the event's change, and returns for how long the
+// answer has been the same.
 func (r *reviews) steadyFor(id string, change uint64, onCourse bool, now time.Time) (d time.Duration) {
 	r.with(id, func(v *review) {
 		v.firstSeen(change, "", now)

@@ -374,8 +374,8 @@ func (r result) comesApart() bool {
 	return len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil
 }
 
-// number returns the number of a batch that made progress, 0 for one that made none now.
-func (r result) number() uint64 {
+// batchNumber returns the number of a batch that made progress, 0 for one that made none now.
+func (r result) batchNumber() uint64 {
 	if r.answer.Progress == nil {
 		return 0
 	}
@@ -384,7 +384,7 @@ func (r result) number() uint64 {
 
 // handleRejected makes dead letters of a rejected batch, unless it comes apart.
 func (w *Worker) handleRejected(r result, now time.Time) {
-	report := Report{Now: now, Answer: r.answer, Batch: r.number(), Error: r.err.Error(), Reason: ReasonRejected}
+	report := Report{Now: now, Answer: r.answer, Batch: r.batchNumber(), Error: r.err.Error(), Reason: ReasonRejected}
 	if r.comesApart() {
 		w.takeApart(r.attempt, now)
 		report.Failed = r.batch
@@ -416,7 +416,7 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 		w.failures++
 	}
 	report := Report{
-		Now: now, Answer: r.answer, Batch: r.number(), Error: r.err.Error(), Next: w.nextOf(r.lanes, now),
+		Now: now, Answer: r.answer, Batch: r.batchNumber(), Error: r.err.Error(), Next: w.nextOf(r.lanes, now),
 		Dead: old, Untried: r.superseded, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
