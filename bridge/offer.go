@@ -239,8 +239,9 @@ func (b *Bridge) withdrawUnwanted(back []Route, now time.Time) {
 	})
 }
 
-// asksFor reports whether a route asks for what is pending for it, if that is a later change of an event, or what came of
-// its approval. All else it does.
+// asksFor reports whether a route's settings ask for a pending delivery. Its filter decides about a change by Azure, none of
+// which is the first of its event here. It asks for what came of an approval if it hears of approvals, or was told of
+// trouble with this one. It asks for everything else.
 func (b *Bridge) asksFor(r Route, d outbox.Delivery) bool {
 	change := imds.Change{
 		Kind:     imds.ChangeKind(d.Change),

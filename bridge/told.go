@@ -71,7 +71,7 @@ func (t *ToldApproval) Note(ce event.Event) {
 		return
 	case result.Result == cloudevent.ResultUnanswered && byUser: // the rules stand
 		return
-	case !byUser && i >= 0 && result.Decided.Before(t.vms[i].since): // and so do they here
+	case !byUser && i >= 0 && result.Decided.Before(t.vms[i].since): // a rule decided it before the change
 		return
 	}
 	t.approved = t.approved || result.Result == cloudevent.ResultApproved
