@@ -300,7 +300,7 @@ func (b *Bridge) prepareAttempt(ctx context.Context, op *openEvent, d decision) 
 		err = errDecideAnew
 	}
 	if err != nil {
-		b.takeBack(op.event.ID, d, op.Approved)
+		b.takeBack(op.event.ID, d)
 	}
 	return doc, err
 }
@@ -321,17 +321,14 @@ func (b *Bridge) lastLook(ctx context.Context, e imds.Event, d decision) (imds.D
 	return doc, err
 }
 
-// takeBack puts on record that an attempt to send a decision was not made after all. approved is whether an approval was or
-// may have been sent before.
-func (b *Bridge) takeBack(id string, d decision, approved bool) {
+// takeBack puts on record that an attempt to send a decision was not made after all.
+func (b *Bridge) takeBack(id string, d decision) {
 	b.update(func() (c commit) {
 		op := b.events.get(id)
 		if op == nil || !op.Approval.unsent() || op.Approval.Seq != d.Seq {
 			return c
 		}
-		op = c.change(op)
-		_, byHand := b.approvers(id)
-		op.Approval, op.Approved = &d, approved || byHand || op.Asked != nil // by hand meanwhile
+		c.change(op).Approval = &d
 		return c
 	})
 }
@@ -351,7 +348,7 @@ func (b *Bridge) keepDecision(id string, d decision) bool {
 		if !b.stands(op, d) {
 			return false
 		}
-		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
+		op.Approval = &d
 		return true
 	})
 }
@@ -450,7 +447,6 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 		d.Result = a.Result
 		op.Approval = &d
 	}
-	op.Approved = op.Approved || d.Attempts > 0
 	lost := a.Result == cloudevent.ResultRefused && d.Attempts > 1 // Azure may have taken an earlier one
 	switch {
 	case a.Result == cloudevent.ResultApproved:
@@ -458,7 +454,29 @@ func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
 	case op.Asked != nil && op.Asked.Answered: // Azure has taken one, whatever becomes of another
 	case a.Result == cloudevent.ResultUnanswered, lost:
 		op.Asked = &cloudevent.Asked{By: a.By, Time: d.Decided.UTC()}
+	case a.Result == cloudevent.ResultRefused:
+		op.unask(d)
 	}
+}
+
+// ask records that a user is about to ask Azure to approve the event, unless somebody may have asked already. It returns
+// whether it did.
+func (op *openEvent) ask(d decision) bool {
+	if op.Asked != nil {
+		return false
+	}
+	op.Asked = &cloudevent.Asked{By: d.By, Time: d.Decided}
+	return true
+}
+
+// unask takes back what ask recorded, because Azure wasn't asked, or refused. It returns whether ask had.
+func (op *openEvent) unask(d decision) bool {
+	asked := op.Asked
+	if asked == nil || asked.Answered || asked.By != d.By || !asked.Time.Equal(d.Decided) {
+		return false
+	}
+	op.Asked = nil
+	return true
 }
 
 // asked returns the last approval that Azure took, or may have taken; nil for none.

@@ -32,16 +32,12 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	}
 	d.Attempts = 1
 	// A full disk must not keep people from approving, so the result is ignored.
-	b.keep(id, func(op *openEvent) bool { op.Approved = true; return true })
+	b.keep(id, func(op *openEvent) bool { return op.ask(d) })
 	if time.Since(looked) > lookHolds {
 		doc, e, result, why = b.confirm(ctx, id, shown)
 	}
 	if why != "" {
-		// Somebody else's may have been sent meanwhile, or be on its way.
-		b.keep(id, func(now *openEvent) bool {
-			now.Approved = op.Approved || now.Asked != nil || b.othersApprove(id)
-			return true
-		})
+		b.keep(id, func(op *openEvent) bool { return op.unask(d) })
 		return notSent(result, why)
 	}
 	answer, err := b.askAzure(ctx, doc, e)
@@ -86,11 +82,4 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 		}
 		end()
 	}, true
-}
-
-// othersApprove reports whether somebody else approves the event by hand now.
-func (b *Bridge) othersApprove(id string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.byHand[id] > 1
 }

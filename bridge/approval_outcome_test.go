@@ -234,6 +234,26 @@ func TestADecisionThatComesToNothingChangesNoOutcome(t *testing.T) {
 	}
 }
 
+// Azure's refusal says for sure that nobody has approved the event: it may still be called off.
+func TestWhatAzureRefusedToStartIsCalledOff(t *testing.T) {
+	for claim, approve := range map[string]func(s *approvalStage){
+		"by hand": func(s *approvalStage) {
+			s.announce()
+			s.approve(idA, cloudevent.ResultRefused)
+		},
+		"by a rule": func(s *approvalStage) {
+			s.announce(rebootRule)
+			pause(3 * time.Second)
+		},
+	} {
+		approvalSubtest(t, claim, func(t *testing.T, s *approvalStage) {
+			s.answersApprovals(400)
+			approve(s)
+			s.wantEnd(cloudevent.OutcomeCanceled)
+		})
+	}
+}
+
 // What Azure refused before an event was gone and came back doesn't count as approved: its end is told as a
 // cancellation.
 func TestAnEventThatComesBackAfterARefusalIsNotTakenForApproved(t *testing.T) {

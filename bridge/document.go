@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +36,7 @@ type situation struct {
 	routes   []Route
 	orphans  []string // routes that are gone from the settings, and keep their backlog
 	rules    []Rule
+	byHand   []string // the events that somebody is approving by hand
 	mutes    []*delivery.Mute
 	approver string                 // this VM, for rules; "" while that is not confirmed
 	durable  bool                   // what is committed is on disk
@@ -64,7 +66,7 @@ func (b *Bridge) situation(o observation, events ...imds.Event) situation {
 	observer.OSType = cmp.Or(observer.OSType, imds.ThisOS)
 	return situation{
 		observation: o, routes: b.routes, orphans: orphans, booted: b.options.Booted, rules: b.rules, mutes: mutes,
-		approver: approver, durable: durable, marks: marks,
+		byHand: slices.Collect(maps.Keys(b.byHand)), approver: approver, durable: durable, marks: marks,
 		common: cloudevent.Circumstances{
 			Observer: observer, Host: b.options.Host, Source: b.options.Source, Time: o.now,
 		},
@@ -201,7 +203,7 @@ func (s situation) decide(c *commit, known []*openEvent, changes []imds.Change) 
 // it.
 func (s situation) newState(e imds.Event) *openEvent {
 	approvals := s.marks[approvedID(e)]
-	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now, Approved: approvals.Note != ""}
+	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now}
 	var asked cloudevent.Asked
 	err := json.Unmarshal([]byte(approvals.Note), &asked)
 	if err != nil || !asked.Time.After(s.marks[e.ID].At) { // nobody has asked for it, or that was before it came back
@@ -234,7 +236,7 @@ func (s situation) tell(c *commit, change imds.Change, op *openEvent) error {
 	in.WhileAway, in.NotEarlierThan = s.unseen(op)
 	if change.Kind == imds.Vanished {
 		s.endUnsent(c, op)
-		in.End = end(change, op, s.self(), s.booted, s.now)
+		in.End = s.end(change, op)
 	}
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
@@ -319,18 +321,19 @@ func (s situation) circumstances(op *openEvent) cloudevent.Circumstances {
 }
 
 // end returns what is known for sure about the end of an event.
-func end(c imds.Change, op *openEvent, self string, booted, now time.Time) cloudevent.End {
+func (s situation) end(c imds.Change, op *openEvent) cloudevent.End {
 	e := c.Event
 	x := cloudevent.End{Outcome: cloudevent.OutcomeUnknown, LongestPause: op.LongestPause}
-	if booted.After(op.Announced) {
-		x.Back = booted
+	if s.booted.After(op.Announced) {
+		x.Back = s.booted
 	}
+	asked := op.asked() != nil || slices.Contains(s.byHand, e.ID)
 	switch {
-	case !op.Begun.IsZero(), op.Rebooted && e.Affects(self):
+	case !op.Begun.IsZero(), op.Rebooted && e.Affects(s.self()):
 		x.Outcome = cloudevent.OutcomeCompleted
 	case c.Replaced: // it may continue under the other id
-	case e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" &&
-		e.Type != "Terminate":
+	case e.Status == imds.StatusScheduled && s.now.Before(e.NotBefore) && !op.Gap && !asked &&
+		e.Type != "Preempt" && e.Type != "Terminate":
 		x.Outcome = cloudevent.OutcomeCanceled
 	}
 	return x

@@ -42,7 +42,9 @@ func TestTheOutcomeIsHonest(t *testing.T) {
 		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 		{"a status nobody knows", imds.Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 	} {
-		if got := end(imds.Change{Event: tt.event}, &tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
+		s := situation{observation: observation{now: now}}
+		s.common.Observer.Name = tt.self
+		if got := s.end(imds.Change{Event: tt.event}, &tt.op).Outcome; got != tt.want {
 			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
 		}
 	}

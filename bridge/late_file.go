@@ -106,7 +106,7 @@ func (op *openEvent) merge(was *openEvent) {
 		d.Seq = op.latest.Seq
 		op.Approval = &d
 	}
-	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved || op.Asked != nil
+	op.Gap = op.Gap || was.Gap
 	if op.Unsaid { // what was told while the file was away
 		op.Promised, op.NotYet = was.Promised, was.NotYet
 	}

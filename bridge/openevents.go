@@ -54,7 +54,6 @@ type openEvent struct {
 	Alerted  []string  `json:"alerted,omitempty"`
 	LatestAt time.Time `json:"latestAt,omitzero"`  // when the latest change was seen
 	Approval *decision `json:"approval,omitempty"` // the last one of a rule or a user
-	Approved bool      `json:"approved,omitempty"` // an approval was or may have been sent
 	// Promised are this VM's rules that people were told will approve it, until that is kept or they are told why not. NotYet
 	// means that they were told what keeps the rules from it for now, and Unsaid that the latest change names no rule.
 	Promised []cloudevent.Rule `json:"promised,omitempty"`
@@ -105,7 +104,7 @@ func (op *openEvent) listed(now *imds.Event, partial bool, at observation) {
 // notBegun reports whether the event, as a document lists it, has certainly not begun. Nobody can say so of one that was
 // approved, or whose time has come.
 func (op *openEvent) notBegun(e imds.Event, now time.Time) bool {
-	return e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Approved
+	return e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && op.asked() == nil
 }
 
 // openFor returns for how many seconds the event has been known; 0 if the clock was set back since.
