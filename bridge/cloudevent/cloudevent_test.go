@@ -18,26 +18,10 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
-
-// wantGolden compares with a golden file, or writes it.
-func wantGolden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs; with -update it is written anew. Got\n%s", path, got)
-	}
-}
 
 // commitTime is when the changes of these tests are observed.
 var commitTime = time.Date(2026, 11, 21, 3, 55, 29, 123456789, time.UTC)
@@ -334,7 +318,7 @@ func TestCloudEventsAreAsWrittenDown(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.WriteByte('\n')
-			wantGolden(t, "testdata/cloudevents/"+name+".json", b.Bytes())
+			systemtest.WantGolden(t, *update, "testdata/cloudevents/"+name+".json", b.Bytes())
 
 			var back event.Event
 			if err := errors.Join(ce.Validate(), json.Unmarshal(text, &back), back.Validate()); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // Filters and templates find every name in every CloudEvent, with the same type.
@@ -133,12 +134,12 @@ func TestSamplesAreAsWrittenDown(t *testing.T) {
 		}
 		named = append(named, ce)
 	}
-	wantGolden(t, "testdata/samples.json", indented(t, named))
+	systemtest.WantGolden(t, *update, "testdata/samples.json", indented(t, named))
 	forTemplates, err := Samples(false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantGolden(t, "testdata/template-samples.json", indented(t, forTemplates))
+	systemtest.WantGolden(t, *update, "testdata/template-samples.json", indented(t, forTemplates))
 }
 
 // indented returns CloudEvents as a JSON array for a golden file.

@@ -178,23 +178,6 @@ func manyEvents(n, changed int) string {
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// wantGolden compares with a golden file, or writes it.
-func wantGolden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs; with -update it is written anew. Got\n%s", path, got)
-	}
-}
-
 // Every captured document decodes without a problem, to what testdata/documents.golden has.
 func TestCapturedDocumentsAreDecoded(t *testing.T) {
 	files, _ := filepath.Glob("testdata/documents/*.json")
@@ -221,7 +204,7 @@ func TestCapturedDocumentsAreDecoded(t *testing.T) {
 			t.Errorf("%s: partial %v, problems %q", file, d.Partial, d.Problems)
 		}
 	}
-	wantGolden(t, "testdata/documents.golden", b.Bytes())
+	systemtest.WantGolden(t, *update, "testdata/documents.golden", b.Bytes())
 }
 
 // Of a document with more than 10,000 events the first 10,000 are used. That is its first problem, and the document
