@@ -1,11 +1,8 @@
 package bridge_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,58 +12,16 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// smallDisk mounts a file system of a megabyte.
-func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
-	t.Helper()
-	dir = t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); errors.Is(err, syscall.EPERM) {
-		t.Skip("only root may mount a small disk; CI runs this as root")
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir, func(flags uintptr) {
-		t.Helper()
-		must(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"))
-	}
-}
-
-// fill takes all that is left of the disk, and gives it back.
-func fill(t *testing.T, dir string) (free func()) {
-	t.Helper()
-	path := filepath.Join(dir, "filler")
-	f, err := os.Create(path)
-	must(t, err)
-	defer f.Close()
-	for _, size := range []int{64 << 10, 4 << 10, 1} {
-		for err = nil; err == nil; {
-			_, err = f.Write(bytes.Repeat([]byte("x"), size))
-		}
-		if !errors.Is(err, syscall.ENOSPC) {
-			t.Fatal(err)
-		}
-	}
-	return func() {
-		if err := os.Remove(path); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // A disk that is full, when the program starts or later, does not silence it: it goes on from memory, is not ready and
 // says why; and when there is room again everything is on disk.
 func TestAFullDiskSilencesNobody(t *testing.T) {
 	systemtest.Alone(t)
 	for _, atStart := range []bool{false, true} {
 		subtest(t, fmt.Sprintf("at the start %v", atStart), func(t *testing.T, s *stage) {
-			s.dir, _ = smallDisk(t)
+			s.dir, _ = systemtest.SmallDisk(t)
 			var free func()
 			if atStart {
-				free = fill(t, s.dir)
+				free = systemtest.FillDisk(t, s.dir)
 			}
 			e, down := &recorder{}, answering(errSinkDown)
 			s.bounds.InMemory = 50
@@ -74,7 +29,7 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 			s.reboot("FIRST")
 			pause(2 * time.Second)
 			if !atStart {
-				free = fill(t, s.dir)
+				free = systemtest.FillDisk(t, s.dir)
 			}
 			for i := range 60 { // more than the file's own slack
 				s.reboot(fmt.Sprintf("EVENT-%02d", i))
@@ -102,7 +57,7 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 // that goes on as if nothing had been.
 func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		dir, remount := smallDisk(t)
+		dir, remount := systemtest.SmallDisk(t)
 		s.dir = dir
 		e := answering(errSinkDown)
 		b := s.start(e.all("a"))

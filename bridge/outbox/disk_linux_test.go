@@ -1,8 +1,6 @@
 package outbox_test
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,40 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
-
-// smallDisk mounts a file system of a megabyte.
-func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
-	t.Helper()
-	dir = t.TempDir()
-	err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m")
-	if errors.Is(err, syscall.EPERM) {
-		t.Skip("only root may mount a small disk; CI runs this as root")
-	}
-	must(t, err)
-	t.Cleanup(func() { must(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
-	return dir, func(flags uintptr) {
-		t.Helper()
-		must(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"))
-	}
-}
-
-// fill uses up the free space of the disk. free releases it.
-func fill(t *testing.T, dir string) (free func()) {
-	t.Helper()
-	f, err := os.Create(filepath.Join(dir, "filler"))
-	must(t, err)
-	defer f.Close()
-	for _, size := range []int{64 << 10, 4 << 10, 1} {
-		for err = nil; err == nil; {
-			_, err = f.Write(bytes.Repeat([]byte("x"), size))
-		}
-		if !errors.Is(err, syscall.ENOSPC) {
-			t.Fatal(err)
-		}
-	}
-	return func() { must(t, os.Remove(f.Name())) }
-}
 
 // While the disk is full, from the start or later, the outbox works from memory and says why. Once there is room again,
 // everything is written.
@@ -55,15 +21,15 @@ func TestFullDiskStopsNothing(t *testing.T) {
 	for _, atStart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("at the start %v", atStart), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				dir, _ := smallDisk(t)
+				dir, _ := systemtest.SmallDisk(t)
 				var free func()
 				if atStart {
-					free = fill(t, dir)
+					free = systemtest.FillDisk(t, dir)
 				}
 				o := open(t, dir, outbox.Options{})
 				_, _ = o.tryAdd("FIRST", "scheduled", "a")
 				if !atStart {
-					free = fill(t, dir)
+					free = systemtest.FillDisk(t, dir)
 				}
 				for i := range 200 { // more than the file's own slack
 					_, _ = o.tryAdd(fmt.Sprint("E", i), "scheduled", "a")
@@ -88,7 +54,7 @@ func TestFullDiskStopsNothing(t *testing.T) {
 func TestWhatMayOnlyBeReadIsRead(t *testing.T) {
 	for claim, protected := range map[string]func(t *testing.T) (dir string, protect func(bool)){
 		"disk": func(t *testing.T) (string, func(bool)) {
-			dir, remount := smallDisk(t)
+			dir, remount := systemtest.SmallDisk(t)
 			return dir, func(to bool) {
 				if to {
 					remount(syscall.MS_RDONLY)
