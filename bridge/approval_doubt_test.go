@@ -141,7 +141,7 @@ func TestADoubtInTheNewestDocumentMeansNo(t *testing.T) {
 				doubtful.Store(false)
 				pause(70 * time.Second) // with one
 				wantIDs(t, s.approvals(), idA)
-				logged := strings.Count(s.log.String(), `event not approved yet" event=`+idA)
+				logged := s.log.Count(`event not approved yet" event=` + idA)
 				wantWithin(t, "times that the log says why it waits", logged, 2, 5)
 			})
 		}

@@ -141,7 +141,7 @@ func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {
 		s.announce(drainRule)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(10 * time.Minute)
-		wantWithin(t, "tries in ten minutes", strings.Count(s.log.String(), "approval not sent; trying again"), 30, 100)
+		wantWithin(t, "tries in ten minutes", s.log.Count("approval not sent; trying again"), 30, 100)
 		s.azure.ClearFaults()
 		pause(20 * time.Second)
 		wantIDs(t, s.approvals(), idA)

@@ -20,6 +20,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 const idA, idB = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
@@ -33,7 +34,7 @@ type stage struct {
 	disk   *faultyDisk    // of the outbox that was opened last
 	bounds outbox.Bounds  // of the next one
 	opts   bridge.Options // Client, Outbox and Routes are filled in by start
-	log    *lines
+	log    *systemtest.Log
 	proxy  func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
 
 	logged func(words string) // what is to happen when these are logged, nil for nothing
@@ -43,7 +44,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	s := &stage{
-		t: t, dir: t.TempDir(), log: &lines{},
+		t: t, dir: t.TempDir(), log: &systemtest.Log{},
 		azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
 		opts:  bridge.Options{Random: jitter()},
 	}
@@ -280,24 +281,6 @@ func copyFile(t testing.TB, from, to string) {
 	must(t, os.WriteFile(to, data, 0o600))
 }
 
-// lines is a log that can be searched.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 func (s *stage) wantLogged(words string) {
 	s.t.Helper()
 	if !strings.Contains(s.log.String(), words) {
@@ -308,7 +291,7 @@ func (s *stage) wantLogged(words string) {
 // wantLoggedTimes is for what is logged so often, or not at all.
 func (s *stage) wantLoggedTimes(n int, words string) {
 	s.t.Helper()
-	wantEqual(s.t, fmt.Sprintf("lines in the log with %q", words), strings.Count(s.log.String(), words), n)
+	wantEqual(s.t, fmt.Sprintf("lines in the log with %q", words), s.log.Count(words), n)
 }
 
 // must ends the test if something of its own goes wrong.

@@ -1,20 +1,18 @@
 package outbox_test
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A box is an outbox in a test. The test fails if something that it does with the box fails, or doesn't reach the disk,
@@ -24,15 +22,15 @@ type box struct {
 	t       testing.TB
 	dir     string
 	options outbox.Options
-	disk    *disk // nil if it has a file in dir
-	log     lines // of all its runs
+	disk    *disk          // nil if it has a file in dir
+	log     systemtest.Log // of all its runs
 }
 
 // open opens an outbox that is closed at the end of the test.
 func open(t testing.TB, dir string, options outbox.Options) *box {
 	t.Helper()
 	o := &box{t: t, dir: dir, options: options}
-	o.options.Log = o.log.logger()
+	o.options.Log = o.log.Logger()
 	o.disk, _ = options.Storage.(*disk)
 	o.reopen()
 	t.Cleanup(func() { o.Close() })
@@ -409,26 +407,3 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
-
-// lines is a log that tests read.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
-
-// count returns how often the log has the text.
-func (l *lines) count(text string) int { return strings.Count(l.String(), text) }

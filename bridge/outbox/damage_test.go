@@ -248,7 +248,7 @@ func TestALostCloudEventIsReplacedByTheLatestChange(t *testing.T) {
 			want(t, tt.claim+": pending", o.pending("a"), tt.want...)
 			want(t, tt.claim+": dead", o.dead("a"), tt.dead...)
 			replaced := len(tt.dead) == 0 && tt.lost != started
-			equal(t, tt.claim+": the log says that one is replaced", o.log.count("a pending CloudEvent is lost") > 0, replaced)
+			equal(t, tt.claim+": the log says that one is replaced", o.log.Count("a pending CloudEvent is lost") > 0, replaced)
 		})
 	}
 }

@@ -26,12 +26,12 @@ func TestWithoutADirectoryItWorksFromMemory(t *testing.T) {
 		o.addInMemory("A", "scheduled", "a")
 		want(t, "delivered from memory", a.hears(), "A-scheduled")
 		synctest.Wait() // the writer may say so after the change has heard of it
-		equal(t, "errors in the log", o.log.count("level=ERROR"), 1)
+		equal(t, "errors in the log", o.log.Count("level=ERROR"), 1)
 		must(t, os.Remove(inTheWay))
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
 		o.wantDurable()
-		equal(t, "lines in the log", o.log.count("outbox written again"), 1)
+		equal(t, "lines in the log", o.log.Count("outbox written again"), 1)
 		o.restart()
 		want(t, "pending", o.pending("a"), "A-scheduled")
 	})
@@ -75,9 +75,9 @@ func TestLogSaysWhatToDoAboutTheDisk(t *testing.T) {
 			o.disk.fails("write", tt.err)
 			o.addInMemory("A", "scheduled", "hook")
 			o.diskRecovers()
-			equal(t, "hints", o.log.count("hint="), 1)
+			equal(t, "hints", o.log.Count("hint="), 1)
 			for _, said := range []string{`hint="` + tt.hint, "outbox written again"} {
-				equal(t, fmt.Sprintf("lines in the log of %v: %s", tt.err, said), o.log.count(said), 1)
+				equal(t, fmt.Sprintf("lines in the log of %v: %s", tt.err, said), o.log.Count(said), 1)
 			}
 		})
 	}
@@ -254,7 +254,7 @@ func TestADiskThatHangsAtTheStartIsNotWaitedFor(t *testing.T) {
 			want(t, claim+": pending once the disk is back", o.pending("a"), all...)
 			want(t, claim+": dead", o.dead("a"))
 			o.wantDurable()
-			equal(t, claim+": lines in the log", o.log.count("outbox written again"), 1)
+			equal(t, claim+": lines in the log", o.log.Count("outbox written again"), 1)
 		})
 	}
 }
@@ -288,7 +288,7 @@ func TestAFileThatIsLockedAfterTheStartIsWaitedFor(t *testing.T) {
 		o.reopen()
 		time.Sleep(20 * time.Second)
 		wantError(t, "Durable", o.Durable(), outbox.ErrLocked)
-		equal(t, "lines in the log", o.log.count("locked by another forewarn"), 1)
+		equal(t, "lines in the log", o.log.Count("locked by another forewarn"), 1)
 		o.diskRecovers()
 		o.join()
 		o.wantDurable()

@@ -20,6 +20,7 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // asides returns the files that were set aside in the directory for that reason.
@@ -145,7 +146,7 @@ func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
 	must(t, os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600))
 	o := open(t, dir, outbox.Options{})
 	lost := !slices.Equal(o.pending("a"), before)
-	if lost && o.log.count("level=ERROR")+o.log.count("level=WARN") == 0 {
+	if lost && o.log.Count("level=ERROR")+o.log.Count("level=WARN") == 0 {
 		t.Error("something is lost, and the log says nothing")
 	}
 	if n := len(asides(t, dir, "damaged")); lost && n != 1 && !strings.Contains(claim, "cut to 0") &&
@@ -170,7 +171,7 @@ func TestDirectoryOrEmptyFileDoesNotPreventAStart(t *testing.T) {
 		o := open(t, dir, outbox.Options{})
 		wantToWork(t, o)
 		equal(t, tt.said+": set aside", len(asides(t, dir, "damaged")), tt.aside)
-		equal(t, tt.said+": lines in the log", o.log.count(tt.said), 1)
+		equal(t, tt.said+": lines in the log", o.log.Count(tt.said), 1)
 	}
 }
 
@@ -207,7 +208,7 @@ func TestUnreadableRecordIsDamage(t *testing.T) {
 	o.reopen()
 	want(t, "pending", o.pending("a"), "A-scheduled", "B-scheduled", "C-scheduled")
 	equal(t, "files set aside", len(asides(t, dir, "damaged")), 1)
-	equal(t, "records in the log", o.log.count("cannot read a record of the outbox"), len(unreadable))
+	equal(t, "records in the log", o.log.Count("cannot read a record of the outbox"), len(unreadable))
 	r := o.reader("a")
 	for _, i := range r.items() {
 		if d, err := r.Read(i); errors.Is(err, delivery.ErrLost) != (i.Group != "B") || err == nil && d.Event.ID() != i.ID {
@@ -229,7 +230,7 @@ func TestAFileOfAnotherFormatIsSetAside(t *testing.T) {
 		o := open(t, dir, outbox.Options{})
 		want(t, "pending", o.pending(""))
 		wantToWork(t, o)
-		equal(t, format+": lines in the log", o.log.count(says), 1)
+		equal(t, format+": lines in the log", o.log.Count(says), 1)
 		equal(t, format+": files set aside", len(asides(t, dir, "format")), 1)
 	}
 }
@@ -296,7 +297,7 @@ func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	if after := o.Totals().FileBytes; before < 16<<20 || after > before/4 {
 		t.Errorf("the file had %d bytes and has %d now", before, after)
 	}
-	equal(t, "failures in the log", o.log.count("cannot"), 0)
+	equal(t, "failures in the log", o.log.Count("cannot"), 0)
 	_, err := os.Stat(half)
 	wantError(t, "the rest of the last time", err, fs.ErrNotExist)
 	o.add("B", "scheduled", "a")
@@ -398,8 +399,8 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
-				log := &lines{}
-				o := open(t, dir, outbox.Options{Storage: diskOn(outbox.File(dir, log.logger()))})
+				log := &systemtest.Log{}
+				o := open(t, dir, outbox.Options{Storage: diskOn(outbox.File(dir, log.Logger()))})
 				o.add("OVER", "vanished", "b")
 				time.Sleep(time.Hour)
 				told := o.add("A", "scheduled", "a", "b")
@@ -421,7 +422,7 @@ func TestAFileThatIsTakenAwayLosesNothing(t *testing.T) {
 				time.Sleep(tt.stops)
 				o.wantDurable()
 				o.restart()
-				equal(t, "lines in the log", log.count("another program has removed or replaced"), 1)
+				equal(t, "lines in the log", log.Count("another program has removed or replaced"), 1)
 				want(t, "pending", o.pending("a"), "A-scheduled", "B-scheduled", "C-scheduled")
 				want(t, "results", o.results(), "a pending", "b accepted", "a pending", "a pending")
 				equal(t, "the outcome of what is open", o.Delivery("b", told.Seq).State, outbox.StateAccepted)

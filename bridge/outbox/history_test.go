@@ -98,7 +98,7 @@ func TestHistoryIsBounded(t *testing.T) {
 				when = fmt.Sprintf("%s, with %+v: ", when, bounds)
 				equal(t, when+"CloudEvents", o.disk.count("events"), kept)
 				equal(t, when+"dropped", fmt.Sprint(forgot), "map[history:4]")
-				equal(t, when+"lines in the log", o.log.count("oldest history dropped"), 1)
+				equal(t, when+"lines in the log", o.log.Count("oldest history dropped"), 1)
 			}
 			o.add("XX", "vanished", "b") // which never takes it
 			for i := range 9 {

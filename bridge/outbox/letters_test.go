@@ -261,7 +261,7 @@ func TestDeadLettersAreBounded(t *testing.T) {
 				o.reject("a")
 			}
 			want(t, claim, o.dead("a"), "E3-scheduled", "E4-scheduled", "E5-scheduled", "E6-scheduled", "E7-scheduled")
-			equal(t, claim+": lines in the log", o.log.count("oldest dead letters dropped"), 3)
+			equal(t, claim+": lines in the log", o.log.Count("oldest dead letters dropped"), 3)
 			equal(t, claim+": counted", forgot, 3)
 		})
 	}

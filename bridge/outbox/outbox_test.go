@@ -257,7 +257,7 @@ func TestACloneStartsEmpty(t *testing.T) {
 			t.Error("the sequence number went back")
 		}
 		equal(t, "files set aside", len(asides(t, dir, "foreign")), 1)
-		equal(t, "lines in the log", o.log.count("was this machine cloned?"), 1)
+		equal(t, "lines in the log", o.log.Count("was this machine cloned?"), 1)
 		for _, when := range []string{"at once", "after a restart"} {
 			want(t, when+" pending", o.pending("a"), "A-scheduled")
 			equal(t, when+" the owner", o.Owner(), "vmid-1")

@@ -1,7 +1,7 @@
 //go:build !windows
 
-// Package systemtest is for tests: the words in which this system reports errors, and how much of its time the tests may
-// take.
+// Package systemtest is for tests: the words in which this system reports errors, how much of its time the tests may take,
+// and what tests of several packages share: a log, golden files and a small disk.
 package systemtest
 
 import "syscall"
