@@ -34,8 +34,11 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 	when := func(src string) bridge.Filter {
 		return bridge.Filter{Only: bridge.Only{VMs: "all"}, When: mustParseWhen(t, src)}
 	}
-	leads, follows, others := documentEntry(), documentEntry("Resources", `["vm-1","vm-0"]`), documentEntry("Resources", `["vm-1","vm-01","xvm-0"]`)
-	nobody, shouted := documentEntry("Resources", ""), documentEntry("Resources", `["VM-0"]`, "EventType", `"REBOOT"`, "EventSource", `"PLATFORM"`)
+	leads := documentEntry()
+	follows := documentEntry("Resources", `["vm-1","vm-0"]`)
+	others := documentEntry("Resources", `["vm-1","vm-01","xvm-0"]`)
+	nobody := documentEntry("Resources", "")
+	shouted := documentEntry("Resources", `["VM-0"]`, "EventType", `"REBOOT"`, "EventSource", `"PLATFORM"`)
 	for _, tt := range []struct {
 		claim  string
 		filter bridge.Filter
@@ -52,15 +55,20 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"self takes this VM", only(bridge.Only{VMs: "self"}), follows, named, ""},
 		{"self takes it in any case", only(bridge.Only{VMs: "SELF"}), shouted, named, ""},
 		{"self leaves others", only(bridge.Only{VMs: "self"}), others, named, "only.vms"},
-		{"self leaves a VM whose name only looks like this one", only(bridge.Only{VMs: "self"}), documentEntry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
+		{"self leaves a VM whose name only looks like this one", only(bridge.Only{VMs: "self"}),
+			documentEntry("Resources", `["\u1d65m-0"]`), named, "only.vms"},
 		{"a source that only looks like another passes, as nobody knows it", only(bridge.Only{Sources: []string{"Platform"}}),
 			documentEntry("EventSource", `"U\u017fer"`), named, ""},
-		{"and none that is excepted", except(bridge.Except{Sources: []string{"User"}}), documentEntry("EventSource", `"U\u017fer"`), named, ""},
+		{"and none that is excepted", except(bridge.Except{Sources: []string{"User"}}),
+			documentEntry("EventSource", `"U\u017fer"`), named, ""},
 		{"a type that only looks like another is none that is excepted", except(bridge.Except{Types: []string{"Preempt"}}),
 			documentEntry("EventType", `"\u0420reempt"`), named, ""},
-		{"a severity takes that and higher", only(bridge.Only{VMs: "all", Severity: "warn"}), documentEntry("EventSource", `"Platform"`), named, ""},
-		{"and none that is lower", only(bridge.Only{VMs: "all", Severity: "ERROR"}), documentEntry("EventSource", `"User"`), named, "only.severity"},
-		{"when knows severities by their names", when("severity >= WARN and severity <= ERROR"), documentEntry("EventSource", `"Platform"`), named, ""},
+		{"a severity takes that and higher", only(bridge.Only{VMs: "all", Severity: "warn"}),
+			documentEntry("EventSource", `"Platform"`), named, ""},
+		{"and none that is lower", only(bridge.Only{VMs: "all", Severity: "ERROR"}),
+			documentEntry("EventSource", `"User"`), named, "only.severity"},
+		{"when knows severities by their names", when("severity >= WARN and severity <= ERROR"),
+			documentEntry("EventSource", `"Platform"`), named, ""},
 
 		{"leader takes the first", only(bridge.Only{VMs: "leader"}), leads, named, ""},
 		{"leader leaves the second", only(bridge.Only{VMs: "Leader"}), follows, named, "only.vms"},
@@ -80,25 +88,33 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"types take what they name", only(bridge.Only{Types: []string{"Freeze", "reboot"}}), leads, named, ""},
 		{"types take it in any case", only(bridge.Only{Types: []string{"Reboot"}}), shouted, named, ""},
 		{"types leave the rest", only(bridge.Only{Types: []string{"Freeze"}}), leads, named, "only.types"},
-		{"types let an unknown type pass", only(bridge.Only{Types: []string{"Freeze"}}), documentEntry("EventType", `"New"`), named, ""},
-		{"types let an event without one pass", only(bridge.Only{Types: []string{"Freeze"}}), documentEntry("EventType", ""), named, ""},
-		{"types let one that cannot be read pass", only(bridge.Only{Types: []string{"Freeze"}}), documentEntry("EventType", "7"), named, ""},
+		{"types let an unknown type pass", only(bridge.Only{Types: []string{"Freeze"}}),
+			documentEntry("EventType", `"New"`), named, ""},
+		{"types let an event without one pass", only(bridge.Only{Types: []string{"Freeze"}}),
+			documentEntry("EventType", ""), named, ""},
+		{"types let one that cannot be read pass", only(bridge.Only{Types: []string{"Freeze"}}),
+			documentEntry("EventType", "7"), named, ""},
 		{"sources take what they name", only(bridge.Only{Sources: []string{"user", "PLATFORM"}}), leads, named, ""},
 		{"sources leave the rest", only(bridge.Only{Sources: []string{"User"}}), leads, named, "only.sources"},
-		{"sources let an event without one pass", only(bridge.Only{Sources: []string{"User"}}), documentEntry("EventSource", ""), named, ""},
-		{"sources let an unknown one pass", only(bridge.Only{Sources: []string{"User"}}), documentEntry("EventSource", `"Tenant"`), named, ""},
-		{"all keys must hold, the first that does not is named", only(bridge.Only{Types: []string{"Freeze"}, Sources: []string{"User"}}),
-			leads, named, "only.types"},
+		{"sources let an event without one pass", only(bridge.Only{Sources: []string{"User"}}),
+			documentEntry("EventSource", ""), named, ""},
+		{"sources let an unknown one pass", only(bridge.Only{Sources: []string{"User"}}),
+			documentEntry("EventSource", `"Tenant"`), named, ""},
+		{"all keys must hold, the first that does not is named",
+			only(bridge.Only{Types: []string{"Freeze"}, Sources: []string{"User"}}), leads, named, "only.types"},
 		{"a key that refuses needs no name", only(bridge.Only{Types: []string{"Freeze"}}), leads, unnamed, "only.types"},
 		{"changes say nothing about the event", only(bridge.Only{Changes: []string{"vanished"}}), leads, named, ""},
 
 		{"an empty except takes nothing away", except(bridge.Except{}), leads, named, ""},
 		{"except types takes away what they name", except(bridge.Except{Types: []string{"reboot"}}), leads, named, "except"},
 		{"except types leaves the rest", except(bridge.Except{Types: []string{"Freeze"}}), leads, named, ""},
-		{"except types leaves what Azure did not send", except(bridge.Except{Types: []string{"Reboot"}}), documentEntry("EventType", ""), named, ""},
-		{"except types leaves an unknown one", except(bridge.Except{Types: []string{"Reboot"}}), documentEntry("EventType", `"New"`), named, ""},
+		{"except types leaves what Azure did not send", except(bridge.Except{Types: []string{"Reboot"}}),
+			documentEntry("EventType", ""), named, ""},
+		{"except types leaves an unknown one", except(bridge.Except{Types: []string{"Reboot"}}),
+			documentEntry("EventType", `"New"`), named, ""},
 		{"except sources takes away what they name", except(bridge.Except{Sources: []string{"PLATFORM"}}), leads, named, "except"},
-		{"except sources leaves what Azure did not send", except(bridge.Except{Sources: []string{"Platform"}}), documentEntry("EventSource", ""), named, ""},
+		{"except sources leaves what Azure did not send", except(bridge.Except{Sources: []string{"Platform"}}),
+			documentEntry("EventSource", ""), named, ""},
 		{"except takes away only what all its keys name", except(bridge.Except{Types: []string{"Reboot"}, Sources: []string{"User"}}),
 			leads, named, ""},
 		{"except takes away what all its keys name", except(bridge.Except{Types: []string{"Reboot"}, Sources: []string{"Platform"}}),
@@ -122,14 +138,19 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 			leads, named, ""},
 		{"when leaves what it asks for in vain", when(`data.test`), leads, named, "when"},
 		{"when needs no name to refuse", bridge.Filter{When: mustParseWhen(t, `false`)}, leads, unnamed, "when"},
-		{"when comes after the keys of only", bridge.Filter{Only: bridge.Only{Types: []string{"Freeze"}}, When: mustParseWhen(t, `false`)},
-			leads, named, "only.types"},
-		{"except takes away what when accepts", bridge.Filter{Except: bridge.Except{Types: []string{"Reboot"}}, When: mustParseWhen(t, `true`)},
-			leads, named, "except"},
+		{"when comes after the keys of only", bridge.Filter{
+			Only: bridge.Only{Types: []string{"Freeze"}},
+			When: mustParseWhen(t, `false`),
+		}, leads, named, "only.types"},
+		{"except takes away what when accepts", bridge.Filter{
+			Except: bridge.Except{Types: []string{"Reboot"}},
+			When:   mustParseWhen(t, `true`),
+		}, leads, named, "except"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			c := imds.Change{Kind: imds.Scheduled, Event: decodedEvent(t, tt.event)}
-			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: tt.self, ResourceGroup: "rg-prod"}}))
+			self := imds.Observer{Name: tt.self, ResourceGroup: "rg-prod"}
+			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: self}))
 			passes, key, err := tt.filter.MatchEvent(c, fields, tt.self)
 			if passes != (tt.key == "") || key != tt.key || err != nil {
 				t.Errorf("it passes: %t, refused by %q, %v, want that %q refuses", passes, key, err, tt.key)
@@ -213,22 +234,34 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 		key    string // that refuses the others
 	}{
 		{"without a key all are wanted", bridge.Filter{}, "vm-0", all, ""},
-		{"the other keys say nothing about it", bridge.Filter{Only: bridge.Only{VMs: "leader", Types: []string{"Freeze"}}, Except: bridge.Except{Types: []string{"Reboot"}}}, "vm-9", all, ""},
+		{"the other keys say nothing about it", bridge.Filter{
+			Only:   bridge.Only{VMs: "leader", Types: []string{"Freeze"}},
+			Except: bridge.Except{Types: []string{"Reboot"}},
+		}, "vm-9", all, ""},
 		{"only scheduled", only("scheduled"), "vm-0", []imds.Change{scheduled}, "only.changes"},
 		{"only started, from whatever it was", only("Started"), "vm-0", []imds.Change{started, sudden}, "only.changes"},
 		{"only updated and vanished", only("UPDATED", "vanished"), "vm-0", []imds.Change{updated, vanished}, "only.changes"},
 		{"only what comes first", only("first"), "vm-0", []imds.Change{scheduled, sudden}, "only.changes"},
-		{"what comes first, and the end", only("First", "vanished"), "vm-0", []imds.Change{scheduled, sudden, vanished}, "only.changes"},
-		{"all but vanished", except(bridge.Except{}, "Vanished"), "vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
-		{"all but what comes first", except(bridge.Except{}, "first"), "vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
-		{"except with types, of these", except(bridge.Except{Types: []string{"reboot"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"what comes first, and the end", only("First", "vanished"),
+			"vm-0", []imds.Change{scheduled, sudden, vanished}, "only.changes"},
+		{"all but vanished", except(bridge.Except{}, "Vanished"),
+			"vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
+		{"all but what comes first", except(bridge.Except{}, "first"),
+			"vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
+		{"except with types, of these", except(bridge.Except{Types: []string{"reboot"}}, "updated"),
+			"vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
 		{"except with types, of no other", except(bridge.Except{Types: []string{"Freeze"}}, "updated"), "vm-0", all, ""},
-		{"except with sources, of these", except(bridge.Except{Sources: []string{"Platform"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"except with sources, of these", except(bridge.Except{Sources: []string{"Platform"}}, "updated"),
+			"vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
 		{"except with sources, of no other", except(bridge.Except{Sources: []string{"User"}}, "updated"), "vm-0", all, ""},
-		{"except with self, of this VM", except(bridge.Except{VMs: "self"}, "started"), "vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
+		{"except with self, of this VM", except(bridge.Except{VMs: "self"}, "started"),
+			"vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
 		{"except with self, of no other", except(bridge.Except{VMs: "self"}, "started"), "vm-9", all, ""},
 		{"except with self, of nobody as long as there is no name", except(bridge.Except{VMs: "self"}, "started"), "", all, ""},
-		{"both", bridge.Filter{Only: bridge.Only{Changes: []string{"first", "vanished"}}, Except: bridge.Except{Changes: []string{"started"}}}, "vm-0", []imds.Change{scheduled, vanished}, ""},
+		{"both", bridge.Filter{
+			Only:   bridge.Only{Changes: []string{"first", "vanished"}},
+			Except: bridge.Except{Changes: []string{"started"}},
+		}, "vm-0", []imds.Change{scheduled, vanished}, ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			for _, c := range all {
