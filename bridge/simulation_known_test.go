@@ -320,6 +320,16 @@ var knownStories = []struct {
 		}}},
 		{at(20 * time.Minute), list{event: reboot}},
 	}},
+	{"an event is gone, comes back, and its lead comes while the program is off", []step{
+		{at(time.Second), reload{changes: []routeChange{
+			{"webhook", "lead: 10m, late: drop", func(r *routePlan) { r.lead, r.late, r.acts = 10*time.Minute, "drop", true }},
+		}}},
+		{at(time.Minute), fails("webhook", "asks to wait", 25*time.Minute)},
+		{at(2 * time.Minute), list{event: reboot.due(20 * time.Minute)}},
+		{at(3 * time.Minute), endpointTrouble{"has null for Events", 3*time.Minute + 12*time.Second}},
+		{at(5 * time.Minute), restart{off: 7 * time.Minute}},
+		{at(18 * time.Minute), unlist{reboot.id}},
+	}},
 }
 
 // Nothing is found in them any more, however often the program polls.

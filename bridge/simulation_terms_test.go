@@ -38,10 +38,8 @@ func (o *oracle) late(id string, b belief, route string) {
 				ofThen = r
 			}
 			isDueLater := r.lead > 0 && newer.event.notBefore-r.lead-o.skews[t.in] > t.start && newer.kind != "vanished"
-			gaveWay := !came && o.waited(newer, route) && slices.ContainsFunc(b.changes[n+1:], func(x change) bool {
-				return x.at < t.start && !x.gone()
-			})
-			waits := isDueLater || gaveWay
+			notYet := !came && o.waited(newer, route) // such as when its time came while there was no program
+			waits := isDueLater || notYet
 			switch {
 			case waits && !ahead(c): // that it began, or ended, is as true as before
 			case o.waited(newer, route) && o.waited(c, route) && !ofThen.hears(newer): // so that it gets the announcement
