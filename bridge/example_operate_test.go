@@ -37,7 +37,8 @@ func embed(route bridge.Route) embedded {
 	if err != nil {
 		log.Fatal(err)
 	}
-	azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
+	// An approved event begins too late to be heard of.
+	azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}, ApproveDelay: time.Hour})
 	client := imds.NewClient(imds.DefaultEndpoint, imds.DefaultAPIVersion, quiet, azure.RoundTripper())
 	b, err := bridge.New(bridge.Options{
 		Client: client, Outbox: box, Routes: []bridge.Route{route}, Log: quiet, Interval: 100 * time.Millisecond,
