@@ -229,7 +229,7 @@ func (o *Outbox) Close() error {
 	o.mu.Unlock()
 	_ = o.sync(n) // its error is that of the last try, which follows
 	o.mu.Lock()
-	n, o.state = o.number, closed
+	o.state = closed
 	o.mu.Unlock()
 	wake(o.kick)
 	var unclosed error
@@ -240,9 +240,6 @@ func (o *Outbox) Close() error {
 	}
 	o.mu.Lock()
 	err, lost := o.why, len(o.unstored(false))
-	if o.stored >= n {
-		err = nil
-	}
 	o.mu.Unlock()
 	err = errors.Join(err, unclosed)
 	switch {
