@@ -417,9 +417,7 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 				d.Seq = op.latest.Seq // Azure was asked about the event as it is now
 			}
 		}
-		if !over {
-			op.decided(d, a, now)
-		}
+		op.decided(d, a, now)
 		rules := b.reviews.get(e.ID).rules(op)
 		if d.Rule != 0 { // this one and those beside it have had their turn
 			rules = nil
@@ -439,7 +437,7 @@ func (b *Bridge) endApproval(e imds.Event, op *openEvent, d decision, a cloudeve
 
 // decided records the result of an approval.
 func (op *openEvent) decided(d decision, a cloudevent.Approval, now time.Time) {
-	if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
+	if d.Rule != 0 || a.Result == cloudevent.ResultApproved {
 		keptBefore := op.Unsaid && a.Result == cloudevent.ResultApproved // and a change has come meanwhile
 		if d.Seq == op.latest.Seq || keptBefore {
 			op.promise(nil) // kept, or told otherwise
@@ -516,9 +514,10 @@ func (s situation) addApproval(
 		"by", a.By, "status", a.Status, "err", a.Error, "id", ce.ID(), "to", strings.Join(message.To, ","))
 	c.add(ce, message)
 	c.mark(e, id, times, s.now)
-	if op.Asked != nil { // a document may show the event only later
+	asked := op.asked()
+	if asked != nil { // a document may show the event only later, or once more
 		mark := c.Marks[id]
-		mark.Note = string(imds.CompactJSON(op.Asked))
+		mark.Note = string(imds.CompactJSON(asked))
 		c.Marks[id] = mark
 	}
 }

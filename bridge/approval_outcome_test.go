@@ -82,6 +82,29 @@ func TestWhatWasApprovedIsNotCalledOff(t *testing.T) {
 	}
 }
 
+// Nor that it was called off when it is gone from one document: what was asked for before counts when it is back.
+func TestWhatWasApprovedBeforeItCameBackIsNotCalledOff(t *testing.T) {
+	for claim, answer := range map[string]func(*http.Response) error{
+		"Azure agreed":                 func(*http.Response) error { return nil },
+		"nobody answered":              func(*http.Response) error { return errSinkDown },
+		"Azure agrees when it is gone": func(*http.Response) error { time.Sleep(4 * time.Second); return nil },
+	} {
+		approvalSubtest(t, claim, func(t *testing.T, s *approvalStage) {
+			s.afterApprovals(answer)
+			s.announce(rebootRule)
+			pause(time.Second)
+			s.azure.End(idA)
+			pause(5 * time.Second)
+			s.setRules()
+			s.userReboot(idA)
+			pause(2 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			s.audit.wantEnd(t, cloudevent.OutcomeUnknown)
+		})
+	}
+}
+
 // approveAlone approves the reboot for root with the outbox of a bridge that has ended.
 func (s *approvalStage) approveAlone() {
 	s.t.Helper()

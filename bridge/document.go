@@ -200,10 +200,10 @@ func (s situation) decide(c *commit, known []*openEvent, changes []imds.Change) 
 }
 
 // newState returns the state of an event that is new. Somebody may have approved it by hand before the first poll that saw
-// it.
+// it. If Azure was asked to start it before it came back, nobody knows what came of that meanwhile: that is a gap.
 func (s situation) newState(e imds.Event) *openEvent {
 	approvals := s.marks[approvedID(e)]
-	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now}
+	op := &openEvent{Occurrence: s.marks[e.ID].Times + 1, Announced: s.now, Gap: approvals.Note != ""}
 	var asked cloudevent.Asked
 	err := json.Unmarshal([]byte(approvals.Note), &asked)
 	if err != nil || !asked.Time.After(s.marks[e.ID].At) { // nobody has asked for it, or that was before it came back
