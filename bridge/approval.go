@@ -149,17 +149,6 @@ func (b *Bridge) verdicts(rules []Rule, op *openEvent, now time.Time) (all verdi
 		fields = cloudevent.Fields(op.latest.decode())
 	}
 	id, approver := op.event.ID, b.approverName()
-	err := b.outbox.Durable()
-	if err != nil { // then no wait is counted either
-		for i, r := range rules {
-			says := r.matchEvent(op.event, fields, approver)
-			if says.outlook > never {
-				says = notYet("the outbox is not durable: %v", err)
-			}
-			all = append(all, verdict{RuleName(i+1, r), r, says})
-		}
-		return all
-	}
 	delivered := func(route string) acceptance { return b.acceptance(op, route, now) }
 	for _, r := range rules {
 		for _, route := range r.After { // its wait begins now, whatever else the rule still waits for
@@ -167,6 +156,10 @@ func (b *Bridge) verdicts(rules []Rule, op *openEvent, now time.Time) (all verdi
 		}
 	}
 	doubt := b.reviews.get(id).doubt
+	err := b.outbox.Durable()
+	if err != nil {
+		doubt = fmt.Sprintf("the outbox is not durable: %v", err)
+	}
 	all = judge(rules, op.event, fields, approver, delivered, b.reviews.firstSeen(id, op.latest.Seq, "", now), now)
 	observer, _ := fields["observer"].(string)
 	for i, v := range all {
