@@ -60,7 +60,7 @@ func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 			s.drain.say(always(errSinkDown))
 			s.announce(drainRule)
 			pause(1500 * time.Millisecond)
-			s.wantWhy(`rule 1: it waits for sink "drain", which failed and is tried again: connection refused`)
+			s.wantWhy(`rule 1: sink "drain" failed and is tried again: connection refused`)
 			then(s)
 			pause(3 * time.Second)
 			s.wantWhy("")

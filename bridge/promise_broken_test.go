@@ -183,7 +183,7 @@ func TestAMuteThatLastsTooLongTakesThePromiseBack(t *testing.T) {
 	}{
 		"too long": {time.Hour, `sink "drain" is muted until `, []string{`not yet: sink "drain" is muted until 01:00:03 UTC`},
 			[]string{cloudevent.ResultWithheld, cloudevent.ResultApproved}},
-		"in time": {10 * time.Minute, `it waits for sink "drain", which is muted until `, nil,
+		"in time": {10 * time.Minute, `sink "drain" is muted until `, nil,
 			[]string{cloudevent.ResultApproved}},
 	} {
 		approvalSubtest(t, name, func(t *testing.T, s *approvalStage) {

@@ -133,24 +133,21 @@ func (a acceptance) accepted() bool {
 // missing returns what it means for a rule that the route has not accepted the change.
 func (a acceptance) missing(route string) ruling {
 	sink := fmt.Sprintf("sink %q", route)
+	failed := ruling{outlook: never, sink: route, failure: a.failure}
 	switch {
 	case a.state == "":
 		return no("%s did not get the latest change", sink)
 	case a.state == outbox.StatePending && a.muted:
-		return ruling{outlook: onCourse, why: waitsFor(sink) + ", which is muted until", until: a.at}
-	case a.state == outbox.StatePending && a.failure != "":
-		why := waitsFor(sink) + ", which failed and is tried again: " + delivery.WithoutClass(a.failure)
-		return ruling{outlook: undecided, why: why, sink: route, failure: a.failure}
-	case a.state == outbox.StatePending:
+		return ruling{outlook: onCourse, why: sink + " is muted until", until: a.at}
+	case a.state == outbox.StatePending && a.failure == "":
 		return ruling{outlook: onCourse, why: waitsFor(sink)}
+	case a.state == outbox.StatePending:
+		failed.outlook = undecided
+	case a.state == outbox.StateDropped:
+		failed.failure = "somebody dropped what it was to do"
 	}
-	failure := a.failure
-	if a.state == outbox.StateDropped {
-		failure = "somebody dropped what it was to do"
-	}
-	r := no("%s", failedFor(route, failure, true))
-	r.sink, r.failure = route, failure
-	return r
+	failed.why = failedFor(route, failed.failure, failed.outlook == never)
+	return failed
 }
 
 // rule applies the rule to an event. delivered returns the state of a route's delivery of the event's latest change,
@@ -182,8 +179,7 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 			waits = missing
 		}
 		if a.muted && a.at.After(muted.until) {
-			muted = notYet("sink %q is muted until", route)
-			muted.until = a.at
+			muted = missing
 		}
 	}
 	ready := from.Add(r.Wait)
@@ -212,7 +208,7 @@ func (r Rule) tooLate(waits, muted ruling, ready time.Time) ruling {
 	switch {
 	case waits.sink != "":
 	case !muted.until.IsZero():
-		return muted
+		waits = muted
 	case r.Wait > 0 && waits.outlook == approves:
 		return ruling{outlook: tooLong, why: fmt.Sprintf("the wait of %s lasts until", delivery.Readable(r.Wait)), until: ready}
 	case r.Wait > 0:

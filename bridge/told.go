@@ -236,7 +236,7 @@ func awaits(r cloudevent.Rule) string {
 	case r.VM != "":
 		return leftTo(r.VM)
 	case r.Again != "":
-		return waitsFor(fmt.Sprintf("sink %q", r.Again)) + ", which failed and is tried again"
+		return failedFor(r.Again, "", false)
 	case len(sinks) == 0 && r.Wait == 0:
 		return "it approves at once"
 	case len(sinks) == 0:
