@@ -261,6 +261,25 @@ func TestWhatWasApprovedBeforeItWasSeenAgainIsToldSo(t *testing.T) {
 	})
 }
 
+// What somebody asked for is told also if a crash lost the answer.
+func TestWhatWasAskedByHandBeforeACrashIsToldSo(t *testing.T) {
+	approvalTest(t, func(t *testing.T, s *approvalStage) {
+		s.afterApprovals(func(*http.Response) error {
+			time.Sleep(5 * time.Second)
+			return errSinkDown
+		})
+		s.announce()
+		go s.approveNow("root")
+		pause(2 * time.Second)
+		s.crash()
+		s.up()
+		s.postpone(idA, time.Minute)
+		pause(3 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		wantAsked(t, "what is told of the change", s.audit.last(t).Asked, "root", false)
+	})
+}
+
 // That Azure has taken an approval stays said when somebody asks once more and gets no answer.
 func TestThatAzureAgreedStaysSaid(t *testing.T) {
 	approvalTest(t, func(t *testing.T, s *approvalStage) {
