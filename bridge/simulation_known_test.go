@@ -330,6 +330,15 @@ var knownStories = []struct {
 		{at(5 * time.Minute), restart{off: 7 * time.Minute}},
 		{at(18 * time.Minute), unlist{reboot.id}},
 	}},
+	{"what acts fails while the disk hangs, so that this is on record only later", []step{
+		{at(time.Second), reload{changes: []routeChange{
+			{"webhook", "durable, timeout: 30s", func(r *routePlan) { r.sync, r.timeout = true, 30*time.Second }},
+		}}},
+		{at(10 * time.Minute), fails("webhook", "hangs", 35*time.Minute)},
+		{at(12 * time.Minute), list{event: reboot}},
+		{at(12*time.Minute + 24*time.Second), diskTrouble{"hangs", 14 * time.Minute}},
+		{at(15 * time.Minute), list{event: freeze}},
+	}},
 }
 
 // Nothing is found in them any more, however often the program polls.

@@ -313,7 +313,7 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 // for the VM's name, and a reload for a disk that is ill, so nobody knows which was first.
 func (o *oracle) takenAway(c change, route string) bool {
 	until := c.at + o.nameless(c)
-	return o.ill(c.at, until) && slices.ContainsFunc(o.setups, func(s setup) bool {
+	return o.setUp(route, c.at, c.at) && o.ill(c.at, until) && slices.ContainsFunc(o.setups, func(s setup) bool {
 		has := slices.ContainsFunc(s.routes, func(r routePlan) bool { return r.name == route })
 		return !has && c.at <= s.at && s.at <= until
 	})

@@ -234,9 +234,12 @@ func (o *oracle) retries() {
 			if n == 0 || blocked || len(a.batch) > 1 || h.event == "" || r.lead > 0 || r.above > 0 || o.hand("", "", h.id) {
 				continue
 			}
+			due := a.at + waits[min(n, len(waits))-1]
+			if r.sync && o.ill(a.at, a.at) { // that it failed waits for the disk first
+				due += 10 * time.Second
+			}
 			next := nextOf(mine, i, h)
-			if next > 0 && !o.unreadUntil(mine[next]) &&
-				o.neglected(h.event, mine, i, next, a.fact, a.at+waits[min(n, len(waits))-1]) {
+			if next > 0 && !o.unreadUntil(mine[next]) && o.neglected(h.event, mine, i, next, a.fact, due) {
 				o.add("retry", "%s failed to take %s at %v, its %d. time in a row, and was tried again at %v", r.name, h.id,
 					short(a.at), n, short(mine[next].start))
 			}
