@@ -28,7 +28,7 @@ var arrows = map[string]arrow{
 			"bridge/mutes", "bridge/outbox"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest"},
 	},
-	"bridge/cloudevent":       {may: []string{"bridge/imds"}, inTests: []string{"bridge/delivery"}},
+	"bridge/cloudevent":       {may: []string{"bridge/imds"}, inTests: []string{"bridge/delivery", "bridge/systemtest"}},
 	"bridge/cloudevent/chain": {},
 	"bridge/clock":            {},
 	"bridge/mutes":            {may: []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds"}},
