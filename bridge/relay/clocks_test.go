@@ -2,7 +2,6 @@ package relay_test
 
 import (
 	"bytes"
-	"log/slog"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // A wallClock is the wall clock of a relay's machine, which may be set. The monotonic one is that of the bubble.
@@ -114,11 +114,11 @@ func TestARelayWhoseMonotonicClockStoodStillHandsNothingOver(t *testing.T) {
 // A relay whose clock is another one than the servers' knows the others all the same, and gives up for them what fails here.
 func TestARelayWhoseClockIsAnotherThanTheServersKnowsTheOthers(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		hook, other := newRecorder(), newRecorder()
 		hook.answer = fails(errRefused)
 		r, stop := s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{route("hook", hook)},
-			Log:     slog.New(slog.NewTextHandler(&log, nil)),
+			Log:     log.Logger(),
 			Connect: s.over(&cable{says: serverClockBehind})})
 		pause(2 * time.Second)
 		_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", other)}})

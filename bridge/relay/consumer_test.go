@@ -1,7 +1,6 @@
 package relay_test
 
 import (
-	"log/slog"
 	"reflect"
 	"strings"
 	"testing"
@@ -440,18 +439,18 @@ func TestARelayOfAServerThatIsTooOldIsNotReady(t *testing.T) {
 // A relay that could not make the consumer again says only that there is none: nobody else deleted it.
 func TestAMissingConsumerIsNotCalledDeleted(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		sink, wire := newRecorder(), &cable{}
 		wire.fail("CONSUMER.CREATE.FOREWARN.forewarn-hook")
 		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: s.over(wire),
-			Log: slog.New(slog.NewTextHandler(&log, nil))})
+			Log: log.Logger()})
 		pause(time.Minute)
 		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
 		s.publish(ce)
 		wire.fail("")
 		pause(time.Minute)
 		wantIDs(t, "told", sink.all(), ce)
-		if said, deleted := log.count("this sink has no consumer"), log.count("deleted"); said == 0 || deleted > 0 {
+		if said, deleted := log.Count("this sink has no consumer"), log.Count("deleted"); said == 0 || deleted > 0 {
 			t.Errorf("that there is no consumer is logged %d times, and that it was deleted %d times", said, deleted)
 		}
 		stop()

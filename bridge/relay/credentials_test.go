@@ -3,7 +3,6 @@ package relay_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // An issuer signs credentials, as the owner of an account does.
@@ -277,13 +277,13 @@ func TestThatTheRightToAcknowledgeIsMissingIsSaidOnlyIfItIs(t *testing.T) {
 					wire.fail("$JS.ACK.")
 					f.floods(conn)
 				}
-				var log syncedBuffer
+				var log systemtest.Log
 				_, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())},
 					Connect: func(context.Context) (*nats.Conn, error) { return conn, nil },
-					Log:     slog.New(slog.NewTextHandler(&log, nil))})
+					Log:     log.Logger()})
 				pause(5 * time.Minute)
 				stop()
-				if n := log.count("acknowledged in vain"); n != want {
+				if n := log.Count("acknowledged in vain"); n != want {
 					t.Errorf("it is logged %d times, want %d", n, want)
 				}
 			})

@@ -2,7 +2,6 @@ package relay_test
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -110,10 +109,10 @@ func TestARelayThatCannotReadIsNotReady(t *testing.T) {
 	for what, lost := range map[string]string{"records": "$KV.FOREWARN_records.record.hook", "messages": requestsLost} {
 		t.Run(what, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
-				var log syncedBuffer
+				var log systemtest.Log
 				sink, wire := newRecorder(), &cable{}
 				r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: s.over(wire),
-					Log: slog.New(slog.NewTextHandler(&log, nil))})
+					Log: log.Logger()})
 				pause(2 * time.Second)
 				wire.fail(lost)
 				ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
@@ -129,7 +128,7 @@ func TestARelayThatCannotReadIsNotReady(t *testing.T) {
 				if ready > 0 || len(sink.all()) > 0 {
 					t.Errorf("in %d of 290 samples it is ready; told %q", ready, sink.all())
 				}
-				if n := log.count("the stream can't be read on, trying again"); n != 1 {
+				if n := log.Count("the stream can't be read on, trying again"); n != 1 {
 					t.Errorf("it is logged %d times, want once", n)
 				}
 				wire.fail("")
@@ -311,7 +310,7 @@ func TestASinkStopsWhileNothingIsPutOnRecord(t *testing.T) {
 // what was published in the meantime and is over is told to nobody. The log doesn't promise more.
 func TestAStreamThatIsMadeAgainIsReadFromItsEnd(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		sink := newRecorder()
 		_, stop := s.run(route("hook", sink))
 		told := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
@@ -322,10 +321,10 @@ func TestAStreamThatIsMadeAgainIsReadFromItsEnd(t *testing.T) {
 		over, open := eventNo(2), eventNo(3).in(24*time.Hour)
 		left := open.say(t, imds.Scheduled, "vm-1")
 		s.publish(over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1"), told, left)
-		_, stop = s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		_, stop = s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Log: log.Logger()})
 		pause(time.Minute)
 		wantIDs(t, "told", sink.all(), told, left)
-		if log.count("the stream was made again") != 1 || log.count("told twice") > 0 {
+		if log.Count("the stream was made again") != 1 || log.Count("told twice") > 0 {
 			t.Error("the log doesn't say that the stream was made again, or promises that nothing is told twice")
 		}
 		stop()

@@ -3,7 +3,6 @@ package relay_test
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -138,14 +137,14 @@ func testOpenEvents(t *testing.T, s *stage, sets, events, most int) {
 		}
 	}
 	<-s.js.PublishAsyncComplete()
-	hook, log := newRecorder(), &syncedBuffer{}
-	_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Log: slog.New(slog.NewTextHandler(log, nil))})
+	hook, log := newRecorder(), &systemtest.Log{}
+	_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Log: log.Logger()})
 	defer stop()
 	pause(time.Minute)
 	if got := sorted(hook.all()); !slices.Equal(got, sorted(want)) {
 		t.Errorf("it is told of %d, want of the newest %d of each set, and of that of db", len(got), most)
 	}
-	if n := log.count("more open events than a new sink is told of"); n != sets {
+	if n := log.Count("more open events than a new sink is told of"); n != sets {
 		t.Errorf("it is logged %d times, want once for each set", n)
 	}
 }

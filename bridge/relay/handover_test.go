@@ -1,7 +1,6 @@
 package relay_test
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
@@ -9,6 +8,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // A sink that fails once, and at which nothing is tried after that, stays with its relay: another one could do no better.
@@ -29,13 +29,13 @@ func TestASinkAtWhichNothingIsTriedStaysWithItsRelay(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
-				var log syncedBuffer
+				var log systemtest.Log
 				first := newRecorder()
 				first.answer = func([]delivery.Delivery) (delivery.Answer, error) { return delivery.Answer{}, c.answer }
 				hook := with(route("hook", first), func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
 				hook.Filter.Only.Changes = []string{"scheduled"}
 				routes := []bridge.Route{hook}
-				r, stop := s.start(relay.Options{Name: "relay-1", Routes: routes, Log: slog.New(slog.NewTextHandler(&log, nil))})
+				r, stop := s.start(relay.Options{Name: "relay-1", Routes: routes, Log: log.Logger()})
 				pause(2 * time.Second)
 				_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: routes})
 				pause(10 * time.Second)
@@ -49,7 +49,7 @@ func TestASinkAtWhichNothingIsTriedStaysWithItsRelay(t *testing.T) {
 				if n := len(first.attempts()); n != 1 {
 					t.Errorf("%d attempts were made, want 1", n)
 				}
-				if n := log.count("this sink fails here"); n > 0 {
+				if n := log.Count("this sink fails here"); n > 0 {
 					t.Error("it was given up for the other relay")
 				}
 				stop()

@@ -107,8 +107,8 @@ func TestAnUnreadableStateIsSaid(t *testing.T) {
 func TestThatASinkIsNotServedIsSaidOnce(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		s.put("FOREWARN_records", "sink.hook", "{")
-		log, routes := &syncedBuffer{}, []bridge.Route{route("hook", newRecorder())}
-		r, stop := s.start(relay.Options{Routes: routes, Log: slog.New(slog.NewTextHandler(log, nil))})
+		log, routes := &systemtest.Log{}, []bridge.Route{route("hook", newRecorder())}
+		r, stop := s.start(relay.Options{Routes: routes, Log: log.Logger()})
 		pause(2 * time.Second)
 		for range 100 {
 			pause(100 * time.Millisecond)
@@ -116,7 +116,7 @@ func TestThatASinkIsNotServedIsSaidOnce(t *testing.T) {
 				t.Fatal("it is ready, without the sink")
 			}
 		}
-		if n := log.count("this sink is not served"); n != 1 {
+		if n := log.Count("this sink is not served"); n != 1 {
 			t.Errorf("it is logged %d times, want once", n)
 		}
 		s.put("FOREWARN_leases", "lease.hook", `{"relay":"other","id":"x"}`)

@@ -3,9 +3,7 @@ package relay_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -252,10 +250,10 @@ func TestALostAnswerCostsNoSink(t *testing.T) {
 	for _, what := range []string{"lease", "record", "state"} {
 		t.Run(what, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
-				var log syncedBuffer
+				var log systemtest.Log
 				wire, hook := &cable{}, newRecorder()
 				_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Connect: s.over(wire),
-					Log: slog.New(slog.NewTextHandler(&log, nil))})
+					Log: log.Logger()})
 				pause(2 * time.Second)
 				a, b := eventNo(1), eventNo(2)
 				all := []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"),
@@ -280,7 +278,7 @@ func TestALostAnswerCostsNoSink(t *testing.T) {
 				s.publish(all[1:]...)
 				pause(20 * time.Second)
 				wantIDs(t, "told", sorted(hook.attempts()), all...)
-				if n := log.count("serves the sink no more"); n > 0 {
+				if n := log.Count("serves the sink no more"); n > 0 {
 					t.Errorf("the relay lost the sink %d times", n)
 				}
 				stop()
@@ -410,24 +408,6 @@ type deliverer func(ctx context.Context, batch []delivery.Delivery) (delivery.An
 
 func (d deliverer) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	return d(ctx, batch)
-}
-
-// A syncedBuffer is a log that is read while it is written.
-type syncedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *syncedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *syncedBuffer) count(what string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.text.String(), what)
 }
 
 type slowSink func(ctx context.Context) error

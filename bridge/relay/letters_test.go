@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -252,16 +251,16 @@ func TestWhatIsLeftIsReadWhenTheNewestIsGone(t *testing.T) {
 func TestThatTheStreamOfDeadLettersIsFullIsSaid(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		s.change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.MaxMsgs = 2 })
-		hook, log := newRecorder(), &syncedBuffer{}
+		hook, log := newRecorder(), &systemtest.Log{}
 		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
 		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)},
-			Log: slog.New(slog.NewTextHandler(log, nil))})
+			Log: log.Logger()})
 		const warning = "the stream of dead letters is full"
 		want := func(when string, warned bool, logged int) {
 			t.Helper()
 			pause(time.Minute)
 			got := strings.Join(r.Status().Warnings, " ")
-			if n := log.count(warning); strings.Contains(got, warning) != warned || n != logged {
+			if n := log.Count(warning); strings.Contains(got, warning) != warned || n != logged {
 				t.Errorf("%s the warnings are %q, and it is logged %d times; want it in them %v, and %d", when, got, n, warned,
 					logged)
 			}

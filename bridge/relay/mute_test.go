@@ -2,7 +2,6 @@ package relay_test
 
 import (
 	"encoding/json"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -158,9 +157,9 @@ func TestAMuteOfARelayThatWasKilledIsOnRecord(t *testing.T) {
 // A mute that begins or ends while the stream takes nothing of it is on record once the stream does.
 func TestAMuteIsOnRecordOnceTheStreamTakesIt(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		record, log := newRecorder(), &syncedBuffer{}
+		record, log := newRecorder(), &systemtest.Log{}
 		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
-		r, stop := s.start(relay.Options{Routes: []bridge.Route{all}, Log: slog.New(slog.NewTextHandler(log, nil))})
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{all}, Log: log.Logger()})
 		pause(5 * time.Second)
 		onRecord := func(when string, muted, unmuted int) {
 			t.Helper()
@@ -186,7 +185,7 @@ func TestAMuteIsOnRecordOnceTheStreamTakesIt(t *testing.T) {
 		allow()
 		pause(10 * time.Second)
 		onRecord("at the end", 1, 1)
-		if n := log.count("not in the stream"); n != 2 {
+		if n := log.Count("not in the stream"); n != 2 {
 			t.Errorf("that it isn't on record is logged %d times, want twice", n)
 		}
 		stop()

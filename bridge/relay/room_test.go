@@ -3,7 +3,6 @@ package relay_test
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -23,14 +22,14 @@ import (
 // letter. It is said once in the log, in the status, and to the other sinks. What comes when the sink accepts again is told.
 func TestUnsettledIsBounded(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		hook, other := newRecorder(), newRecorder()
 		hook.answer = fails(errRefused)
 		trouble := with(route("other", other), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble })
 		trouble.Filter.Only.Types = []string{"Preempt"}
 		r, stop := s.start(relay.Options{
 			Routes: []bridge.Route{route("hook", hook), trouble}, MaxUnsettled: 10,
-			Log: slog.New(slog.NewTextHandler(&log, nil)),
+			Log: log.Logger(),
 		})
 		pause(2 * time.Second)
 		var all []event.Event
@@ -49,7 +48,7 @@ func TestUnsettledIsBounded(t *testing.T) {
 		if err != nil || len(letters) != 30 || letters[0].Reason != delivery.ReasonOverflow || letters[0].ID != all[0].ID() {
 			t.Errorf("%d dead letters, the first is %+v, %v; want the 30 oldest", len(letters), letters[:min(1, len(letters))], err)
 		}
-		if n := log.count("too much is unsettled"); n != 1 {
+		if n := log.Count("too much is unsettled"); n != 1 {
 			t.Errorf("it is logged %d times, want once", n)
 		}
 		if n := len(other.all()); n == 0 || n > 3 {
@@ -99,11 +98,11 @@ func TestWhatIsGivenUpAtAStopIsNotTold(t *testing.T) {
 // set that is.
 func TestASetTakesNoRoomFromAnother(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		hook := newRecorder()
 		hook.answer = fails(errRefused)
 		r, stop := s.start(relay.Options{
-			Routes: []bridge.Route{route("hook", hook)}, MaxUnsettled: 20, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			Routes: []bridge.Route{route("hook", hook)}, MaxUnsettled: 20, Log: log.Logger(),
 		})
 		pause(2 * time.Second)
 		var few []event.Event
@@ -130,7 +129,7 @@ func TestASetTakesNoRoomFromAnother(t *testing.T) {
 		if reasons := strings.Join(r.Status().Reasons, " "); !strings.Contains(reasons, "first those of "+set) {
 			t.Errorf("the status says %q, want it to name %s", reasons, set)
 		}
-		if n := log.count("set=" + set); n != 1 {
+		if n := log.Count("set=" + set); n != 1 {
 			t.Errorf("the set is logged %d times, want once", n)
 		}
 		hook.say(nil)
@@ -294,7 +293,7 @@ func TestNothingUrgentWaitsBehindTheBacklogOfAnotherSet(t *testing.T) {
 	for name, only := range map[string][]string{"it gets it": nil, "it gets none": {"Reboot"}} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
-				var log syncedBuffer
+				var log systemtest.Log
 				sink := newRecorder()
 				sink.answer = func([]delivery.Delivery) (delivery.Answer, error) {
 					time.Sleep(2 * time.Second)
@@ -303,7 +302,7 @@ func TestNothingUrgentWaitsBehindTheBacklogOfAnotherSet(t *testing.T) {
 				slow := route("hook", sink)
 				slow.Filter.Only.Types = only
 				r, stop := s.start(relay.Options{Routes: []bridge.Route{slow}, MaxUnsettled: 10,
-					Log: slog.New(slog.NewTextHandler(&log, nil))})
+					Log: log.Logger()})
 				pause(2 * time.Second)
 				const flood = 200
 				for n := range flood {
@@ -330,7 +329,7 @@ func TestNothingUrgentWaitsBehindTheBacklogOfAnotherSet(t *testing.T) {
 				if err != nil || len(letters)+len(sink.all()) != want || (len(letters) > 0) != (only == nil) {
 					t.Errorf("%d are told, %d dead letters, %v; want %d in all", len(sink.all()), len(letters), err, want)
 				}
-				if n := log.count("too much is unsettled"); n > 1 || n != log.count("there is room again") {
+				if n := log.Count("too much is unsettled"); n > 1 || n != log.Count("there is room again") {
 					t.Errorf("it is logged %d times, want once, and that it is over as often", n)
 				}
 				if st := r.Status(); !st.Ready {
@@ -347,7 +346,7 @@ func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
 	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		const most = 64 // MiB
-		sink, wire, read := newRecorder(), &cable{}, &syncedBuffer{}
+		sink, wire, read := newRecorder(), &cable{}, &systemtest.Log{}
 		wire.hears = func(sent []byte) {
 			for asked := range bytes.SplitSeq(sent, []byte("STREAM.MSG.GET.FOREWARN ")) {
 				if _, rest, found := bytes.Cut(asked, []byte(`{"seq":`)); found {
@@ -378,14 +377,14 @@ func TestCloudEventsAreReadAgainWhenThereIsNoRoomForThem(t *testing.T) {
 		wantIDs(t, "told", sorted(sink.all()), all...)
 		n := 0
 		for seq := range len(all) {
-			if read.count(fmt.Sprintf("seq=%d;", 1+seq)) > 0 {
+			if read.Count(fmt.Sprintf("seq=%d;", 1+seq)) > 0 {
 				n++
 			}
 		}
 		if least := 80 - most; n < least || n > 2*least {
 			t.Errorf("%d were read again, want about the %d that there is no room for", n, least)
 		}
-		if read.count("seq=1;") > 0 || read.count("seq=82;") > 0 {
+		if read.Count("seq=1;") > 0 || read.Count("seq=82;") > 0 {
 			t.Error("one of db was read again, although web has most in memory")
 		}
 		stop()

@@ -3,7 +3,6 @@ package relay_test
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -145,10 +144,10 @@ func TestASinkGoesOnWhileItsFallbackCannotGetWhatFailed(t *testing.T) {
 // A message that can't be accepted is logged and counted once, also while what follows it can't be kept as a dead letter.
 func TestWhatCannotBeAcceptedIsLoggedOnceWhileTheNextCannotBeKept(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		hook := newRecorder()
 		r := with(route("hook", hook), func(terms *bridge.Terms) { terms.Late = delivery.LateDrop })
-		_, stop := s.start(relay.Options{Routes: []bridge.Route{r}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{r}, Log: log.Logger()})
 		pause(2 * time.Second)
 		late := eventNo(1).say(t, imds.Scheduled, "vm-1")
 		pause(time.Minute)
@@ -164,7 +163,7 @@ func TestWhatCannotBeAcceptedIsLoggedOnceWhileTheNextCannotBeKept(t *testing.T) 
 		s.change("FOREWARN_dead", func(c *jetstream.StreamConfig) { c.MaxMsgSize = -1 })
 		pause(10 * time.Second)
 		wantIDs(t, "when it can", hook.all(), begun, next)
-		if n := log.count("a message of the stream can't be accepted"); n != 1 {
+		if n := log.Count("a message of the stream can't be accepted"); n != 1 {
 			t.Errorf("it is logged %d times, want once", n)
 		}
 		stop()

@@ -1,7 +1,6 @@
 package relay_test
 
 import (
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // These tests are about records that can't be written, beside others that can.
@@ -26,7 +26,7 @@ func (s *stage) takesRecordsOf(bytes int32) {
 // While one record can't be written, the relay isn't ready, however many others it writes, and says so once.
 func TestARecordThatCannotBeWrittenIsSaidUntilItIs(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		hook, large := newRecorder(), eventNo(0)
 		hook.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
 			if strings.HasPrefix(batch[0].Event.ID(), large.id) {
@@ -35,7 +35,7 @@ func TestARecordThatCannotBeWrittenIsSaidUntilItIs(t *testing.T) {
 			return delivery.Answer{}, nil
 		}
 		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)},
-			Log: slog.New(slog.NewTextHandler(&log, nil))})
+			Log: log.Logger()})
 		pause(2 * time.Second)
 		s.takesRecordsOf(2 << 10)
 		s.publish(large.in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
@@ -50,7 +50,7 @@ func TestARecordThatCannotBeWrittenIsSaidUntilItIs(t *testing.T) {
 				}
 			}
 		}
-		if n := log.count("what was delivered can't be recorded"); n != 1 || ready > 0 {
+		if n := log.Count("what was delivered can't be recorded"); n != 1 || ready > 0 {
 			t.Errorf("it is logged %d times, and in %d of 600 samples the relay is ready; want once, and never", n, ready)
 		}
 		s.takesRecordsOf(-1)

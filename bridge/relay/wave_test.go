@@ -1,7 +1,6 @@
 package relay_test
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
@@ -54,13 +53,13 @@ func TestAWaveBecomesAFewMessages(t *testing.T) {
 func TestTheRecordsOfADigestTakeTheirTime(t *testing.T) {
 	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
-		var log syncedBuffer
+		var log systemtest.Log
 		chat, wire := newRecorder(), &cable{}
 		digests := with(route("chat", chat), func(terms *bridge.Terms) {
 			terms.Late, terms.DigestAbove = delivery.LateLatest, 5
 		})
 		_, stop := s.start(relay.Options{
-			Routes: []bridge.Route{digests}, Connect: s.over(wire), Log: slog.New(slog.NewTextHandler(&log, nil)),
+			Routes: []bridge.Route{digests}, Connect: s.over(wire), Log: log.Logger(),
 		})
 		pause(5 * time.Second)
 		wire.slow(600 * time.Millisecond)
@@ -72,7 +71,7 @@ func TestTheRecordsOfADigestTakeTheirTime(t *testing.T) {
 		if n := len(chat.all()); n != events {
 			t.Errorf("%d events are told, want %d", n, events)
 		}
-		if n := log.count("can't be recorded"); n > 0 {
+		if n := log.Count("can't be recorded"); n > 0 {
 			t.Errorf("it complains %d times", n)
 		}
 		stop()
