@@ -222,7 +222,7 @@ func (b *Bridge) jitter(d time.Duration) time.Duration {
 }
 
 // Run watches until ctx is done. Then it stops cleanly: it lets attempts under way finish within five seconds, keeps
-// the other deliveries pending, and closes the outbox. It must be called once.
+// the other deliveries pending, and closes the outbox. It must be called once. An error means that deliveries are lost.
 func (b *Bridge) Run(ctx context.Context) error {
 	now := time.Now()
 	defer b.running.cut()

@@ -38,7 +38,8 @@
 // # Promises
 //
 //  1. A failed poll changes nothing. Only a valid answer makes an event vanish. An error, a truncated body, HTML and
-//     JSON without Events are refused. An empty answer counts when the next one confirms it. A document with an entry
+//     JSON without Events are refused. An answer without a body, or with Events: null, counts when the next poll gets
+//     the same. A document with an entry
 //     whose EventId can't be read makes nothing vanish. If-None-Match carries only the ETag of a document that was
 //     committed and wholly understood.
 //     TestAFailedPollChangesNothing, TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt,
@@ -47,8 +48,10 @@
 //     leaves. A delivery is settled when the destination has accepted it.
 //     TestADeliveryIsStoredBeforeItIsSent, TestOneChangeIsOneTransaction, TestReportsAreGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, from every VM.
+//     But that an event comes back under its EventId is counted by what each VM remembers.
 //     TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM, TestACrashRepeatsWhatWasNotNotedWithTheSameID
-//  4. In order, per destination and Azure event. Another event's changes wait at most for the attempt under way.
+//  4. In order, per destination and Azure event. An event never waits until another's changes are accepted: those
+//     that are ready take turns.
 //     TestLanesDoNotWaitForEachOther, TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
 //  5. A slow, hung or dead destination delays no other, nor the polling.
 //     TestASlowSinkDelaysNeitherOthersNorPolling, TestAHangingDiskDelaysOnce
@@ -75,8 +78,8 @@
 //
 // All changes of the open events are made by Bridge.update, but that Bridge.join takes over those of a late file, and
 // Bridge.learn forgets those of another VM. They hold Bridge.deciding while it is decided and handed to the outbox, and
-// release it before they wait for the disk or write to the log. (What is given up alone is logged before: dead letters,
-// and what the outbox has no room for.)
+// release it before they wait for the disk or write to the log. (Logged before are dead letters and what the outbox has no
+// room for, and what Bridge.join has taken over.)
 //
 // No lock is held during I/O with a disk, a sink or the endpoint, but Bridge.reloading, so that reloads come one after the
 // other. The order of locks is Bridge.reloading, that of pauses, Bridge.deciding, Bridge.mu, the outbox's own, and last

@@ -18,11 +18,11 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// A Filter decides which CloudEvents a route gets. It is evaluated when a change is committed, and never again for that
-// change.
+// A Filter decides which CloudEvents a route gets. It is evaluated when a change is committed, and again for a route that
+// waited for its lead, is new or comes back.
 //
-// VMs, Types, Sources and When decide once per Azure event: from the first change they accept, the route gets all later
-// ones. Changes decides about each change.
+// All but Changes decides once per Azure event: from the first change it accepts, the route gets all later ones. Changes,
+// and an Except that has Changes, decide about each change.
 type Filter struct {
 	Only   Only
 	Except Except

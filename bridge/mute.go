@@ -15,7 +15,9 @@ type Mute = delivery.Mute
 // Mutes returns the mutes that have not ended, the oldest first.
 func (b *Bridge) Mutes() []*delivery.Mute { return mutes.Active(b.outbox.Mutes()) }
 
-// Mute holds deliveries back for d. m has its scope, reason and author. It returns the mute with its id.
+// Mute holds deliveries back for d, above 0 and at most 30 days. m has its scope, reason and author; the reason is needed. At
+// most 100 mutes are in force at a time. It returns the mute with its id. A disk that fails is no error: the mute then holds
+// until the next start.
 func (b *Bridge) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 	err := b.changeMutes(func(all []*delivery.Mute) (changed []delivery.Mute, err error) {
 		m, err = mutes.New(m, d, all, time.Now())

@@ -27,7 +27,8 @@ func (b *Bridge) Sinks() []string {
 // Replay makes dead letters pending again, for their own route or, unless it is "", for to. What the route has accepted of
 // an open event since the letter was made becomes pending again behind it, so that an old word is never the last: the latest
 // change, and what came of its approval. A route with LateDrop acts, so nothing that it has accepted is delivered again. by
-// names the user, for the record.
+// names the user, for the record. An error that comes beside deliveries is the disk's: it is done, but only in memory until
+// the disk works. After any other error nothing has changed; for a key that isn't there it wraps outbox.ErrUnknownKey.
 func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error) {
 	var replayed []outbox.Delivery
 	var err error
@@ -79,7 +80,8 @@ func (s situation) toldSince(tx *outbox.Tx, letter outbox.Delivery, op *openEven
 	return add
 }
 
-// Drop removes deliveries for good. Routes on LevelAll get a CloudEvent about it. by names the user, for the record.
+// Drop removes deliveries for good. The routes on LevelAll get a CloudEvent about it, but for those whose deliveries they
+// were. by names the user, for the record. Its errors are those of Replay.
 func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 	report := b.reporter()
 	var dropped []outbox.Delivery

@@ -167,7 +167,7 @@ const (
 // The longest time that one turn of a loop takes, whatever the endpoint, the disk or a destination does.
 const (
 	LongestTurn = firstAnswerTimeout + longestRetry + answerTimeout // of the poll loop; a watchdog timeout must be longer
-	longestRest = 5 * time.Minute                                   // of the other loops, which may compact the outbox
+	longestRest = 5 * time.Minute                                   // of the other loops, which may wait for the disk
 )
 
 // Reasons returns why the bridge isn't ready: Status.Reasons.

@@ -160,7 +160,7 @@ type End struct {
 // The results of an approval.
 const (
 	ResultApproved   = "approved"   // Azure took it
-	ResultRefused    = "refused"    // Azure did not
+	ResultRefused    = "refused"    // Azure did not, or it was not sent: Error says which
 	ResultUnanswered = "unanswered" // it was sent, and nobody knows whether Azure took it
 	ResultPromised   = "promised"   // a rule will approve it that its latest change did not name
 	ResultWithheld   = "withheld"   // its CloudEvent said that a rule would approve it, and none does, or not yet

@@ -3,11 +3,11 @@ package cloudevent
 // FieldDocs describes each name of Fields for people.
 var FieldDocs = map[string]string{
 	"specversion":     "version of CloudEvents, 1.0",
-	"id":              "of the CloudEvent: the EventId and the change",
-	"source":          "the scale set, else the VM, as a URL of Azure's management API",
+	"id":              "of the CloudEvent: the EventId and the change; about forewarn the VM, what happened and when",
+	"source":          "the scale set, else the VM, as a URL of Azure's management API, or urn:forewarn: and a name; about forewarn always the VM",
 	"type":            "dev.forewarn.scheduledevent. and the change, or dev.forewarn.bridge. and what happened",
 	"subject":         "the EventId in upper case; about forewarn the VM's name",
-	"time":            "when the change was first observed, RFC 3339",
+	"time":            "when the change was first observed, or what is about forewarn happened, RFC 3339",
 	"datacontenttype": "application/json",
 	"dataschema":      "URI of the schema of data",
 	"azeventtype":     "Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure sent",

@@ -9,7 +9,7 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// LeadText formats a lead as in the settings: 24h, 90m, 1h30m.
+// LeadText formats a lead as in the settings: 24h, 45m, 1h30m.
 func LeadText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

@@ -21,7 +21,8 @@ import (
 // The error decides about the batch, which is accepted whole or not at all:
 //
 //   - nil: accepted.
-//   - wraps ErrRejected: the destination will never accept this CloudEvent. It becomes a dead letter.
+//   - wraps ErrRejected: the destination will never accept this. A single delivery, or a batch that made progress,
+//     becomes dead letters. Any other batch is attempted again, one delivery at a time.
 //   - wraps ErrBlocked: the destination will accept nothing until somebody acts. The deliveries stay pending.
 //   - wraps a *NotYet: the sink put it off, and has asked its destination nothing. That is no failure.
 //   - anything else: try again. A *RetryAfter in the chain carries the destination's wish.
@@ -60,11 +61,11 @@ type Delivery struct {
 
 // A Missed is a change that was never delivered, because a newer one replaces it.
 type Missed struct {
-	Change string    // scheduled, updated, started
+	Change string    // as in Message.Change
 	Time   time.Time // when it became pending, UTC
 }
 
-// An FallbackFor names the route that could not deliver this, and why.
+// A FallbackFor names the route that could not deliver this, and why.
 type FallbackFor struct {
 	Sink  string `json:"sink"`
 	Error string `json:"error"`

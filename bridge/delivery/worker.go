@@ -28,8 +28,8 @@ type Config struct {
 	Log     *slog.Logger   // nil to log nothing
 	Meter   Meter          // nil to count nothing
 	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
-	// Trouble is called with the reason after each failed attempt while the route is blocked, because only then may
-	// something be pending that makes this worth telling. It is called with nil whenever the route accepts.
+	// Trouble is called with the reason after each failed attempt while the route is blocked, each time,
+	// because something worth telling may have become pending since. It is called with nil whenever the route accepts.
 	Trouble func(why error)
 	// Told returns what the route repeats every Terms.Repeat; nil for nothing. It must be safe for concurrent use.
 	Told func() []Told

@@ -22,10 +22,10 @@ type Document struct {
 	// it.
 	Incarnation string
 	Events      []Event // in Azure's order, every ID once
-	// Partial means that an entry's EventId could not be read, or that there were too many entries. A partial document
-	// must not make events vanish.
+	// Partial means that an entry's EventId could not be read, that there were too many entries, or that a field of the
+	// document stands in it twice or in two spellings. A partial document must not make events vanish.
 	Partial bool
-	// Problems describes what could not be understood, one sentence each; at most 100 of them.
+	// Problems describes what could not be understood, one sentence each; at most 100, and one that says there are more.
 	Problems []string
 	// APIVersion is the api-version of the request; it limits the fields and types in the document.
 	APIVersion string
@@ -51,7 +51,8 @@ type Event struct {
 	// approve the event. A person who sees it may.
 	Unclear string
 	// Contradicted means that the document says two things about the event: it lists it more than once, with different
-	// content or with its EventId written in another way. The last one counts, but nothing is approved by it.
+	// content or with its EventId written in another way, or the document itself has a field twice or in two spellings. The
+	// last one counts, but nothing is approved by it.
 	Contradicted bool
 	// Raw is the entry as Azure sent it, unknown fields included, as compact JSON in valid UTF-8.
 	Raw json.RawMessage
@@ -72,7 +73,8 @@ var errNullEvents = errors.New("events is null")
 
 // DecodeDocument decodes the body of an answer, event by event: a malformed event does not affect the others, and is
 // kept as far as it can be read. DecodeDocument fails with errNoDocument only if the body as a whole is not a
-// document: broken JSON, another type of value, no Events.
+// document: broken JSON, another type of value, no Events. For Events that is null it returns errNullEvents beside the rest
+// of the document.
 func DecodeDocument(body []byte) (Document, error) {
 	body = bytes.ToValidUTF8(bytes.TrimPrefix(body, []byte("\ufeff")), []byte("\ufffd"))
 	var envelope map[string]json.RawMessage

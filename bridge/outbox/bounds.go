@@ -9,11 +9,12 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Bounds limit the outbox. Above them the oldest records are dropped, never silently. A zero field means its default.
+// Bounds limit the outbox. Above them the oldest pending deliveries become dead letters, and the oldest
+// dead letters and history are dropped, never silently. A zero field means its default.
 type Bounds struct {
 	Pending      int // deliveries; 100,000
 	PendingBytes int // of CloudEvents, counted once a delivery; 256 MiB
-	InMemory     int // deliveries, and dead letters, that a disk that fails, and is not only slow, has not taken; 1,000
+	InMemory     int // deliveries, and as many dead letters, while the disk fails; no bound while it is only slow; 1,000
 	Dead         int // letters; 10,000
 	DeadBytes    int // 64 MiB
 	History      int // CloudEvents, and settled deliveries; 100,000

@@ -16,7 +16,8 @@ type Write struct {
 // A Storage stores records as keys and values in buckets. It is the outbox's only access to the disk.
 //
 // Open, Write, Compact, SetAside and Close are called by one goroutine at a time, Read, Walk and Size concurrently.
-// Each may fail at any time, and may take long, because none is called under a lock.
+// Each may fail at any time, and may take long, because none is called under a lock, but for Size, which must return at
+// once.
 type Storage interface {
 	// Open opens the storage, and does nothing if it is open. It is called first, and again after any failure. opened
 	// means that it was not open before, so its content may differ. After an error that wraps ErrReadOnly, the storage can
