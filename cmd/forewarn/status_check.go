@@ -59,9 +59,9 @@ func checkStatus(s bridge.Status, now time.Time) (state pluginState, line string
 		fails := class == bridge.SinkRetrying && k.MutedUntil.IsZero() && k.Muted == 0
 		switch {
 		case needed:
-			note(pluginCritical, "sink %s needs somebody: %s", k.Name, wording.ErrorWords(k.LastError))
+			note(pluginCritical, "sink %s needs somebody: %s", k.Name, wording.SinkError(k))
 		case fails:
-			note(pluginWarning, "sink %s: %s: %s", k.Name, words, wording.ErrorWords(k.LastError))
+			note(pluginWarning, "sink %s: %s: %s", k.Name, words, wording.SinkError(k))
 		}
 		if needed || fails {
 			failing++

@@ -213,6 +213,7 @@ func TestStatusText(t *testing.T) {
 		bridge.SinkStatus{Name: "slow", State: bridge.SinkRetrying, Pending: 1, LastError: "429 (asks for 20m)",
 			NextAttempt: now.Add(20 * time.Minute), WaitsFor: delivery.WaitsForRetryAfter},
 		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
+		bridge.SinkStatus{Name: "tidied", State: bridge.SinkOK, LastError: "rejected: 422"},
 		bridge.SinkStatus{Name: "fresh", State: bridge.SinkOK},
 		bridge.SinkStatus{Name: "ahead", State: bridge.SinkOK, NextAttempt: now.Add(2 * time.Hour), WaitsFor: delivery.WaitsForLead},
 		bridge.SinkStatus{Name: "busy", State: bridge.SinkOK, Pending: 1},
@@ -243,6 +244,7 @@ picky     last failed  0                  -              0     2
   422
 audit     works             0                  48 s ago       34    0         file
 runbook   works             0                  47 s ago       12    1         webhook
+tidied    ready             0                  -              0     0
 fresh     ready             0                  -              0     0
 ahead     sends at 07:00:00 CET (06:00:00 UTC) 0              -              0     0
 busy      sending           1, for 0 s         -              0     0

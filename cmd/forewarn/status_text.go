@@ -235,7 +235,7 @@ func sinksText(s bridge.Status, heard time.Time, zone *time.Location) string {
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", wording.Printable(k.Name), state, pending, last,
 			k.Delivered, k.DeadLetters, wording.Printable(k.Kind)))
-		detail := wording.ErrorWords(k.LastError)
+		detail := wording.SinkError(k)
 		switch {
 		case detail == "" || k.Pending == 0:
 		case k.Muted == k.Pending:

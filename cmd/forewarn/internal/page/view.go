@@ -190,7 +190,7 @@ func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 	state, class := wording.SinkState(k, p.now, p.zone)
 	v := sinkView{
 		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capitalize(state),
-		Error: wording.ErrorWords(k.LastError), Pending: k.Pending, Delivered: k.Delivered, DeadLetters: k.DeadLetters,
+		Error: wording.SinkError(k), Pending: k.Pending, Delivered: k.Delivered, DeadLetters: k.DeadLetters,
 		Accepted: p.moment(k.LastAccepted),
 	}
 	v.Oldest = p.since(k.OldestPending)

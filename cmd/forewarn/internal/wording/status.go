@@ -126,12 +126,21 @@ func SinkState(k bridge.SinkStatus, now time.Time, zone *time.Location) (words, 
 		return "sends at " + clock.Due(k.NextAttempt, now, zone), bridge.SinkOK
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
-	case k.LastError != "":
+	case SinkError(k) != "":
 		return "last failed", bridge.SinkRetrying
 	case k.LastAccepted.IsZero():
 		return "ready", bridge.SinkOK
 	}
 	return "works", bridge.SinkOK
+}
+
+// SinkError returns the error of what a sink has pending, or of its last dead letter, without its class. Once somebody has
+// dropped or replayed all of them, the error is history.
+func SinkError(k bridge.SinkStatus) string {
+	if k.State == bridge.SinkOK && k.Pending == 0 && k.DeadLetters == 0 {
+		return ""
+	}
+	return ErrorWords(k.LastError)
 }
 
 // Muted says what a mute holds back: "ops, VMs vm-db-*, only Reboot". sinks are the names of the sinks that it is for;
