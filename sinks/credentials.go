@@ -276,7 +276,7 @@ func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	return "", nil
 }
 
-var errControl = says("holds a line break or another control character, which no header can")
+var errControl = says("holds a line break or another control character, which no header can; expected the value alone, on one line")
 
 // basic returns the value of an Authorization header for HTTP's basic authentication.
 func basic(username, password string) string {

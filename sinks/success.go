@@ -50,9 +50,12 @@ func (c condition) holds(r response, without bool) (bool, error) {
 	for name := range r.header {
 		a.Headers[http.CanonicalHeaderKey(name)] = r.header.Get(name)
 	}
-	_ = json.Unmarshal([]byte(r.body), &a.JSON) // what isn't JSON is nil
+	notJSON := json.Unmarshal([]byte(r.body), &a.JSON)
 	yes, err := expr.Run(c.program, a)
-	if err != nil {
+	switch {
+	case err != nil && notJSON != nil && strings.Contains(c.text, "json"): // the error says only that nil has no fields
+		return false, errors.New("the answer isn't JSON")
+	case err != nil:
 		return false, errors.New(c.problem(err))
 	}
 	return yes == true, nil
