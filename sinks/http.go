@@ -225,10 +225,13 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 	case at != to:
 		return "reached the proxy " + at.Host + "; what is behind it was not tried", nil
 	case secure:
-		return "reached " + origin(at) + ", its certificate is valid", nil
+		return "reached " + origin(at) + ", its certificate is valid; " + onlySendShows, nil
 	}
-	return "reached " + origin(at), nil
+	return "reached " + origin(at) + "; " + onlySendShows, nil
 }
+
+// onlySendShows says what connecting leaves open: any request might begin something.
+const onlySendShows = "whether it takes messages only forewarn send shows"
 
 // parseURL parses a URL with a host and one of the schemes. Any other text is an error with the text otherwise. If
 // secure is true, the settings have tls, and http is refused because it would not use that. No error shows the URL.

@@ -336,7 +336,8 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 		return err
 	}
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
-		return &classError{delivery.ErrBlocked, "the server offers no STARTTLS, which tls.mode starttls requires"}
+		return &classError{delivery.ErrBlocked, "the server offers no STARTTLS, which tls.mode starttls requires; " +
+			"set tls: {mode: implicit} for port 465, or none for a server without login"}
 	}
 	config.ServerName = cmp.Or(config.ServerName, s.host)
 	return s.client.StartTLS(config)

@@ -51,8 +51,9 @@ func (p *program) checkCommand() *cobra.Command {
 prints which sinks would get it, or the key of the settings that filters it out, and whether a rule
 of approve would approve it. Exit 78 if the settings are wrong.
 
-With --connect it also connects to each destination and signs in, without sending anything, and tries
-whether the state can be written. Exit 69 if not.`,
+With --connect it also connects to each destination, without sending anything, and tries whether the
+state can be written. It signs in where that takes no message: at a mail server, NATS, and Slack with
+a token. Whether others take the credentials forewarn send shows. Exit 69 if something fails.`,
 		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -36,13 +36,18 @@ func (p *program) helpAbout(root *cobra.Command, args []string) error {
 		return nil
 	}
 	entries := explainPath(phrase)
-	if len(entries) == 0 {
+	beginning, _, isMessage := strings.Cut(phrase, ";") // of the log
+	switch {
+	case len(entries) > 0:
+	case isMessage:
+		entries = explain(beginning)
+	default:
 		entries = explainSpelling(phrase)
 	}
 	if c, rest, err := root.Find([]string{phrase + "s"}); len(entries) == 0 && err == nil && len(rest) == 0 {
 		return c.Help()
 	}
-	if len(entries) == 0 {
+	if len(entries) == 0 && !isMessage {
 		entries = sectionsAbout(last)
 	}
 	if len(entries) == 0 {
@@ -62,8 +67,9 @@ type entry struct {
 	blocks []block
 }
 
-// explainPath explains a name, or one with what it is below, such as "sinks.slack.channel": the longest end of it that
-// is known, in the topic that the rest names, if it names one.
+// explainPath explains a name, or one with what it is below, such as "sinks.slack.channel" or "approve wait": the longest
+// end of it that is known, in the topic that the rest names, if it names one. Of a sentence that it doesn't know, such as a
+// message of the log, it explains nothing: its last words by themselves are about something else.
 func explainPath(phrase string) []entry {
 	for at := 0; ; {
 		found := explain(phrase[at:])
@@ -74,14 +80,26 @@ func explainPath(phrase string) []entry {
 		if next < 0 {
 			return nil
 		}
+		above := phrase[at : at+next]
+		if phrase[at+next] == ' ' && len(explain(above)) == 0 && !namesTopic(above) {
+			return nil
+		}
 		at += next + 1
 	}
 }
 
+// namesTopic reports whether a word is the last of a topic's name, as of "sinks slack".
+func namesTopic(word string) bool {
+	return slices.ContainsFunc(slices.Concat(topics, kindTopics()), func(t topic) bool { return lastWord(t.name) == word })
+}
+
+// lastWord returns the last word of a topic's name.
+func lastWord(topic string) string { return topic[strings.LastIndexByte(topic, ' ')+1:] }
+
 // within returns the entries of topics that a path names, such as sinks slack for "sinks.slack."; all if it names none.
 func within(entries []entry, path string) []entry {
 	parts := strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == ' ' })
-	elsewhere := func(e entry) bool { return !slices.Contains(parts, e.topic[strings.LastIndexByte(e.topic, ' ')+1:]) }
+	elsewhere := func(e entry) bool { return !slices.Contains(parts, lastWord(e.topic)) }
 	if there := slices.DeleteFunc(slices.Clone(entries), elsewhere); len(there) > 0 {
 		return there
 	}
